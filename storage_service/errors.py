@@ -1,0 +1,262 @@
+"""Every error a user of Streamhouse can meet, with the code that crosses the wire.
+
+StreamhouseError
+├── InvalidRequestError            invalid_request           400  malformed parameter, option or body
+│   ├── InvalidNameError           invalid_name              400
+│   ├── InvalidSchemaError         invalid_schema            400  a schema that no table can have
+│   ├── SchemaMismatchError        schema_mismatch           400  data that does not fit the table
+│   ├── UnknownColumnError         unknown_column            400
+│   ├── UnknownOptionError         unknown_option            400  option or table property, with a suggestion
+│   ├── InvalidPredicateError      invalid_predicate         400
+│   └── UnsupportedError           unsupported               400
+├── UnauthorizedError              unauthorized              401
+├── NotFoundError
+│   ├── DatabaseNotFoundError      database_not_found        404
+│   ├── TableNotFoundError         table_not_found           404
+│   ├── BucketNotFoundError        bucket_not_found          404
+│   └── SnapshotNotFoundError      snapshot_not_found        404
+├── AlreadyExistsError
+│   ├── DatabaseExistsError        database_exists           409
+│   ├── DatabaseNotEmptyError      database_not_empty        409
+│   └── TableExistsError           table_exists              409
+├── OffsetOutOfRangeError          offset_out_of_range       416
+├── RequestTooLargeError           request_too_large         413  body, rows or batch over a limit
+├── OutOfOrderSequenceError        out_of_order_sequence     409  a gap in an idempotent writer's batches
+├── FencedError                    fenced                    409  a tiering epoch that is not the current one
+├── CorruptDataError               corrupt_data              500  checksum or format of stored bytes is wrong
+├── OverloadedError                overloaded                503  (retriable) a queue or a connection limit is full
+├── UnavailableError               unavailable               503  (retriable) starting, draining, or not reachable
+├── StorageFailedError             storage_failed            503  (retriable) the disk refused a write; nothing was written
+├── UnknownOutcomeError            unknown_outcome           500  the request may or may not have taken effect: look first
+└── InternalError                  internal                  500
+
+A code is never reused or renamed: clients of any age branch on it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StreamhouseError(Exception):
+    """Root of every error Streamhouse raises on purpose.
+
+    `code` is stable and crosses the wire; `retriable` says that the same call may succeed later
+    without any change; `http_status` is what the service answers with.
+    """
+
+    code: ClassVar[str] = "internal"
+    retriable: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+
+    def __reduce__(self) -> tuple[type[StreamhouseError], tuple[str]]:
+        # Spark ships errors between processes; keyword-only fields would break the default.
+        return (type(self), (self.message,))
+
+
+class InvalidRequestError(StreamhouseError):
+    """A parameter, option or body is malformed."""
+
+    code = "invalid_request"
+    http_status = 400
+
+
+class InvalidNameError(InvalidRequestError):
+    """A database, table or column name breaks the naming rules."""
+
+    code = "invalid_name"
+
+
+class InvalidSchemaError(InvalidRequestError):
+    """No table can have this schema, key, bucketing or partitioning."""
+
+    code = "invalid_schema"
+
+
+class SchemaMismatchError(InvalidRequestError):
+    """Data does not fit the table's schema."""
+
+    code = "schema_mismatch"
+
+
+class UnknownColumnError(InvalidRequestError):
+    """A column was named that the table does not have."""
+
+    code = "unknown_column"
+
+
+class UnknownOptionError(InvalidRequestError):
+    """An option or table property does not exist."""
+
+    code = "unknown_option"
+
+
+class InvalidPredicateError(InvalidRequestError):
+    """A `where` expression cannot be parsed or pushed down exactly."""
+
+    code = "invalid_predicate"
+
+
+class UnsupportedError(InvalidRequestError):
+    """The request is well formed but asks for something Streamhouse does not do."""
+
+    code = "unsupported"
+
+
+class UnauthorizedError(StreamhouseError):
+    """The bearer token is missing or wrong."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class NotFoundError(StreamhouseError):
+    """Something named does not exist."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class DatabaseNotFoundError(NotFoundError):
+    """The database does not exist."""
+
+    code = "database_not_found"
+
+
+class TableNotFoundError(NotFoundError):
+    """The table does not exist."""
+
+    code = "table_not_found"
+
+
+class BucketNotFoundError(NotFoundError):
+    """The table has no such bucket."""
+
+    code = "bucket_not_found"
+
+
+class SnapshotNotFoundError(NotFoundError):
+    """The lake snapshot does not exist, or was expired."""
+
+    code = "snapshot_not_found"
+
+
+class AlreadyExistsError(StreamhouseError):
+    """Something with that name exists."""
+
+    code = "already_exists"
+    http_status = 409
+
+
+class DatabaseExistsError(AlreadyExistsError):
+    """The database exists."""
+
+    code = "database_exists"
+
+
+class DatabaseNotEmptyError(AlreadyExistsError):
+    """The database still has tables."""
+
+    code = "database_not_empty"
+
+
+class TableExistsError(AlreadyExistsError):
+    """The table exists."""
+
+    code = "table_exists"
+
+
+class OffsetOutOfRangeError(StreamhouseError):
+    """The offset is below the log's start or above its high watermark."""
+
+    code = "offset_out_of_range"
+    http_status = 416
+
+
+class RequestTooLargeError(StreamhouseError):
+    """A body, row count or batch is over the service's limit."""
+
+    code = "request_too_large"
+    http_status = 413
+
+
+class OutOfOrderSequenceError(StreamhouseError):
+    """An idempotent writer skipped a sequence, or repeated one too old to remember."""
+
+    code = "out_of_order_sequence"
+    http_status = 409
+
+
+class FencedError(StreamhouseError):
+    """A newer tiering epoch exists; this worker must stop its round."""
+
+    code = "fenced"
+    http_status = 409
+
+
+class CorruptDataError(StreamhouseError):
+    """Stored bytes fail their checksum or format check and are never returned as data."""
+
+    code = "corrupt_data"
+
+
+class OverloadedError(StreamhouseError):
+    """A queue, connection or memory limit is full; try again later."""
+
+    code = "overloaded"
+    retriable = True
+    http_status = 503
+
+
+class UnavailableError(StreamhouseError):
+    """The service is starting, draining, or cannot be reached."""
+
+    code = "unavailable"
+    retriable = True
+    http_status = 503
+
+
+class StorageFailedError(StreamhouseError):
+    """The disk refused the write; nothing of the request was stored."""
+
+    code = "storage_failed"
+    retriable = True
+    http_status = 503
+
+
+class UnknownOutcomeError(StreamhouseError):
+    """The request may or may not have taken effect; the caller must look before it repeats it."""
+
+    code = "unknown_outcome"
+
+
+class InternalError(StreamhouseError):
+    """A bug in the service."""
+
+    code = "internal"
+
+
+def _leaves(root: type[StreamhouseError]) -> dict[str, type[StreamhouseError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _leaves(child)
+    return found
+
+
+def error_for_code(code: str, message: str, *, request_id: str | None = None) -> StreamhouseError:
+    """Rebuild the error class that `code` names; an unknown code becomes `InternalError`."""
+    classes = _leaves(StreamhouseError) | {InternalError.code: InternalError}
+    return classes.get(code, InternalError)(message, request_id=request_id)
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """Return `; did you mean 'x'?` for the closest known name, or an empty string."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,102 @@
+"""What the writer (tiering) and the readers (connector) of a lake table must agree on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.model.schema import (
+    BUCKET_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+)
+
+__all__ = ["LAKE_SYSTEM_FIELDS", "LakeCatalog", "LakeState"]
+
+COMMIT_USER_PROPERTY: Final = "commit-user"
+COMMIT_USER: Final = "streamhouse-tiering"
+TABLE_ID_PROPERTY: Final = "streamhouse.table-id"
+TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
+TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
+
+LAKE_SYSTEM_FIELDS: Final = (
+    pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
+    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
+    pa.field(TIMESTAMP_COLUMN, pa.timestamp("us", tz="UTC"), nullable=False),
+)
+"""Appended to the user's columns in this order; their field ids start at SYSTEM_FIELD_ID_FIRST."""
+
+SYSTEM_FIELD_ID_FIRST: Final = 1_000_000
+"""Far above any user column, so that adding columns never collides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeState:
+    """The lake snapshot readers may use, and the end offsets per bucket it covers.
+
+    `tiered_offsets` has every bucket. `snapshot_id` is None until the first round commits;
+    `table_uuid` is the Iceberg table's, so that a worker notices a wrong catalog.
+    """
+
+    snapshot_id: int | None = None
+    table_uuid: str | None = None
+    tiering_epoch: int = 0
+    tiered_offsets: Mapping[int, int] = field(default_factory=dict)
+    tiered_at_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
+        return {
+            "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
+            "table_uuid": self.table_uuid,
+            "tiering_epoch": self.tiering_epoch,
+            "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
+            "tiered_at_us": self.tiered_at_us,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LakeState:
+        """Read the JSON form."""
+        snapshot_id = value.get("snapshot_id")
+        return cls(
+            snapshot_id=None if snapshot_id is None else int(snapshot_id),
+            table_uuid=value.get("table_uuid"),
+            tiering_epoch=int(value.get("tiering_epoch", 0)),
+            tiered_offsets={int(b): int(e) for b, e in value.get("tiered_offsets", {}).items()},
+            tiered_at_us=value.get("tiered_at_us"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeCatalog:
+    """How to open the Iceberg catalog: pyiceberg's `load_catalog(name, **properties)`."""
+
+    name: str
+    properties: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"name": self.name, "properties": dict(self.properties)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LakeCatalog:
+        """Read the JSON form."""
+        return cls(name=str(value["name"]), properties=dict(value["properties"]))
+
+    def __repr__(self) -> str:
+        # Properties may hold credentials; they never reach a log or a Spark plan.
+        return f"LakeCatalog(name={self.name!r}, properties=<{len(self.properties)} hidden>)"
+
+
+def tiered_offsets_to_property(tiered_offsets: Mapping[int, int]) -> str:
+    """Return the value of the snapshot property `streamhouse.tiered-offsets`."""
+    return json.dumps({str(b): e for b, e in sorted(tiered_offsets.items())})
+
+
+def tiered_offsets_from_property(value: str) -> dict[int, int]:
+    """Read the value of the snapshot property `streamhouse.tiered-offsets`."""
+    return {int(b): int(e) for b, e in json.loads(value).items()}
