@@ -1,0 +1,34 @@
+"""Streamhouse: a streaming lakehouse for PySpark.
+
+The public names are here; each is loaded on first use, so that `import streamhouse` costs a few
+milliseconds and brings in none of Spark, Iceberg or the storage service.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+__version__: Final = "0.1.0"
+
+# Public name -> the module that defines it.
+_HOMES: Final = {
+    "StreamhouseClient": "streamhouse.client",
+    "attach": "streamhouse.connector",
+    "register": "streamhouse.connector",
+}
+
+__all__ = ["StreamhouseClient", "__version__", "attach", "register"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'streamhouse' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
