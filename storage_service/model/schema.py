@@ -21,7 +21,14 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 
-__all__ = ["RESERVED_COLUMNS", "Column", "Schema", "canonical_type", "type_from_json", "type_to_json"]
+__all__ = [
+    "RESERVED_COLUMNS",
+    "Column",
+    "Schema",
+    "canonical_type",
+    "type_from_json",
+    "type_to_json",
+]
 
 BUCKET_COLUMN: Final = "__bucket"
 OFFSET_COLUMN: Final = "__offset"
@@ -69,7 +76,11 @@ def canonical_type(data_type: pa.DataType, *, where: str) -> pa.DataType:
         return canonical_type(t.value_type, where=where)
     if pa.types.is_large_string(t) or pa.types.is_string_view(t):
         return pa.string()
-    if pa.types.is_large_binary(t) or pa.types.is_binary_view(t) or pa.types.is_fixed_size_binary(t):
+    if (
+        pa.types.is_large_binary(t)
+        or pa.types.is_binary_view(t)
+        or pa.types.is_fixed_size_binary(t)
+    ):
         return pa.binary()
     if pa.types.is_decimal128(t) and 0 <= t.scale <= t.precision:
         return t
@@ -316,6 +327,8 @@ def _check_column_name(name: str) -> None:
             f"column name '{name[:40]}' must have 1 to {COLUMN_NAME_CHARACTERS_MAX} characters"
         )
     if name.lower() in RESERVED_COLUMNS:
-        raise InvalidNameError(f"column name '{name}' is reserved for Streamhouse; rename the column")
+        raise InvalidNameError(
+            f"column name '{name}' is reserved for Streamhouse; rename the column"
+        )
     if any(ord(c) < 32 for c in name):
         raise InvalidNameError(f"column name {name!r} has a control character")

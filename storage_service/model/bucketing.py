@@ -1,0 +1,150 @@
+"""Which bucket a row belongs to: Iceberg's own `bucket[N]`, so the log and the lake agree.
+
+One bucketable key column is hashed as Iceberg hashes its type (spec, appendix B: 32-bit murmur3,
+`(hash & int32.max) % N`). Several columns, or one that Iceberg cannot bucket, are hashed as the
+bytes of `encode_key`. A null single key hashes to bucket 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.model.partitioning import is_bucketable
+
+__all__ = ["buckets_for_rows", "encode_key", "split_by_bucket", "split_evenly"]
+
+_NULL: Final = b"\x00"
+_PRESENT: Final = b"\x01"
+
+
+def buckets_for_rows(
+    batch: pa.RecordBatch | pa.Table, bucket_key: Sequence[str], bucket_count: int
+) -> npt.NDArray[np.int32]:
+    """Return the bucket of every row, shape (rows,), values in [0, bucket_count)."""
+    if bucket_count == 1:
+        return np.zeros(batch.num_rows, dtype=np.int32)
+    columns = [_one_array(batch.column(name)) for name in bucket_key]
+    if len(columns) == 1 and is_bucketable(columns[0].type):
+        key = columns[0]
+        if pa.types.is_integer(key.type) and key.type.bit_width < 32:
+            key = key.cast(pa.int32())
+    else:
+        key = encode_key(columns)
+    # The transform has no stubs and its package no pyiceberg: it costs 3 ms to import.
+    from pyiceberg_core import transform
+
+    buckets = transform.bucket(key, bucket_count)
+    return np.asarray(pc.fill_null(buckets, 0).to_numpy(zero_copy_only=False), dtype=np.int32)
+
+
+def split_by_bucket(
+    batch: pa.RecordBatch, bucket_key: Sequence[str], bucket_count: int
+) -> dict[int, pa.RecordBatch]:
+    """Return the rows of each bucket that has any, each in the order of `batch`."""
+    buckets = buckets_for_rows(batch, bucket_key, bucket_count)
+    if bucket_count == 1 or batch.num_rows == 0:
+        return {0: batch} if batch.num_rows else {}
+    order = np.argsort(buckets, kind="stable")
+    present, starts = np.unique(buckets[order], return_index=True)
+    if len(present) == 1:
+        return {int(present[0]): batch}
+    grouped = batch.take(pa.array(order))
+    ends = [*starts[1:].tolist(), batch.num_rows]
+    return {
+        int(bucket): grouped.slice(start, end - start)
+        for bucket, start, end in zip(present.tolist(), starts.tolist(), ends, strict=True)
+    }
+
+
+def split_evenly(
+    batch: pa.RecordBatch, bucket_count: int, *, first_bucket: int, rows_min: int
+) -> dict[int, pa.RecordBatch]:
+    """Cut `batch` into runs of at least `rows_min` rows for consecutive buckets from `first_bucket`.
+
+    A batch below `2 * rows_min` rows goes to one bucket: small frames cost more than they balance.
+    """
+    parts = max(1, min(bucket_count, batch.num_rows // max(rows_min, 1)))
+    bounds = np.linspace(0, batch.num_rows, parts + 1).astype(int).tolist()
+    return {
+        (first_bucket + i) % bucket_count: batch.slice(bounds[i], bounds[i + 1] - bounds[i])
+        for i in range(parts)
+        if bounds[i + 1] > bounds[i]
+    }
+
+
+def encode_key(columns: Sequence[pa.Array]) -> pa.Array:
+    """Encode key columns as one order-preserving byte string a row (a `pa.BinaryArray`).
+
+    Each part is `00` for null, else `01` and the value: integers, dates, timestamps and decimals
+    big-endian with the sign bit flipped; booleans one byte; floats as IEEE 754 total order;
+    strings and bytes with `00` escaped as `00 FF` and closed by `00 00`. Comparing the bytes
+    compares the columns in order, and a prefix of the columns is a prefix of the bytes.
+    """
+    parts = [_encode_column(column) for column in columns]
+    if len(parts) == 1:
+        return parts[0]
+    return pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
+
+
+def _encode_column(column: pa.Array) -> pa.Array:
+    t = column.type
+    if pa.types.is_string(t) or pa.types.is_binary(t):
+        # Arrow replaces bytes only in strings typed as binary.
+        body = pc.replace_substring(
+            column.cast(pa.binary()), pattern=b"\x00", replacement=b"\x00\xff"
+        )
+        encoded = pc.binary_join_element_wise(_PRESENT, body, b"\x00\x00", b"")
+    else:
+        encoded = _fixed_width(column)
+    return pc.fill_null(encoded, _NULL)
+
+
+def _fixed_width(column: pa.Array) -> pa.Array:
+    t = column.type
+    if pa.types.is_boolean(t):
+        values = np.asarray(column.cast(pa.uint8()).fill_null(0).to_numpy()).reshape(-1, 1)
+    elif pa.types.is_decimal(t):
+        values = _raw_values(column, "V16").view(np.uint8).reshape(-1, 16)[:, ::-1].copy()
+        values[:, 0] ^= 0x80
+    else:
+        values = _big_endian(column)
+    rows = np.empty((len(column), values.shape[1] + 1), dtype=np.uint8)
+    rows[:, 0] = _PRESENT[0]
+    rows[:, 1:] = values
+    fixed = pa.Array.from_buffers(pa.binary(rows.shape[1]), len(column), [None, pa.py_buffer(rows)])
+    encoded = fixed.cast(pa.binary())
+    if column.null_count == 0:
+        return encoded
+    return pc.if_else(column.is_valid(), encoded, pa.scalar(None, pa.binary()))
+
+
+def _raw_values(column: pa.Array, dtype: str) -> npt.NDArray[np.generic]:
+    """Return the values as stored, whatever lies under nulls included."""
+    data = column.buffers()[1]
+    if data is None:
+        return np.zeros(len(column), dtype=dtype)
+    return np.frombuffer(data, dtype=dtype, count=column.offset + len(column))[column.offset :]
+
+
+def _big_endian(column: pa.Array) -> npt.NDArray[np.uint8]:
+    size = column.type.bit_width // 8
+    sign = np.array(1 << (size * 8 - 1), dtype=f"u{size}")
+    if pa.types.is_floating(column.type):
+        floats = _raw_values(column, f"f{size}")
+        # -0.0 and 0.0 are one key, and so are all NaNs.
+        floats = np.where(floats == 0, np.zeros_like(floats), floats)
+        bits = np.where(np.isnan(floats), np.full_like(floats, np.nan), floats).view(f"u{size}")
+        bits = np.where(bits & sign, ~bits, bits ^ sign)
+    else:
+        bits = _raw_values(column, f"u{size}") ^ sign
+    return bits.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,133 @@
+"""Table properties: every key with its default, unit and meaning in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
+
+__all__ = ["PROPERTY_HELP", "TableProperties", "parse_bytes", "parse_duration_ms"]
+
+_DURATION_UNIT_MS: Final = {
+    "ms": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "min": 60_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
+_SIZE_UNIT_BYTES: Final = {
+    "b": 1,
+    "kb": 1 << 10,
+    "mb": 1 << 20,
+    "gb": 1 << 30,
+    "k": 1 << 10,
+    "m": 1 << 20,
+    "g": 1 << 30,
+}
+
+
+def parse_duration_ms(text: str, *, name: str) -> int:
+    """Read `7d`, `12h`, `1min`, `90s` or `500ms` as milliseconds."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", text.lower())
+    unit_ms = _DURATION_UNIT_MS.get(match.group(2)) if match else None
+    if match is None or unit_ms is None or int(match.group(1)) == 0:
+        raise InvalidRequestError(
+            f"{name} = '{text}' is not a duration: write a positive number and one of ms, s, min, h,"
+            " d, as in '90s'"
+        )
+    return int(match.group(1)) * unit_ms
+
+
+def parse_bytes(text: str, *, name: str) -> int:
+    """Read `128mb`, `64kb` or plain bytes as bytes."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    unit = _SIZE_UNIT_BYTES.get(match.group(2) or "b") if match else None
+    if match is None or unit is None or int(match.group(1)) == 0:
+        raise InvalidRequestError(
+            f"{name} = '{text}' is not a size: write a positive number and one of b, kb, mb, gb,"
+            " as in '128mb'"
+        )
+    return int(match.group(1)) * unit
+
+
+def _parse_boolean(text: str, *, name: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise InvalidRequestError(f"{name} = '{text}' must be true or false")
+    return lowered == "true"
+
+
+_PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
+    "table.datalake.enabled": (
+        "datalake_enabled",
+        "true",
+        _parse_boolean,
+        "Tier the table into the lake; rows stay in the log at least until they are tiered.",
+    ),
+    "table.datalake.freshness": (
+        "datalake_freshness_ms",
+        "1min",
+        parse_duration_ms,
+        "Wanted upper bound on how far the lake lags behind the log.",
+    ),
+    "table.datalake.target-file-bytes": (
+        "datalake_target_file_bytes",
+        "128mb",
+        parse_bytes,
+        "Size at which tiering starts a new Parquet file.",
+    ),
+    "table.log.ttl": (
+        "log_ttl_ms",
+        "7d",
+        parse_duration_ms,
+        "How long rows stay in the log after they were written (lake tables: and were tiered).",
+    ),
+    "table.log.segment-bytes": (
+        "log_segment_bytes",
+        "128mb",
+        parse_bytes,
+        "Size at which a bucket's log starts a new segment file; retention deletes whole segments.",
+    ),
+}
+
+PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
+    key: (default, text) for key, (_, default, _, text) in _PROPERTIES.items()
+}
+"""Property key -> (default, meaning); the documentation is checked against it."""
+
+SEGMENT_BYTES_MIN: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableProperties:
+    """The typed properties of one table, defaults filled in."""
+
+    datalake_enabled: bool
+    datalake_freshness_ms: int
+    datalake_target_file_bytes: int
+    log_ttl_ms: int
+    log_segment_bytes: int
+
+    @classmethod
+    def parse(cls, properties: Mapping[str, str], *, table: str) -> TableProperties:
+        """Read and check `properties`; raises for an unknown key or a bad value, naming both."""
+        for key in properties:
+            if key not in _PROPERTIES:
+                raise UnknownOptionError(
+                    f"table '{table}': unknown property '{key}'"
+                    f"{suggestion(key, list(_PROPERTIES))} (known: {', '.join(_PROPERTIES)})"
+                )
+        values = {
+            attribute: parse(properties.get(key, default), name=f"table '{table}': property {key}")
+            for key, (attribute, default, parse, _) in _PROPERTIES.items()
+        }
+        if values["log_segment_bytes"] < SEGMENT_BYTES_MIN:
+            raise InvalidRequestError(
+                f"table '{table}': property table.log.segment-bytes must be at least 64kb"
+            )
+        return cls(**values)

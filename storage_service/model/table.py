@@ -1,0 +1,244 @@
+"""What a table is: its path, its descriptor as the user gave it, and its info as the service keeps it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    InvalidSchemaError,
+)
+from streamhouse.storage_service.model.partitioning import PartitionField
+from streamhouse.storage_service.model.properties import TableProperties
+from streamhouse.storage_service.model.schema import Schema
+
+__all__ = ["DEFAULT_DATABASE", "TableDescriptor", "TableInfo", "TablePath"]
+
+DEFAULT_DATABASE: Final = "default"
+BUCKET_COUNT_MAX: Final = 4_096
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise `InvalidNameError` unless `name` may name a database or table."""
+    if not _NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"{kind} name '{name[:140]}' is not valid: use 1 to 128 letters, digits and underscores,"
+            " not starting with a digit"
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TablePath:
+    """`database.table`."""
+
+    database: str
+    table: str
+
+    def __post_init__(self) -> None:
+        check_name("database", self.database)
+        check_name("table", self.table)
+
+    @classmethod
+    def parse(cls, text: str | TablePath) -> TablePath:
+        """Read `database.table`, or `table` in database `default`."""
+        if isinstance(text, TablePath):
+            return text
+        parts = text.strip().split(".")
+        if len(parts) == 1:
+            return cls(DEFAULT_DATABASE, parts[0])
+        if len(parts) == 2:
+            return cls(parts[0], parts[1])
+        raise InvalidNameError(f"'{text[:200]}' is not a table path: write 'database.table'")
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDescriptor:
+    """A table as its creator describes it, checked as a whole.
+
+    An empty `bucket_key` of a log table spreads rows evenly; of a primary key table it means
+    the primary key. `properties` holds only what was set; defaults are in `TableProperties`.
+    """
+
+    path: TablePath
+    schema: Schema
+    primary_key: tuple[str, ...] = ()
+    bucket_count: int = 1
+    bucket_key: tuple[str, ...] = ()
+    partitioned_by: tuple[PartitionField, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        table = str(self.path)
+        if not 1 <= self.bucket_count <= BUCKET_COUNT_MAX:
+            raise InvalidSchemaError(
+                f"table '{table}': bucket count {self.bucket_count} is not in 1..{BUCKET_COUNT_MAX}"
+            )
+        for kind, key in (("primary key", self.primary_key), ("bucket key", self.bucket_key)):
+            if len(set(key)) != len(key):
+                raise InvalidSchemaError(f"table '{table}': {kind} names a column twice")
+            for name in key:
+                _check_key_column(self.schema, name, kind=kind, table=table)
+        for name in self.primary_key:
+            if self.schema.column(name, table=table).nullable:
+                raise InvalidSchemaError(
+                    f"table '{table}': primary key column '{name}' must not be nullable"
+                )
+        if self.primary_key and not set(self.bucket_key) <= set(self.primary_key):
+            raise InvalidSchemaError(
+                f"table '{table}': bucket key {list(self.bucket_key)} must be part of the"
+                f" primary key {list(self.primary_key)}"
+            )
+        seen: set[str] = set()
+        for partition_field in self.partitioned_by:
+            partition_field.check(self.schema, table=table)
+            if partition_field.name in seen:
+                raise InvalidSchemaError(
+                    f"table '{table}': partition field '{partition_field}' is given twice"
+                )
+            seen.add(partition_field.name)
+        TableProperties.parse(self.properties, table=table)
+
+    @property
+    def effective_bucket_key(self) -> tuple[str, ...]:
+        """The columns that decide a row's bucket; empty when rows are spread evenly."""
+        return self.bucket_key or self.primary_key
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form used on the wire and on disk."""
+        return {
+            "path": str(self.path),
+            "schema": self.schema.to_json(),
+            "primary_key": list(self.primary_key),
+            "bucket_count": self.bucket_count,
+            "bucket_key": list(self.bucket_key),
+            "partitioned_by": [str(f) for f in self.partitioned_by],
+            "properties": dict(self.properties),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableDescriptor:
+        """Read the JSON form; raises `InvalidRequestError` for a malformed one."""
+        known = {
+            "path",
+            "schema",
+            "primary_key",
+            "bucket_count",
+            "bucket_key",
+            "partitioned_by",
+            "properties",
+        }
+        unknown = sorted(set(value) - known)
+        if unknown:
+            raise InvalidRequestError(f"table descriptor has no field '{unknown[0]}'")
+        if not isinstance(value.get("path"), str):
+            raise InvalidRequestError("table descriptor needs 'path', as 'database.table'")
+        bucket_count = value.get("bucket_count", 1)
+        if not isinstance(bucket_count, int) or isinstance(bucket_count, bool):
+            raise InvalidRequestError(f"bucket_count must be an integer, not {bucket_count!r}")
+        properties = value.get("properties", {})
+        if not isinstance(properties, Mapping):
+            raise InvalidRequestError("properties must be an object of strings")
+        return cls(
+            path=TablePath.parse(value["path"]),
+            schema=Schema.from_json(value.get("schema")),
+            primary_key=_strings(value, "primary_key"),
+            bucket_count=bucket_count,
+            bucket_key=_strings(value, "bucket_key"),
+            partitioned_by=tuple(
+                PartitionField.parse(text) for text in _strings(value, "partitioned_by")
+            ),
+            properties={str(k): str(v) for k, v in properties.items()},
+        )
+
+
+def _strings(value: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    items: Sequence[Any] = value.get(name, [])
+    if isinstance(items, str) or not all(isinstance(item, str) for item in items):
+        raise InvalidRequestError(f"{name} must be a list of strings")
+    return tuple(items)
+
+
+def _check_key_column(schema: Schema, name: str, *, kind: str, table: str) -> None:
+    import pyarrow as pa
+
+    column = schema.column(name, table=table)
+    if pa.types.is_nested(column.type):
+        raise InvalidSchemaError(
+            f"table '{table}': {kind} column '{name}' has nested type {column.type};"
+            " use columns of simple types"
+        )
+    if kind == "primary key" and pa.types.is_floating(column.type):
+        raise InvalidSchemaError(
+            f"table '{table}': primary key column '{name}' is {column.type};"
+            " floating point numbers make no reliable keys, use decimal or string"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableInfo:
+    """A table as the service keeps it.
+
+    `table_id` is never reused, so a table dropped and created again is another table.
+    `nodes` maps every bucket to the endpoint serving it; clients always route by it. An empty
+    string is the endpoint that answered.
+    """
+
+    descriptor: TableDescriptor
+    table_id: int
+    created_at_us: int
+    schema_id: int = 0
+    nodes: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> TablePath:
+        """The table's path."""
+        return self.descriptor.path
+
+    @property
+    def schema(self) -> Schema:
+        """The current schema."""
+        return self.descriptor.schema
+
+    @property
+    def bucket_count(self) -> int:
+        """The number of buckets."""
+        return self.descriptor.bucket_count
+
+    @property
+    def is_primary_key_table(self) -> bool:
+        """Whether rows are upserted by key instead of appended."""
+        return bool(self.descriptor.primary_key)
+
+    def properties(self) -> TableProperties:
+        """Return the typed properties with defaults filled in."""
+        return TableProperties.parse(self.descriptor.properties, table=str(self.path))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form used on the wire and on disk."""
+        return {
+            **self.descriptor.to_json(),
+            "table_id": self.table_id,
+            "schema_id": self.schema_id,
+            "created_at_us": self.created_at_us,
+            "nodes": {str(b): node for b, node in sorted(self.nodes.items())},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableInfo:
+        """Read the JSON form."""
+        own = {"table_id", "schema_id", "created_at_us", "nodes"}
+        return cls(
+            descriptor=TableDescriptor.from_json({k: v for k, v in value.items() if k not in own}),
+            table_id=int(value["table_id"]),
+            schema_id=int(value["schema_id"]),
+            created_at_us=int(value["created_at_us"]),
+            nodes={int(b): str(node) for b, node in value.get("nodes", {}).items()},
+        )

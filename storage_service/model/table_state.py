@@ -1,0 +1,68 @@
+"""A table at one instant, and a tiering worker's claim on it: what plans and rounds start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["TableState", "TieringAssignment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """One consistent cut of a table: all of an append's buckets are in it, or none.
+
+    `positions` has every bucket; `lake` is the lake snapshot those tiered offsets belong to.
+    """
+
+    table: TableInfo
+    positions: Mapping[int, BucketPositions]
+    lake: LakeState
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "table": self.table.to_json(),
+            "positions": {str(b): p.to_json() for b, p in sorted(self.positions.items())},
+            "lake": self.lake.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableState:
+        """Read the JSON form."""
+        return cls(
+            table=TableInfo.from_json(value["table"]),
+            positions={int(b): BucketPositions.from_json(p) for b, p in value["positions"].items()},
+            lake=LakeState.from_json(value["lake"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieringAssignment:
+    """One tiering round granted to one worker.
+
+    The worker owns the table's lake until it completes, fails, or misses heartbeats for
+    `lease_ms`; then `epoch` is fenced. `state` is the cut to tier up to.
+    """
+
+    epoch: int
+    lease_ms: int
+    state: TableState
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"epoch": self.epoch, "lease_ms": self.lease_ms, "state": self.state.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TieringAssignment:
+        """Read the JSON form."""
+        return cls(
+            epoch=int(value["epoch"]),
+            lease_ms=int(value["lease_ms"]),
+            state=TableState.from_json(value["state"]),
+        )

@@ -1,0 +1,1 @@
+"""Bytes between client and service: Arrow IPC bodies and their limits."""

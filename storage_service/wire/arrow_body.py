@@ -1,0 +1,272 @@
+"""Arrow IPC bodies of the data routes.
+
+Append request: one stream with the table's schema; a batch's IPC custom metadata may carry
+`bucket` and `sequence`. Fetch answer: one stream whose schema metadata lists, per batch, where it
+lies in the log (`streamhouse.batches`), and the positions seen (`streamhouse.positions`).
+Stored bytes are the client's own record batch messages: they go body -> disk -> answer unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    RequestTooLargeError,
+)
+from streamhouse.storage_service.model.conform import check_nulls, check_schema, conform
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.wire import ipc_message
+
+__all__ = [
+    "AppendBatch",
+    "BatchAddress",
+    "FetchBody",
+    "decode_append_body",
+    "decode_fetch_body",
+    "decode_payload",
+    "encode_append_body",
+    "encode_fetch_body",
+    "encode_payload",
+    "project_payload",
+]
+
+BATCHES_KEY: Final = b"streamhouse.batches"
+POSITIONS_KEY: Final = b"streamhouse.positions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendBatch:
+    """One record batch of an append: rows for `bucket` (None: the service decides).
+
+    `payload` is the record batch as one IPC message, ready to be stored.
+    """
+
+    bucket: int | None
+    sequence: int
+    batch: pa.RecordBatch
+    payload: pa.Buffer | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAddress:
+    """Where a fetched batch lies: rows have offsets base_offset .. base_offset + row_count - 1."""
+
+    bucket: int
+    base_offset: int
+    row_count: int
+    timestamp_us: int
+    schema_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchBody:
+    """A decoded fetch answer: `batches` as stored, and `positions`: bucket -> (start, watermark)."""
+
+    batches: Sequence[tuple[BatchAddress, pa.RecordBatch]]
+    positions: Mapping[int, tuple[int, int]]
+
+
+def encode_append_body(
+    schema: pa.Schema, parts: Iterable[tuple[int | None, int, pa.RecordBatch]]
+) -> pa.Buffer:
+    """Encode (bucket, sequence, batch) parts as one append request body; sequence 0 is none."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for bucket, sequence, batch in parts:
+            metadata = {} if bucket is None else {"bucket": str(bucket)}
+            if sequence:
+                metadata["sequence"] = str(sequence)
+            writer.write_batch(batch, custom_metadata=metadata)
+    return sink.getvalue()
+
+
+def decode_append_body(
+    body: bytes | memoryview,
+    schema: Schema,
+    *,
+    table: str,
+    rows_max: int,
+    batch_bytes_max: int,
+    batches_max: int,
+) -> list[AppendBatch]:
+    """Decode and check an append body; nothing of it can be stored unless all of it is right.
+
+    Raises `InvalidRequestError` for bytes that are no plain IPC stream, `SchemaMismatchError` or
+    `UnknownColumnError` for data that does not fit, `RequestTooLargeError` over a limit.
+    """
+    view = memoryview(body).cast("B")
+    found = list(ipc_message.messages(view))
+    if not found or found[0].kind != ipc_message.SCHEMA:
+        raise InvalidRequestError(
+            f"append to '{table}': the body is not an Arrow IPC stream (no schema message)"
+        )
+    _check_messages(
+        found[1:],
+        table=table,
+        rows_max=rows_max,
+        batch_bytes_max=batch_bytes_max,
+        batches_max=batches_max,
+    )
+    try:
+        reader = pa.ipc.open_stream(pa.py_buffer(view))
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidRequestError(f"append to '{table}': unreadable schema: {error}") from error
+    check_schema(reader.schema, schema, table=table)
+    arrow_schema = schema.to_arrow()
+    is_exact = [(f.name, f.type) for f in reader.schema] == [(f.name, f.type) for f in arrow_schema]
+    parts = []
+    for message in found[1:]:
+        batch, metadata = _read_batch(reader, table=table)
+        if is_exact:
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema)
+            check_nulls(batch, schema, table=table)
+            payload: pa.Buffer | memoryview = message.data
+        else:
+            batch = conform(batch, schema, table=table)
+            payload = batch.serialize()
+        if batch.num_rows:
+            parts.append(
+                AppendBatch(
+                    bucket=_metadata_int(metadata, b"bucket", table=table),
+                    sequence=_metadata_int(metadata, b"sequence", table=table) or 0,
+                    batch=batch,
+                    payload=payload,
+                )
+            )
+    return parts
+
+
+def _check_messages(
+    found: Sequence[ipc_message.IpcMessage],
+    *,
+    table: str,
+    rows_max: int,
+    batch_bytes_max: int,
+    batches_max: int,
+) -> None:
+    if len(found) > batches_max:
+        raise RequestTooLargeError(
+            f"append to '{table}': {len(found)} batches in one request; at most {batches_max}"
+        )
+    rows = sum(message.row_count for message in found)
+    if rows > rows_max:
+        raise RequestTooLargeError(
+            f"append to '{table}': {rows} rows in one request; at most {rows_max}, send fewer"
+        )
+    for message in found:
+        if message.kind != ipc_message.RECORD_BATCH:
+            raise InvalidRequestError(
+                f"append to '{table}': dictionary-encoded columns are not accepted; send plain ones"
+            )
+        if message.is_compressed:
+            # A few compressed bytes could ask for gigabytes; the log stores plain buffers anyway.
+            raise InvalidRequestError(
+                f"append to '{table}': compressed record batches are not accepted; send them plain"
+            )
+        if len(message.data) > batch_bytes_max:
+            raise RequestTooLargeError(
+                f"append to '{table}': a record batch has {len(message.data)} bytes;"
+                f" at most {batch_bytes_max}, send smaller batches"
+            )
+
+
+def _read_batch(
+    reader: pa.ipc.RecordBatchStreamReader, *, table: str
+) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:
+    try:
+        batch, metadata = reader.read_next_batch_with_custom_metadata()
+        # Offsets and lengths come from outside: unchecked, they would read foreign memory.
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise InvalidRequestError(f"append to '{table}': unreadable batch: {error}") from error
+    return batch, {} if metadata is None else metadata
+
+
+def _metadata_int(metadata: Mapping[bytes, bytes], key: bytes, *, table: str) -> int | None:
+    text = metadata.get(key)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 19:
+        raise InvalidRequestError(
+            f"append to '{table}': batch metadata '{key.decode()}' must be a non-negative integer"
+        )
+    return int(text)
+
+
+def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return the one IPC message that the log stores for `batch`."""
+    return batch.serialize()
+
+
+def decode_payload(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """Read a stored record batch message without copying; its checksum was checked before."""
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"a stored record batch is unreadable: {error}") from error
+
+
+def project_payload(payload: memoryview, schema: pa.Schema, columns: Sequence[str]) -> pa.Buffer:
+    """Return the message of only `columns` of a stored record batch message."""
+    return decode_payload(payload, schema).select(list(columns)).serialize()
+
+
+def encode_fetch_body(
+    schema: pa.Schema,
+    batches: Sequence[tuple[BatchAddress, pa.Buffer | memoryview]],
+    *,
+    positions: Mapping[int, tuple[int, int]],
+) -> list[pa.Buffer | memoryview | bytes]:
+    """Return the pieces of one IPC stream around stored payloads, without copying them."""
+    addresses = [
+        [a.bucket, a.base_offset, a.row_count, a.timestamp_us, a.schema_id] for a, _ in batches
+    ]
+    metadata = {
+        BATCHES_KEY: json.dumps(addresses, separators=(",", ":")),
+        POSITIONS_KEY: json.dumps({str(b): list(p) for b, p in positions.items()}),
+    }
+    head = schema.with_metadata(metadata).serialize()
+    return [head, *(payload for _, payload in batches), ipc_message.END_OF_STREAM]
+
+
+def decode_fetch_body(source: Any) -> FetchBody | None:
+    """Read one fetch answer from a buffer or file-like object; None at the end of the input."""
+    try:
+        reader = pa.ipc.open_stream(source)
+    except pa.ArrowInvalid as error:
+        if "empty stream" in str(error) or "null or length 0" in str(error):
+            return None
+        raise CorruptDataError(f"the service's answer is not an Arrow stream: {error}") from error
+    metadata = reader.schema.metadata or {}
+    if BATCHES_KEY not in metadata or POSITIONS_KEY not in metadata:
+        raise CorruptDataError("the service's answer does not say which offsets it holds")
+    plain = reader.schema.remove_metadata()
+    batches = []
+    for bucket, base_offset, row_count, timestamp_us, schema_id in json.loads(
+        metadata[BATCHES_KEY]
+    ):
+        batch = reader.read_next_batch()
+        if batch.num_rows != row_count:
+            raise CorruptDataError(
+                f"bucket {bucket}, offset {base_offset}: {batch.num_rows} rows instead of {row_count}"
+            )
+        address = BatchAddress(
+            bucket=bucket,
+            base_offset=base_offset,
+            row_count=row_count,
+            timestamp_us=timestamp_us,
+            schema_id=schema_id,
+        )
+        batches.append((address, pa.RecordBatch.from_arrays(batch.columns, schema=plain)))
+    # Reading the end marker leaves a shared source at the next answer's first byte.
+    for _ in reader:
+        raise CorruptDataError("the service's answer has more batches than it lists")
+    positions = {int(b): (p[0], p[1]) for b, p in json.loads(metadata[POSITIONS_KEY]).items()}
+    return FetchBody(batches=batches, positions=positions)
