@@ -1,0 +1,111 @@
+# Streamhouse. `make` alone lists the targets; every target installs what it needs.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The first Python >= 3.11 among the names a machine may have it under; only read to make $(VENV).
+AT_LEAST_3_11 := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python; do \
+	$$name -c '$(AT_LEAST_3_11)' 2>/dev/null && echo $$name && break; done)
+
+# An active environment of the user's, or another Spark, must not leak into ours.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME SPARK_HOME SPARK_CONF_DIR
+unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
+		awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# ---- Installing. A stamp an environment makes an up-to-date one cost nothing. ----
+
+.PHONY: setup
+setup: $(VENV)/.installed-dev ## Make .venv with everything that developing and testing needs
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Streamhouse needs Python 3.11 or later." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-dev: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,quickstart,connect]'
+	@touch $(VENV)/.installed-dev $(VENV)/.installed-quickstart
+
+$(VENV)/.installed-quickstart: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[quickstart]'
+	@touch $@
+
+.PHONY: java
+java:
+	@test -x "$${JAVA_HOME:+$$JAVA_HOME/bin/java}" || command -v java >/dev/null || \
+		{ echo "Spark needs Java 17 or later: put java on PATH or set JAVA_HOME." >&2; exit 1; }
+
+# ---- Using. ----
+
+.PHONY: quickstart
+quickstart: java $(VENV)/.installed-quickstart ## Flights through service, Iceberg and Spark
+	$(BIN)/python examples/quickstart.py
+
+# ---- Checking. ----
+
+.PHONY: test
+test: java lint ## What CI runs: lint, all of tests/, and integration's end-to-end part
+	$(BIN)/python -m pytest tests integration -m "not integration or end_to_end"
+
+.PHONY: unit
+unit: setup ## Only tests/, without what starts a process: the loop while working
+	$(BIN)/python -m pytest tests -m "not slow and not spark"
+
+.PHONY: integration
+integration: java setup ## Everything in integration/, with each foreign engine as a judge
+	$(BIN)/python -m integration.judges.environment
+	$(BIN)/python -m pytest integration
+
+.PHONY: lint
+lint: setup ## ruff (rules and format), mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: typecheck
+typecheck: setup ## mypy --strict on the package
+	$(BIN)/mypy
+
+.PHONY: format
+format: setup ## Format, and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: docs
+docs: setup ## Check the documents: links, and what they say about the code
+	$(BIN)/python -m pytest tests/architecture/test_documents.py
+
+.PHONY: bench
+bench: java setup ## Run the benchmarks and write benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.run
+
+# ---- Packing. ----
+
+.PHONY: build
+build: setup ## Build the wheel and the source distribution into dist/
+	$(PIP) install --quiet build
+	$(BIN)/python -m build --outdir dist .
+
+.PHONY: clean
+clean: ## Remove what building and testing left, but not .venv
+	rm -rf build dist src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf spark-warehouse metastore_db derby.log
+	find connector storage_service tiering src tests integration examples benchmarks \
+		-name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## Remove .venv and the judges' environments too
+	rm -rf .venv .cache

@@ -1,0 +1,25 @@
+"""Real processes: the service, Spark, Iceberg on disk, other engines as judges.
+
+Tests here run by `make integration`; those marked `end_to_end` are part of `make test` too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Spark's workers run `python3` from PATH unless told otherwise, and a session reads this only
+# when it starts.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+_HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.integration)

@@ -1,0 +1,25 @@
+"""Lets Spark find the format `streamhouse` by itself after a normal install.
+
+Spark imports every top-level module called `pyspark_*` and registers its `DefaultSource`. One such
+module that raises makes Spark forget all of them, so a connector that cannot be loaded is logged
+and left out here; `streamhouse.register(spark)` then tells the user the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["DefaultSource"]  # noqa: F822 - served by __getattr__
+
+_log = logging.getLogger(__name__)
+
+
+def __getattr__(name: str) -> object:
+    if name != "DefaultSource":
+        raise AttributeError(f"module 'pyspark_streamhouse' has no attribute {name!r}")
+    try:
+        from streamhouse.connector.data_source import StreamhouseDataSource
+    except ImportError as error:
+        _log.warning("Spark cannot use the format 'streamhouse': %s", error)
+        raise AttributeError(f"the Streamhouse connector cannot be imported: {error}") from error
+    return StreamhouseDataSource

@@ -1,0 +1,69 @@
+"""What an import brings in, seen in a fresh interpreter.
+
+Spark's workers import the connector anew every minute or so, and every process that only wants a
+client pays for what `import streamhouse` loads.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from tests.architecture.source_files import library_files
+
+ENGINES: Final = {"rocksdict", "fastapi", "starlette", "uvicorn", "pyiceberg", "sqlalchemy"}
+SPARK: Final = {"pyspark", "py4j", "pandas"}
+
+_PROGRAM: Final = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def _loaded_by(*modules: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *modules], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def _modules_of(*prefixes: str) -> list[str]:
+    """Library modules below these packages, by what is on disk."""
+    return [
+        file.module
+        for file in library_files()
+        if any(file.module == p or file.module.startswith(f"{p}.") for p in prefixes)
+        and file.path.name != "__main__.py"
+    ]
+
+
+def test_the_package_alone_loads_nothing_else() -> None:
+    loaded = _loaded_by("streamhouse")
+
+    assert not loaded & (ENGINES | SPARK | {"pyarrow", "numpy", "urllib3"})
+
+
+def test_the_client_loads_no_engine_and_no_spark() -> None:
+    modules = _modules_of(
+        "streamhouse.storage_service.client",
+        "streamhouse.storage_service.model",
+        "streamhouse.storage_service.wire",
+        "streamhouse.storage_service.errors",
+    )
+    assert "streamhouse.storage_service.errors" in modules
+
+    loaded = _loaded_by("streamhouse", *modules)
+
+    assert not loaded & (ENGINES | SPARK)
+
+
+@pytest.mark.parametrize("package", ["streamhouse.storage_service.log"])
+def test_the_log_loads_no_web_framework_and_no_lake(package: str) -> None:
+    assert not _loaded_by(package, *_modules_of(package)) & (ENGINES | SPARK)
