@@ -1,0 +1,57 @@
+"""The `streamhouse` command: one group, its commands imported only when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["main"]
+
+_COMMANDS: Final = {
+    "serve": ("streamhouse.cli.serve", "Run the storage service."),
+    "tables": ("streamhouse.cli.tables", "List tables, or describe one."),
+    "tier": ("streamhouse.cli.tier", "Move the log into Iceberg."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when it is run: `--help` must not wait for pyspark."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(_COMMANDS.items())])
+
+
+@click.group(cls=_LazyGroup)
+@click.version_option(package_name="pyspark-streamhouse")
+def cli() -> None:
+    """Streamhouse: one table that is fresh to the millisecond and holds years of history."""
+
+
+def main() -> None:
+    """Run the command line; a Streamhouse error is one line on stderr and exit code 1."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except StreamhouseError as error:
+        click.echo(f"streamhouse: {error}", err=True)
+        sys.exit(1)
