@@ -1,0 +1,54 @@
+"""Other engines reading our Iceberg tables straight from their metadata files.
+
+No catalog of ours is involved: what these return is what anyone finds in the lake. A query calls
+the table `lake_table`. Values are plain JSON, the same from each engine (see `json_rows`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from integration.judges.environment import judge_python
+
+__all__ = ["read_many_with_spark35", "read_with_duckdb", "read_with_spark35"]
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_TIMEOUT_SECONDS: Final = 240
+
+
+def read_with_duckdb(metadata_location: str, query: str) -> list[dict[str, Any]]:
+    """The rows of `query` from DuckDB 1.5.5 and its Iceberg extension."""
+    return _ask(Path(sys.executable), "duckdb_read", [(metadata_location, query)])[0]
+
+
+def read_with_spark35(metadata_location: str, query: str) -> list[dict[str, Any]]:
+    """The rows of `query` from Spark 3.5.9 with Iceberg Java 1.10.2. Takes some 15 seconds."""
+    return read_many_with_spark35([(metadata_location, query)])[0]
+
+
+def read_many_with_spark35(requests: list[tuple[str, str]]) -> list[list[dict[str, Any]]]:
+    """The rows of each (metadata location, query) in one Spark session."""
+    return _ask(judge_python("spark35"), "spark35_read", requests)
+
+
+def _ask(python: Path, program: str, requests: list[tuple[str, str]]) -> list[list[dict[str, Any]]]:
+    done = subprocess.run(
+        [str(python), "-m", f"integration.judges.{program}"],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        cwd=_ROOT,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise AssertionError(f"{program} could not read the table:\n{done.stderr[-4000:]}")
+    answers: list[list[dict[str, Any]]] = [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")
+    ]
+    assert len(answers) == len(requests), done.stdout
+    return answers

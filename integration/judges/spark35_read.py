@@ -1,0 +1,65 @@
+"""Reads Iceberg tables with Iceberg Java: requests as JSON on stdin, a line of rows each on stdout.
+
+Run by the environment of `spark35-requirements.txt`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from integration.judges.json_rows import to_json
+
+
+def iceberg_jar() -> str:
+    """The Iceberg runtime for Spark 3.5 and Scala 2.12, out of its wheel."""
+    spec = importlib.util.find_spec("snowpark_connect_deps_iceberg")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    (jar,) = folder.rglob("iceberg-spark-runtime-3.5_2.12-*.jar")
+    return str(jar)
+
+
+def session(scratch: str) -> SparkSession:
+    """A session whose only catalog is an empty one: tables are read by their metadata file."""
+    builder = SparkSession.builder.master("local[2]").config("spark.jars", iceberg_jar())
+    for key, value in {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": scratch,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.default_iceberg.type": "hadoop",
+        "spark.sql.catalog.default_iceberg.warehouse": scratch,
+    }.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def main() -> None:
+    # `timestamp` values are turned into Python's local time on their way here.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    requests = json.load(sys.stdin)
+    with tempfile.TemporaryDirectory() as scratch:
+        spark = session(scratch)
+        for metadata_location, query in requests:
+            path = metadata_location.removeprefix("file://")
+            spark.read.format("iceberg").load(path).createOrReplaceTempView("lake_table")
+            rows = [row.asDict(recursive=True) for row in spark.sql(query).collect()]
+            print(to_json(rows))
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
