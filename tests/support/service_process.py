@@ -1,0 +1,150 @@
+"""A real `streamhouse serve` process for tests: started on a free port, stopped by its own id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+__all__ = ["ServiceProcess"]
+
+_READY_PREFIX: Final = "streamhouse listening on "
+_COMMAND: Final = (sys.executable, "-c", "from streamhouse.cli import main; main()", "serve")
+
+
+class ServiceProcess:
+    """One service process on `data_dir`; entering waits until it serves, leaving ends it.
+
+    Restarting is entering a second one on the same directory. `kill` is kill -9 and leaves the
+    directory as a crash would; `terminate` is a clean stop. Both may be called before leaving.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *extra_args: str,
+        env: Mapping[str, str] | None = None,
+        start_timeout_s: float = 30.0,
+        stop_timeout_s: float = 30.0,
+    ) -> None:
+        self._arguments = [*_COMMAND, "--data-dir", str(data_dir)]
+        if "--port" not in extra_args:
+            self._arguments += ["--port", "0"]
+        self._arguments += extra_args
+        self._env = {**os.environ, **(env or {})}
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: Path | None = None
+        self.endpoint = ""
+
+    def __enter__(self) -> ServiceProcess:
+        log_fd, log_name = tempfile.mkstemp(prefix="streamhouse-serve-", suffix=".log")
+        self._log = Path(log_name)
+        try:
+            # Output goes to a file: an unread pipe would stop a talkative service.
+            self._process = subprocess.Popen(
+                self._arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log_fd,
+                env=self._env,
+            )
+        finally:
+            os.close(log_fd)
+        try:
+            self.endpoint = self._read_ready_line()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._process is not None:
+            sys.stderr.write(f"---- log of the service ----\n{self.log_text()[-8_000:]}\n")
+        self._close()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._running().pid
+
+    def kill(self) -> None:
+        """Kill -9 and wait until the process is gone."""
+        process = self._running()
+        process.kill()
+        process.wait(self._stop_timeout_s)
+
+    def terminate(self) -> int:
+        """Send SIGTERM, wait for the end, return the exit code."""
+        return self.stop_with(signal.SIGTERM)
+
+    def stop_with(self, signal_number: signal.Signals) -> int:
+        """Send a signal, wait for the end, return the exit code."""
+        process = self._running()
+        process.send_signal(signal_number)
+        return process.wait(self._stop_timeout_s)
+
+    def send(self, signal_number: signal.Signals) -> None:
+        """Send a signal and do not wait."""
+        self._running().send_signal(signal_number)
+
+    def wait(self) -> int:
+        """Wait for the process to end by itself; return the exit code."""
+        return self._running().wait(self._stop_timeout_s)
+
+    def log_text(self) -> str:
+        """What the process has written to stderr so far."""
+        return "" if self._log is None else self._log.read_text("utf-8", "replace")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the service process is not started"
+        return self._process
+
+    def _read_ready_line(self) -> str:
+        stdout = self._running().stdout
+        assert stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            if not selector.select(self._start_timeout_s):
+                raise AssertionError(
+                    f"no ready line within {self._start_timeout_s} s; log:\n{self.log_text()}"
+                )
+            line = stdout.readline().decode().rstrip("\n")
+        if not line.startswith(_READY_PREFIX):
+            self._running().wait(self._stop_timeout_s)
+            raise AssertionError(
+                f"the service ended with code {self._running().returncode} instead of serving;"
+                f" stdout: {line!r}; log:\n{self.log_text()}"
+            )
+        return line.removeprefix(_READY_PREFIX)
+
+    def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(self._stop_timeout_s)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        if self._log is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._log.unlink()
+            self._log = None
