@@ -1,12 +1,12 @@
 """Every error a user of Streamhouse can meet, with the code that crosses the wire.
 
 StreamhouseError
-├── InvalidRequestError            invalid_request           400  malformed parameter, option or body
+├── InvalidRequestError            invalid_request           400
 │   ├── InvalidNameError           invalid_name              400
-│   ├── InvalidSchemaError         invalid_schema            400  a schema that no table can have
-│   ├── SchemaMismatchError        schema_mismatch           400  data that does not fit the table
+│   ├── InvalidSchemaError         invalid_schema            400
+│   ├── SchemaMismatchError        schema_mismatch           400
 │   ├── UnknownColumnError         unknown_column            400
-│   ├── UnknownOptionError         unknown_option            400  option or table property, with a suggestion
+│   ├── UnknownOptionError         unknown_option            400
 │   ├── InvalidPredicateError      invalid_predicate         400
 │   └── UnsupportedError           unsupported               400
 ├── UnauthorizedError              unauthorized              401
@@ -20,17 +20,18 @@ StreamhouseError
 │   ├── DatabaseNotEmptyError      database_not_empty        409
 │   └── TableExistsError           table_exists              409
 ├── OffsetOutOfRangeError          offset_out_of_range       416
-├── RequestTooLargeError           request_too_large         413  body, rows or batch over a limit
-├── OutOfOrderSequenceError        out_of_order_sequence     409  a gap in an idempotent writer's batches
-├── FencedError                    fenced                    409  a tiering epoch that is not the current one
-├── CorruptDataError               corrupt_data              500  checksum or format of stored bytes is wrong
-├── OverloadedError                overloaded                503  (retriable) a queue or a connection limit is full
-├── UnavailableError               unavailable               503  (retriable) starting, draining, or not reachable
-├── StorageFailedError             storage_failed            503  (retriable) the disk refused a write; nothing was written
-├── UnknownOutcomeError            unknown_outcome           500  the request may or may not have taken effect: look first
+├── RequestTooLargeError           request_too_large         413
+├── OutOfOrderSequenceError        out_of_order_sequence     409
+├── FencedError                    fenced                    409
+├── CorruptDataError               corrupt_data              500
+├── OverloadedError                overloaded                503
+├── UnavailableError               unavailable               503
+├── StorageFailedError             storage_failed            503
+├── UnknownOutcomeError            unknown_outcome           500
 └── InternalError                  internal                  500
 
-A code is never reused or renamed: clients of any age branch on it.
+`overloaded`, `unavailable` and `storage_failed` are retriable. A code is never reused or renamed:
+clients of any age branch on it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Values every part agrees on: tables, schemas, offsets, lake facts. No I/O, no clock, no randomness."""
+"""Values every part agrees on: tables, schemas, offsets, lake facts. No I/O, no clock."""

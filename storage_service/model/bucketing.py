@@ -65,7 +65,7 @@ def split_by_bucket(
 def split_evenly(
     batch: pa.RecordBatch, bucket_count: int, *, first_bucket: int, rows_min: int
 ) -> dict[int, pa.RecordBatch]:
-    """Cut `batch` into runs of at least `rows_min` rows for consecutive buckets from `first_bucket`.
+    """Cut `batch` into runs of at least `rows_min` rows for buckets from `first_bucket` on.
 
     A batch below `2 * rows_min` rows goes to one bucket: small frames cost more than they balance.
     """

@@ -29,7 +29,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPositions:
-    """Where one bucket stands: log_start_offset <= high_watermark, tiered_offset <= high_watermark."""
+    """Where one bucket stands; neither other offset is above the high watermark."""
 
     log_start_offset: int
     high_watermark: int

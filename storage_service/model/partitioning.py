@@ -1,4 +1,4 @@
-"""Lake partitioning as users write it: `region`, `day(event_time)`, `bucket(16, id)`, `truncate(4, s)`."""
+"""Lake partitioning as users write it: `region`, `day(event_time)`, `bucket(16, id)`."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def parse_duration_ms(text: str, *, name: str) -> int:
     unit_ms = _DURATION_UNIT_MS.get(match.group(2)) if match else None
     if match is None or unit_ms is None or int(match.group(1)) == 0:
         raise InvalidRequestError(
-            f"{name} = '{text}' is not a duration: write a positive number and one of ms, s, min, h,"
-            " d, as in '90s'"
+            f"{name} = '{text}' is not a duration: write a positive number and one of ms, s, min,"
+            " h, d, as in '90s'"
         )
     return int(match.group(1)) * unit_ms
 

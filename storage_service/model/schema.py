@@ -252,7 +252,7 @@ class Schema:
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Schema:
-        """Number the fields from 1 and make their types canonical; field metadata `comment` stays."""
+        """Number the fields from 1, with canonical types; field metadata `comment` is kept."""
         columns = []
         next_id = 1
         for field in schema:

@@ -1,4 +1,4 @@
-"""What a table is: its path, its descriptor as the user gave it, and its info as the service keeps it."""
+"""What a table is: its path, its descriptor as given, and its info as the service keeps it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_name(kind: str, name: str) -> None:
     """Raise `InvalidNameError` unless `name` may name a database or table."""
     if not _NAME.fullmatch(name):
         raise InvalidNameError(
-            f"{kind} name '{name[:140]}' is not valid: use 1 to 128 letters, digits and underscores,"
-            " not starting with a digit"
+            f"{kind} name '{name[:140]}' is not valid: use 1 to 128 letters, digits and"
+            " underscores, not starting with a digit"
         )
 
 

@@ -67,7 +67,7 @@ class BatchAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchBody:
-    """A decoded fetch answer: `batches` as stored, and `positions`: bucket -> (start, watermark)."""
+    """A decoded fetch answer: whole stored batches; positions: bucket -> (start, watermark)."""
 
     batches: Sequence[tuple[BatchAddress, pa.RecordBatch]]
     positions: Mapping[int, tuple[int, int]]
@@ -255,7 +255,7 @@ def decode_fetch_body(source: Any) -> FetchBody | None:
         batch = reader.read_next_batch()
         if batch.num_rows != row_count:
             raise CorruptDataError(
-                f"bucket {bucket}, offset {base_offset}: {batch.num_rows} rows instead of {row_count}"
+                f"bucket {bucket}, offset {base_offset}: {batch.num_rows} rows, not {row_count}"
             )
         address = BatchAddress(
             bucket=bucket,

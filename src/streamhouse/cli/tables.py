@@ -1,0 +1,71 @@
+"""`streamhouse tables`: what is there, and how far it is tiered."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+
+__all__ = ["command"]
+
+
+@click.command("tables")
+@click.argument("path", required=False)
+@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+def command(path: str | None, endpoint: str | None) -> None:
+    """List all tables, or describe the one at PATH (database.table)."""
+    console = Console()
+    with StorageClient(endpoint) as client:
+        if path is None:
+            console.print(_overview(client))
+        else:
+            _describe(client, path, console)
+
+
+def _overview(client: StorageClient) -> Table:
+    overview = Table("table", "columns", "buckets")
+    for heading in ("rows in all", "in the log", "in the lake", "not yet tiered"):
+        overview.add_column(heading, justify="right")
+    for path in client.list_tables():
+        state = client.table_state(path)
+        positions = state.positions.values()
+        rows = sum(p.high_watermark for p in positions)
+        tiered = sum(p.tiered_offset for p in positions)
+        overview.add_row(
+            path,
+            str(len(state.table.schema.columns)),
+            str(state.table.bucket_count),
+            f"{rows:,}",
+            f"{sum(p.high_watermark - p.log_start_offset for p in positions):,}",
+            f"{tiered:,}",
+            f"{rows - tiered:,}",
+        )
+    return overview
+
+
+def _describe(client: StorageClient, path: str, console: Console) -> None:
+    state = client.table_state(path)
+    descriptor = state.table.descriptor
+    columns = Table("column", "type", "nullable", "comment", title=str(descriptor.path))
+    for column in descriptor.schema.columns:
+        columns.add_row(
+            column.name, str(column.type), "yes" if column.nullable else "no", column.comment
+        )
+    console.print(columns)
+    facts = {
+        "primary key": ", ".join(descriptor.primary_key),
+        "bucket key": ", ".join(descriptor.effective_bucket_key) or "rows are spread evenly",
+        "lake partitioning": ", ".join(str(f) for f in descriptor.partitioned_by),
+        **descriptor.properties,
+    }
+    for name, value in facts.items():
+        if value:
+            console.print(f"{name}: {value}", highlight=False)
+    buckets = Table("bucket", "log start", "high watermark", "tiered")
+    for bucket, p in sorted(state.positions.items()):
+        buckets.add_row(
+            str(bucket), f"{p.log_start_offset:,}", f"{p.high_watermark:,}", f"{p.tiered_offset:,}"
+        )
+    console.print(buckets)

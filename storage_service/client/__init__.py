@@ -1,0 +1,23 @@
+"""The storage service's Python client: the one door for connector, tiering and applications."""
+
+from __future__ import annotations
+
+from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.log_batch import LogBatch
+from streamhouse.storage_service.client.storage_client import (
+    DEFAULT_ENDPOINT,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    StorageClient,
+)
+from streamhouse.storage_service.client.tiering_calls import TieringIdle
+
+__all__ = [
+    "DEFAULT_ENDPOINT",
+    "ENDPOINT_VARIABLE",
+    "TOKEN_VARIABLE",
+    "AppendWriter",
+    "LogBatch",
+    "StorageClient",
+    "TieringIdle",
+]

@@ -1,0 +1,122 @@
+"""Appending rows: conform, route to buckets, cut into requests, number, send."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.errors import InternalError
+from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
+from streamhouse.storage_service.model.conform import check_schema, conform
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.wire.arrow_body import encode_append_body
+
+__all__ = ["Appender"]
+
+REQUEST_BYTES_TARGET: Final = 8 << 20
+BATCH_ROWS_MAX: Final = 65_536
+SPREAD_ROWS_MIN: Final = 8_192
+
+
+class Appender:
+    """Appends to tables for a client. Thread-safe: concurrent calls use separate writers."""
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._idle_writers: dict[int, list[AppendWriter]] = {}
+        self._next_bucket: dict[int, int] = {}
+
+    def append(
+        self,
+        table: TableInfo,
+        data: pa.Table | pa.RecordBatch,
+        *,
+        writer: AppendWriter | None,
+    ) -> dict[int, tuple[int, int]]:
+        """Append all of `data`; see `StorageClient.append`."""
+        name = str(table.path)
+        check_schema(data.schema, table.schema, table=name)
+        own = writer or self._take_writer(table.table_id)
+        offsets: dict[int, tuple[int, int]] = {}
+        # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
+        for batch in _bounded_batches(data):
+            rows = conform(batch, table.schema, table=name)
+            for bucket, span in self._send(table, self._route(table, rows), own).items():
+                start = offsets.get(bucket, span)[0]
+                offsets[bucket] = (start, span[1])
+        if writer is None:
+            self._return_writer(table.table_id, own)
+        return offsets
+
+    def _route(self, table: TableInfo, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
+        key = table.descriptor.effective_bucket_key
+        if key:
+            return split_by_bucket(rows, key, table.bucket_count)
+        with self._lock:
+            first = self._next_bucket.get(table.table_id, -1)
+            if first < 0:
+                first = secrets.randbelow(table.bucket_count)
+            parts = split_evenly(
+                rows, table.bucket_count, first_bucket=first, rows_min=SPREAD_ROWS_MIN
+            )
+            self._next_bucket[table.table_id] = (first + len(parts)) % table.bucket_count
+        return parts
+
+    def _send(
+        self, table: TableInfo, parts: Mapping[int, pa.RecordBatch], writer: AppendWriter
+    ) -> dict[int, tuple[int, int]]:
+        by_node: dict[str, list[tuple[int | None, int, pa.RecordBatch]]] = {}
+        for bucket, rows in parts.items():
+            part = (bucket, writer.next_sequence(bucket), rows)
+            by_node.setdefault(table.nodes.get(bucket, ""), []).append(part)
+        offsets: dict[int, tuple[int, int]] = {}
+        for node, node_parts in by_node.items():
+            answer = self._transport.request(
+                "POST",
+                f"/v1/tables/{table.path}/append",
+                query={"writer_id": f"{writer.writer_id:x}"},
+                body=encode_append_body(table.schema.to_arrow(), node_parts),
+                is_repeatable=True,
+                node=node,
+            )
+            for bucket_text, (start, end) in json.loads(answer)["buckets"].items():
+                offsets[int(bucket_text)] = (int(start), int(end))
+        for bucket, rows in parts.items():
+            start, end = offsets.get(bucket, (0, -1))
+            if end - start != rows.num_rows:
+                raise InternalError(
+                    f"append to '{table.path}': bucket {bucket} acknowledged offsets"
+                    f" [{start}, {end}) for {rows.num_rows} rows"
+                )
+            writer.advance(bucket)
+        return offsets
+
+    def _take_writer(self, table_id: int) -> AppendWriter:
+        with self._lock:
+            idle = self._idle_writers.setdefault(table_id, [])
+            return idle.pop() if idle else AppendWriter()
+
+    def _return_writer(self, table_id: int, writer: AppendWriter) -> None:
+        with self._lock:
+            self._idle_writers.setdefault(table_id, []).append(writer)
+
+
+def _bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield `data` in order as non-empty batches, each fit for one request."""
+    batches = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        # `nbytes` counts a slice's own part of shared buffers.
+        row_bytes = max(1, -(-batch.nbytes // batch.num_rows))
+        rows = max(1, min(BATCH_ROWS_MAX, REQUEST_BYTES_TARGET // row_bytes))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)

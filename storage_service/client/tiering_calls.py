@@ -1,0 +1,96 @@
+"""What a tiering worker asks of the service: claim a table, stay its owner, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table_state import TieringAssignment
+
+__all__ = ["TieringCalls", "TieringIdle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieringIdle:
+    """No table to tier now: why, and when to ask again, in milliseconds."""
+
+    reason: str
+    retry_after_ms: int
+
+
+class TieringCalls:
+    """The tiering half of the client."""
+
+    _transport: HttpTransport
+
+    def claim_tiering(
+        self, worker_id: str, *, tables: Sequence[str] | None = None, force: bool = False
+    ) -> TieringAssignment | TieringIdle:
+        """Ask for a table to tier.
+
+        Args:
+            worker_id: names the worker in messages of the service.
+            tables: only these; None means any.
+            force: also tables that are still fresh enough.
+        """
+        answer = self._transport.request_json(
+            "POST",
+            "/v1/tiering/claim",
+            body={
+                "worker_id": worker_id,
+                "tables": None if tables is None else list(tables),
+                "force": force,
+            },
+        )
+        if answer["assignment"] is not None:
+            return TieringAssignment.from_json(answer["assignment"])
+        return TieringIdle(reason=answer["reason"], retry_after_ms=int(answer["retry_after_ms"]))
+
+    def heartbeat_tiering(self, path: str, *, epoch: int) -> None:
+        """Keep the claim; raises `FencedError` when another worker has taken over."""
+        self._transport.request_json(
+            "POST",
+            "/v1/tiering/heartbeat",
+            body={"table": str(path), "epoch": epoch},
+            is_repeatable=True,
+        )
+
+    def complete_tiering(
+        self,
+        path: str,
+        *,
+        table_id: int,
+        epoch: int,
+        lake_snapshot_id: int,
+        lake_table_uuid: str,
+        tiered_offsets: Mapping[int, int],
+    ) -> LakeState:
+        """Register a committed lake snapshot; repeating it changes nothing.
+
+        Raises `FencedError` when `epoch` is not the current one.
+        """
+        answer = self._transport.request_json(
+            "POST",
+            "/v1/tiering/complete",
+            body={
+                "table": str(path),
+                "table_id": table_id,
+                "epoch": epoch,
+                "lake_snapshot_id": str(lake_snapshot_id),
+                "lake_table_uuid": lake_table_uuid,
+                "tiered_offsets": {str(b): end for b, end in tiered_offsets.items()},
+            },
+            is_repeatable=True,
+        )
+        return LakeState.from_json(answer)
+
+    def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
+        """Give the claim back after a failed round; the service waits before it hands it out."""
+        self._transport.request_json(
+            "POST",
+            "/v1/tiering/fail",
+            body={"table": str(path), "epoch": epoch, "error": error[:2_000]},
+            is_repeatable=True,
+        )

@@ -1,0 +1,197 @@
+"""HTTP to the storage service: the only module of ours that imports the HTTP client library.
+
+Errors of the library become ours here, once. What is retried: every request that is safe to
+repeat (reads, and writes that carry a writer id and sequence), on connection failures and on
+answers marked retriable, with growing waits, until the caller's deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+    error_for_code,
+)
+
+__all__ = ["HttpTransport"]
+
+_RETRY_WAIT_S_MIN: Final = 0.05
+_RETRY_WAIT_S_MAX: Final = 2.0
+_CONNECT_TIMEOUT_S: Final = 5.0
+
+
+class HttpTransport:
+    """Requests to one or several nodes over kept connections. Thread-safe."""
+
+    def __init__(self, endpoint: str, *, token: str | None, timeout_s: float) -> None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequestError(
+                f"endpoint '{endpoint}' is not a URL like http://127.0.0.1:8765"
+            )
+        self.endpoint = endpoint.rstrip("/")
+        self.timeout_s = timeout_s
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._pool = urllib3.PoolManager(num_pools=16, maxsize=16, retries=False)
+        self._is_reached = False
+
+    def close(self) -> None:
+        """Close all kept connections."""
+        self._pool.clear()
+
+    def request_json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        is_repeatable: bool = False,
+        wait_s: float = 0.0,
+    ) -> Any:
+        """Send a JSON request and return the decoded JSON answer."""
+        data = self.request(
+            method,
+            path,
+            query=query,
+            body=None if body is None else json.dumps(body).encode(),
+            content_type="application/json",
+            is_repeatable=is_repeatable or method == "GET",
+            wait_s=wait_s,
+        )
+        return json.loads(data) if data else None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/vnd.apache.arrow.stream",
+        is_repeatable: bool,
+        node: str = "",
+        wait_s: float = 0.0,
+    ) -> bytes:
+        """Send a request and return the answer's body.
+
+        Args:
+            body: bytes-like, sent as it is.
+            is_repeatable: sending it twice has the effect of sending it once.
+            node: endpoint of the node to ask; empty means this transport's.
+            wait_s: how long the service may hold the request on purpose.
+
+        Raises:
+            StreamhouseError: what the service answered, or `UnavailableError` when it cannot be
+                reached, or `UnknownOutcomeError` when a request that must not be repeated broke
+                after it was sent.
+        """
+        deadline = time.monotonic() + self.timeout_s + wait_s
+        wait = _RETRY_WAIT_S_MIN
+        while True:
+            try:
+                response = self._send(
+                    method,
+                    path,
+                    query=query,
+                    body=body,
+                    content_type=content_type,
+                    node=node,
+                    read_timeout_s=self.timeout_s + wait_s,
+                    is_streamed=False,
+                )
+                data: bytes = response.data
+                return data
+            except StreamhouseError as error:
+                is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
+                # A service never seen before is more likely misspelt than restarting.
+                if not (is_repeatable and is_passing and self._is_reached):
+                    raise
+                if time.monotonic() + wait > deadline:
+                    if method == "GET":
+                        raise UnavailableError(error.message) from error
+                    raise
+            # Jitter keeps many clients from coming back in step.
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(wait * 2, _RETRY_WAIT_S_MAX)
+
+    def open_stream(
+        self, path: str, *, query: Mapping[str, str] | None, silence_s_max: float
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a GET and return its open response; a read fails after `silence_s_max` of silence."""
+        return self._send(
+            "GET",
+            path,
+            query=query,
+            body=None,
+            content_type="",
+            node="",
+            read_timeout_s=silence_s_max,
+            is_streamed=True,
+        )
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        node: str,
+        read_timeout_s: float,
+        is_streamed: bool,
+    ) -> urllib3.BaseHTTPResponse:
+        endpoint = node or self.endpoint
+        headers = self._headers | ({} if body is None else {"Content-Type": content_type})
+        try:
+            response = self._pool.request(
+                method,
+                f"{endpoint}{path}{'?' + urlencode(query) if query else ''}",
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=read_timeout_s),
+                preload_content=not is_streamed,
+                redirect=False,
+            )
+        except (
+            urllib3.exceptions.NewConnectionError,
+            urllib3.exceptions.ConnectTimeoutError,
+        ) as error:
+            raise UnavailableError(
+                f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"
+                " serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or 'endpoint'"
+            ) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise UnknownOutcomeError(
+                f"the Streamhouse service at {endpoint} did not answer {method} {path}: {error}"
+            ) from error
+        self._is_reached = True
+        if response.status >= 400:
+            raise _error_of(response, endpoint=endpoint)
+        return response
+
+
+def _error_of(response: urllib3.BaseHTTPResponse, *, endpoint: str) -> StreamhouseError:
+    data = response.data
+    try:
+        detail = json.loads(data)["error"]
+        return error_for_code(
+            str(detail["code"]), str(detail["message"]), request_id=detail.get("request_id")
+        )
+    except (ValueError, KeyError, TypeError):
+        return InvalidRequestError(
+            f"{endpoint} answered HTTP {response.status} without a Streamhouse error;"
+            " is it a Streamhouse service?"
+        )
