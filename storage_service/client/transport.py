@@ -129,7 +129,7 @@ class HttpTransport:
     def open_stream(
         self, path: str, *, query: Mapping[str, str] | None, silence_s_max: float
     ) -> urllib3.BaseHTTPResponse:
-        """Send a GET and return its open response; a read fails after `silence_s_max` of silence."""
+        """Send a GET; a read of the open response fails after `silence_s_max` without bytes."""
         return self._send(
             "GET",
             path,

@@ -116,11 +116,12 @@ def decode_append_body(
     )
     try:
         reader = pa.ipc.open_stream(pa.py_buffer(view))
-    except (pa.ArrowException, OSError) as error:
+        names = reader.schema.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"append to '{table}': unreadable schema: {error}") from error
     check_schema(reader.schema, schema, table=table)
     arrow_schema = schema.to_arrow()
-    is_exact = [(f.name, f.type) for f in reader.schema] == [(f.name, f.type) for f in arrow_schema]
+    is_exact = names == arrow_schema.names and reader.schema.types == arrow_schema.types
     parts = []
     for message in found[1:]:
         batch, metadata = _read_batch(reader, table=table)
