@@ -1,0 +1,61 @@
+"""The names users import are there, and nothing else is promised."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import streamhouse
+from tests.architecture.source_files import SourceFile, library_files
+
+
+def test_the_public_names() -> None:
+    assert set(streamhouse.__all__) == {"StreamhouseClient", "__version__", "attach", "register"}
+    for name in streamhouse.__all__:
+        assert getattr(streamhouse, name) is not None
+    assert set(dir(streamhouse)) >= set(streamhouse.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        streamhouse.conect  # noqa: B018 - looking it up is the act
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert streamhouse.__version__ == importlib.metadata.version("pyspark-streamhouse")
+
+
+def test_spark_can_discover_the_format() -> None:
+    module = importlib.import_module("pyspark_streamhouse")
+
+    assert module.DefaultSource.name() == "streamhouse"
+
+
+def test_a_broken_connector_does_not_break_discovery_of_other_formats() -> None:
+    """Spark asks `hasattr`; anything but False from it would lose every other format too."""
+    program = (
+        "import sys; sys.modules['streamhouse.connector.data_source'] = None\n"
+        "import pyspark_streamhouse\n"
+        "print(hasattr(pyspark_streamhouse, 'DefaultSource'))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout.strip() == "False", done.stderr
+    assert "Spark cannot use the format 'streamhouse'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "file",
+    [file for file in library_files() if file.path.name != "__main__.py"],
+    ids=lambda file: file.module,
+)
+def test_what_a_module_promises_exists(file: SourceFile) -> None:
+    module = importlib.import_module(file.module)
+
+    for name in getattr(module, "__all__", ()):
+        assert hasattr(module, name), f"{file.module}.__all__ names '{name}'"
