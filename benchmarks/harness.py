@@ -1,0 +1,117 @@
+"""What all benchmarks share: the rows they move, how they repeat, how they report.
+
+A benchmark is a module `benchmarks/bench_*.py` that calls `report` once a figure when run with
+`python -m benchmarks.bench_x`. `python -m benchmarks.run` runs them all into RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = [
+    "SCHEMA",
+    "Result",
+    "fsynced_write_seconds",
+    "make_rows",
+    "percentile",
+    "report",
+    "timed",
+]
+
+RESULT_PREFIX: Final = "RESULT "
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("customer", pa.string()),
+        pa.field("amount", pa.float64()),
+        pa.field("ts", pa.timestamp("us", tz="UTC")),
+        pa.field("status", pa.string()),
+    ]
+)
+_STATUSES: Final = pa.array(["new", "paid", "packed", "shipped", "returned"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One figure: what was measured, the limit of the same run, their ratio, the bar to reach."""
+
+    name: str
+    measured: str
+    limit: str
+    ratio: float
+    bar: str
+    reached: bool
+
+
+def make_rows(row_count: int, *, first_id: int = 0, seed: int = 0) -> pa.RecordBatch:
+    """Return rows of SCHEMA: 12-character customers, one event a millisecond, five statuses."""
+    rng = np.random.default_rng(seed + first_id)
+    ids = np.arange(first_id, first_id + row_count)
+    customers = np.char.add(
+        "cust", np.char.zfill(rng.integers(0, 100_000, row_count).astype(str), 8)
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(ids),
+            pa.array(customers.tolist()),
+            pa.array(rng.random(row_count) * 1_000),
+            pa.array(1_700_000_000_000_000 + ids * 1_000, pa.timestamp("us", tz="UTC")),
+            _STATUSES.take(pa.array(rng.integers(0, 5, row_count))),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the seconds one call of `work` takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which `share` (0 to 1) of `values` lie."""
+    return float(np.quantile(np.asarray(values), share))
+
+
+def fsynced_write_seconds(path: Path, pieces: Sequence[bytes]) -> float:
+    """Write `pieces` to a new file with one fdatasync after each; return the seconds."""
+    start = time.perf_counter()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for piece in pieces:
+            os.write(fd, piece)
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    seconds = time.perf_counter() - start
+    path.unlink()
+    return seconds
+
+
+def report(name: str, *, measured: str, limit: str, ratio: float, bar: str, reached: bool) -> None:
+    """Print one figure, for people and for `benchmarks.run`."""
+    result = Result(
+        name=name, measured=measured, limit=limit, ratio=round(ratio, 3), bar=bar, reached=reached
+    )
+    verdict = "reached" if reached else "MISSED"
+    print(f"{name}: {measured} against {limit}: ratio {ratio:.2f} ({bar}: {verdict})")
+    print(RESULT_PREFIX + json.dumps(asdict(result)))
+    sys.stdout.flush()
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)

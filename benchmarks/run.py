@@ -1,0 +1,91 @@
+"""Run every benchmark, each in a process of its own, and write benchmarks/RESULTS.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.harness import RESULT_PREFIX
+
+_HERE: Final = Path(__file__).parent
+_RESULTS: Final = _HERE / "RESULTS.md"
+_INTRODUCTION: Final = """# Results
+
+Written by `make bench` (`python -m benchmarks.run`). Each row is one run on one machine: `measured`
+against `limit` (what the hardware or the bare library did in the same run), and their ratio against
+the bar we set ourselves. Absolute figures are this machine's; ratios carry over. One benchmark:
+`python -m benchmarks.NAME`.
+
+"""
+
+
+def main(names: list[str]) -> int:
+    """Run the benchmarks called `names`, or all; return how many failed to run."""
+    modules = names or sorted(path.stem for path in _HERE.glob("bench_*.py"))
+    sections = []
+    failures = 0
+    for module in modules:
+        started = time.perf_counter()
+        results, exit_code = _run(module)
+        failures += exit_code != 0
+        sections.append(_section(module, results, time.perf_counter() - started, exit_code))
+    if not names:
+        _RESULTS.write_text(_INTRODUCTION + _machine() + "\n".join(sections))
+    return failures
+
+
+def _run(module: str) -> tuple[list[dict[str, Any]], int]:
+    results = []
+    command = [sys.executable, "-m", f"benchmarks.{module}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(RESULT_PREFIX):
+                results.append(json.loads(line.removeprefix(RESULT_PREFIX)))
+            else:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+    return results, process.returncode
+
+
+def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_code: int) -> str:
+    lines = [f"## {module}", "", f"`python -m benchmarks.{module}`, {seconds:.0f} s", ""]
+    if exit_code:
+        lines += [f"**The run failed with exit code {exit_code}.**", ""]
+    lines += [
+        "| figure | measured | limit | ratio | bar | |",
+        "| --- | --- | --- | --: | --- | --- |",
+    ]
+    lines += [
+        f"| {r['name']} | {r['measured']} | {r['limit']} | {r['ratio']:.2f} | {r['bar']} |"
+        f" {'reached' if r['reached'] else '**missed**'} |"
+        for r in results
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _machine() -> str:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=_HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    packages = ", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "pyiceberg"))
+    return (
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit or 'unknown'},"
+        f" {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()},"
+        f" {packages}. The machine is shared: other load moves single figures.\n\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
