@@ -34,11 +34,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-dev: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,quickstart,connect]'
+	@echo "Installing into $(VENV): about a minute on a new machine."
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,quickstart,connect]'
 	@touch $(VENV)/.installed-dev $(VENV)/.installed-quickstart
 
 $(VENV)/.installed-quickstart: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[quickstart]'
+	@echo "Installing into $(VENV): about a minute on a new machine."
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[quickstart]'
 	@touch $@
 
 .PHONY: java
@@ -95,7 +97,7 @@ bench: java setup ## Run the benchmarks and write benchmarks/RESULTS.md
 
 .PHONY: build
 build: setup ## Build the wheel and the source distribution into dist/
-	$(PIP) install --quiet build
+	@$(PIP) install --quiet build
 	$(BIN)/python -m build --outdir dist .
 
 .PHONY: clean
