@@ -1,0 +1,214 @@
+"""How long an appended row takes to a subscriber, and to a Spark `foreachBatch`.
+
+Spark's own floor is measured in the same run: a Python stream source that makes its rows in memory
+by the clock, so that nothing but the micro-batch engine lies between a row and `foreachBatch`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.harness import SCHEMA, make_rows, median, percentile, report
+from streamhouse.storage_service.client import StorageClient
+from tests.support.service_process import ServiceProcess
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamReader,
+    InputPartition,
+)
+
+SUBSCRIBER_EVENTS = 1_000
+SPARK_EVENTS = 60
+SPARK_EVENT_SPACING_S = 0.3
+TIMES = pa.schema([pa.field("sent", pa.float64())])
+
+
+def main() -> None:
+    """Report both latencies."""
+    with tempfile.TemporaryDirectory() as directory, ServiceProcess(directory) as service:
+        _report_subscriber(service.endpoint)
+        _report_spark(service.endpoint, directory)
+
+
+def _report_subscriber(endpoint: str) -> None:
+    with StorageClient(endpoint) as writer, StorageClient(endpoint) as reader:
+        writer.create_table("latency", SCHEMA)
+        rows = make_rows(100)
+        sent: dict[int, float] = {}
+        latencies: list[float] = []
+        received = threading.Semaphore(0)
+        events = reader.subscribe("latency", start="earliest")
+
+        def follow() -> None:
+            for batch in events:
+                latencies.append(time.perf_counter() - sent[batch.base_offset])
+                received.release()
+                if len(latencies) >= SUBSCRIBER_EVENTS:
+                    return
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        for i in range(SUBSCRIBER_EVENTS):
+            sent[i * rows.num_rows] = time.perf_counter()
+            writer.append("latency", rows)
+            received.acquire()
+            time.sleep(random.uniform(0.001, 0.005))
+        thread.join()
+    measured = sorted(1_000 * s for s in latencies[50:])
+    p50, p99 = percentile(measured, 0.5), percentile(measured, 0.99)
+    for name, value, bar in (("p50", p50, 2.0), ("p99", p99, 10.0)):
+        report(
+            f"append to subscriber, 100 rows, {name}",
+            measured=f"{value:.2f} ms",
+            limit=f"the bar of {bar:g} ms",
+            ratio=value / bar,
+            bar="at most 1",
+            reached=value <= bar,
+        )
+
+
+class ClockPartition(InputPartition):
+    """Events `start` to `end` of the clock source."""
+
+    def __init__(self, start: int, end: int, origin: float) -> None:
+        self.start, self.end, self.origin = start, end, origin
+
+
+class ClockReader(DataSourceStreamReader):
+    """One event every SPARK_EVENT_SPACING_S seconds since `origin`, each with its own due time."""
+
+    def __init__(self, origin: float) -> None:
+        self.origin = origin
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"event": 0}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
+        return {"event": max(0, int((time.time() - self.origin) / SPARK_EVENT_SPACING_S))}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [ClockPartition(start["event"], end["event"], self.origin)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ClockPartition)
+        due = [
+            partition.origin + (i + 1) * SPARK_EVENT_SPACING_S
+            for i in range(partition.start, partition.end)
+        ]
+        yield pa.RecordBatch.from_arrays([pa.array(due, pa.float64())], schema=TIMES)
+
+
+class ClockSource(DataSource):
+    """The engine's floor: rows made in memory by the clock."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "clock"
+
+    def schema(self) -> str:
+        return "sent double"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return ClockReader(float(self.options["origin"]))
+
+
+def _report_spark(endpoint: str, directory: str) -> None:
+    import streamhouse
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.extraJavaOptions", "-Xss16m")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(ClockSource)
+    streamhouse.register(spark)
+    floors, ours = [], []
+    with StorageClient(endpoint) as client:
+        client.create_table("spark_latency", TIMES)
+        for repeat in range(3):
+            floors.append(_floor_seconds(spark, f"{directory}/floor-{repeat}"))
+            ours.append(_our_seconds(spark, client, f"{directory}/ours-{repeat}"))
+    spark.stop()
+    floor, our = median([median(f) for f in floors]), median([median(o) for o in ours])
+    report(
+        "append to Spark foreachBatch, p50",
+        measured=f"{1_000 * our:.0f} ms",
+        limit=f"the engine's floor (rows made in memory): {1_000 * floor:.0f} ms",
+        ratio=our / floor,
+        bar="at most 1.3",
+        reached=our / floor <= 1.3,
+    )
+
+
+class _Arrivals:
+    """Collects, in foreachBatch, how long each row took from `sent`."""
+
+    def __init__(self, wanted: int) -> None:
+        self.seconds: list[float] = []
+        self.wanted = wanted
+        self.done = threading.Event()
+        self.started = threading.Event()
+
+    def __call__(self, batch: DataFrame, _batch_id: int) -> None:
+        rows = batch.collect()
+        now = time.time()
+        self.seconds += [now - row.sent for row in rows]
+        if rows:
+            self.started.set()
+        if len(self.seconds) >= self.wanted:
+            self.done.set()
+
+
+def _floor_seconds(spark: SparkSession, checkpoint: str) -> list[float]:
+    arrivals = _Arrivals(SPARK_EVENTS)
+    stream = spark.readStream.format("clock").option("origin", str(time.time())).load()
+    query = stream.writeStream.foreachBatch(arrivals).option("checkpointLocation", checkpoint)
+    running = query.start()
+    arrivals.done.wait(timeout=120)
+    running.stop()
+    return arrivals.seconds[SPARK_EVENTS // 4 :]
+
+
+def _our_seconds(spark: SparkSession, client: StorageClient, checkpoint: str) -> list[float]:
+    arrivals = _Arrivals(SPARK_EVENTS)
+    stream = (
+        spark.readStream.format("streamhouse")
+        .option("endpoint", client.endpoint)
+        .option("startingOffsets", "latest")
+        .load("spark_latency")
+    )
+    query = stream.writeStream.foreachBatch(arrivals).option("checkpointLocation", checkpoint)
+    running = query.start()
+    # Rows count from the first batch on; until the query listens, appends would be lost to it.
+    while not arrivals.started.is_set():
+        _append_now(client)
+        arrivals.started.wait(timeout=1.0)
+    while not arrivals.done.is_set():
+        _append_now(client)
+        time.sleep(SPARK_EVENT_SPACING_S * random.uniform(0.8, 1.2))
+    running.stop()
+    return arrivals.seconds[SPARK_EVENTS // 4 :]
+
+
+def _append_now(client: StorageClient) -> None:
+    client.append("spark_latency", pa.record_batch([[time.time()]], schema=TIMES))
+
+
+if __name__ == "__main__":
+    main()
