@@ -97,7 +97,6 @@ bench: java setup ## Run the benchmarks and write benchmarks/RESULTS.md
 
 .PHONY: build
 build: setup ## Build the wheel and the source distribution into dist/
-	@$(PIP) install --quiet build
 	$(BIN)/python -m build --outdir dist .
 
 .PHONY: clean

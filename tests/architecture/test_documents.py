@@ -1,0 +1,56 @@
+"""What the documents say exists: links lead somewhere, and commands can be run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.architecture.source_files import ROOT
+
+DOCUMENTS: Final = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"))
+    if not path.is_relative_to(ROOT / ".venv")
+)
+
+_FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING: Final = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_MAKE: Final = re.compile(r"(?:^|`)make ([a-z][a-z-]*)", re.MULTILINE)
+_TARGET: Final = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
+
+
+def _anchor(heading: str) -> str:
+    """The anchor that a heading gets where the repository is shown."""
+    kept = re.sub(r"[^\w\- ]", "", heading.lower())
+    return kept.replace(" ", "-")
+
+
+def _anchors(document: Path) -> set[str]:
+    return {_anchor(heading) for heading in _HEADING.findall(_FENCE.sub("", document.read_text()))}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for link in _LINK.findall(_FENCE.sub("", document.read_text())):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in _anchors(target)
+        ):
+            broken.append(link)
+
+    assert not broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_make_targets_exist(document: Path) -> None:
+    targets = set(_TARGET.findall((ROOT / "Makefile").read_text()))
+
+    assert set(_MAKE.findall(document.read_text())) <= targets
