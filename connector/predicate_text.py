@@ -1,0 +1,114 @@
+"""Dates, times and doubles from text, as Spark's ANSI casts read them in a session in UTC.
+
+Whatever is not surely read as Spark reads it is refused: special words (`today`), zone names,
+years outside 0001 to 9999. Spark string literals with their escapes are read here too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Final
+
+from streamhouse.storage_service.errors import InvalidPredicateError
+
+__all__ = ["parse_date", "parse_double", "parse_timestamp", "refuse", "unescape"]
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_DOUBLE_TEXT: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)[df]?", re.ASCII | re.I)
+_SPECIAL_DOUBLE_TEXT: Final = re.compile(r"nan|[+-]?inf(?:inity)?", re.I)
+_DATE_TEXT: Final = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.S)
+_TIMESTAMP_TEXT: Final = re.compile(
+    r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})"
+    r"(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)? *(Z|UTC|[+-]\d{2}:\d{2})?)?)?)?",
+    re.ASCII,
+)
+_ESCAPE: Final = re.compile(
+    r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(.))", re.ASCII | re.S
+)
+# `\%` and `\_` keep their backslash, for LIKE.
+_ESCAPED: Final = {
+    "0": "\0",
+    "b": "\b",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "Z": "\x1a",
+    "%": "\\%",
+    "_": "\\_",
+}
+
+
+def refuse(what: str) -> InvalidPredicateError:
+    """Return the error for a piece that cannot be pushed down."""
+    return InvalidPredicateError(f"where: {what}; use DataFrame.filter for it")
+
+
+def parse_date(text: str) -> int:
+    """Return days since 1970 of a text as Spark casts it; raises `InvalidPredicateError`."""
+    match = _DATE_TEXT.fullmatch(text.strip().removeprefix("+"))
+    try:
+        if match:
+            year, month, day = (int(part or 1) for part in match.groups())
+            return datetime.date(year, month, day).toordinal() - _EPOCH.toordinal()
+    except ValueError:
+        pass
+    raise refuse(f"'{text}' is not a date of the form 2024-12-31 with a year from 0001 to 9999")
+
+
+def parse_timestamp(text: str, *, zone_allowed: bool = True) -> int:
+    """Return microseconds since 1970 of a text as Spark casts it in a session in UTC."""
+    match = _TIMESTAMP_TEXT.fullmatch(text.strip().removeprefix("+"))
+    try:
+        if match:
+            *parts, fraction, zone = match.groups()
+            year, month, day = (int(part or 1) for part in parts[:3])
+            hour, minute, second = (int(part or 0) for part in parts[3:])
+            moment = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
+            micros = (moment - _EPOCH) // datetime.timedelta(microseconds=1)
+            micros += int((fraction or "").ljust(6, "0")[:6])
+            if zone and not zone_allowed:
+                raise refuse(f"'{text}' has a time zone but is compared with a timestamp_ntz")
+            return micros - _zone_us(zone)
+    except ValueError:
+        pass
+    raise refuse(
+        f"'{text}' is not a timestamp of the form 2024-12-31 23:59:59.999999,"
+        " optionally with Z or an offset such as +01:00"
+    )
+
+
+def parse_double(text: str) -> float:
+    """Return the double of a text as Spark casts it; raises `InvalidPredicateError`."""
+    stripped = text.strip()
+    match = _DOUBLE_TEXT.fullmatch(stripped)
+    if match:
+        return float(match[1])
+    if _SPECIAL_DOUBLE_TEXT.fullmatch(stripped):
+        return float(stripped)
+    raise refuse(f"'{text}' is not a number")
+
+
+def unescape(text: str) -> str:
+    """Return the value of the inside of a Spark string literal, quotes already removed."""
+
+    def replace(match: re.Match[str]) -> str:
+        short, long, octal, character = match.groups()
+        if character is not None:
+            return _ESCAPED.get(character, character)
+        return chr(int(octal, 8) if octal else int(short or long, 16))
+
+    try:
+        # A pair of \\u escapes is one character; half a pair is none that UTF-8 can store.
+        return _ESCAPE.sub(replace, text).encode("utf-16", "surrogatepass").decode("utf-16")
+    except (UnicodeError, ValueError, OverflowError):
+        raise refuse("a string with an escape that is not a Unicode character") from None
+
+
+def _zone_us(zone: str | None) -> int:
+    if zone is None or zone in ("Z", "UTC"):
+        return 0
+    hours, minutes = int(zone[1:3]), int(zone[4:6])
+    if hours > 18 or minutes > 59:
+        raise ValueError(zone)
+    return (hours * 60 + minutes) * 60_000_000 * (-1 if zone[0] == "-" else 1)

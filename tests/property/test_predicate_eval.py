@@ -1,0 +1,90 @@
+"""Evaluation, JSON and pruning of random predicates on random rows, judged by the row model."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamhouse.connector.predicate import Node, Predicate
+from streamhouse.connector.predicate_eval import filter_batch, predicate_mask
+from streamhouse.connector.predicate_pruning import (
+    batch_statistics,
+    may_match,
+    row_group_statistics,
+)
+from tests.support.predicate_model import evaluate, nodes, rows, to_batch
+
+
+@given(nodes(), rows())
+@settings(max_examples=400)
+def test_every_row_gets_the_truth_value_of_the_model(
+    node: Node, table_rows: list[dict[str, Any]]
+) -> None:
+    mask = predicate_mask(Predicate("", node), to_batch(table_rows))
+
+    assert mask.to_pylist() == [evaluate(node, row) for row in table_rows]
+
+
+@given(nodes(), rows(), st.integers(0, 5))
+def test_filtering_keeps_the_true_rows_of_a_slice_in_order(
+    node: Node, table_rows: list[dict[str, Any]], start: int
+) -> None:
+    batch = to_batch(table_rows).slice(start)
+    kept = [i for i, row in enumerate(table_rows[start:]) if evaluate(node, row) is True]
+
+    assert filter_batch(Predicate("", node), batch).equals(batch.take(pa.array(kept, pa.int64())))
+
+
+@given(nodes())
+@settings(max_examples=300)
+def test_json_and_pickle_give_the_same_predicate_back(node: Node) -> None:
+    predicate = Predicate("text", node)
+
+    # NaN differs from itself, so the texts are compared.
+    read = Predicate.from_json(json.loads(json.dumps(predicate.to_json(), allow_nan=False)))
+    assert repr(read) == repr(predicate)
+    assert repr(pickle.loads(pickle.dumps(predicate))) == repr(predicate)
+
+
+@given(nodes(), rows(size_max=4))
+@settings(max_examples=600)
+def test_a_log_batch_that_is_pruned_has_no_matching_row(
+    node: Node, table_rows: list[dict[str, Any]]
+) -> None:
+    batch = to_batch(table_rows)
+    predicate = Predicate("", node)
+
+    if not may_match(predicate, batch_statistics(batch, predicate.columns)):
+        assert True not in [evaluate(node, row) for row in table_rows]
+
+
+@given(st.lists(nodes(), min_size=5, max_size=20), rows(), st.booleans())
+@settings(max_examples=150)
+def test_a_row_group_that_is_pruned_has_no_matching_row(
+    trees: list[Node], table_rows: list[dict[str, Any]], as_integers: bool
+) -> None:
+    buffer = io.BytesIO()
+    table = pa.Table.from_batches([to_batch(table_rows)])
+    pq.write_table(
+        table,
+        buffer,
+        row_group_size=3,
+        store_schema=False,
+        store_decimal_as_integer=as_integers,
+    )
+    metadata = pq.ParquetFile(buffer).metadata
+
+    for node in trees:
+        predicate = Predicate("", node)
+        for group in range(metadata.num_row_groups):
+            statistics = row_group_statistics(metadata, group, columns=predicate.columns)
+            if not may_match(predicate, statistics):
+                inside = table_rows[3 * group : 3 * group + 3]
+                assert True not in [evaluate(node, row) for row in inside]
