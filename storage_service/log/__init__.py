@@ -1,0 +1,1 @@
+"""The log: dense offsets in checksummed segment files. Knows bytes only, never Arrow or HTTP."""

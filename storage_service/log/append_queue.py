@@ -1,0 +1,121 @@
+"""Batches that have their offsets but are not durable yet, and how to take them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.log.segment import WrittenFrame
+from streamhouse.storage_service.log.segment_format import encode_frame
+from streamhouse.storage_service.log.writer_state import RememberedBatch, WriterStates
+
+__all__ = ["AppendQueue", "AppendResult"]
+
+_ROWS_MAX: Final = (1 << 32) - 1
+
+
+class AppendResult(NamedTuple):
+    """Where rows went. A duplicate was appended before: these are its first offsets."""
+
+    base_offset: int
+    end_offset: int
+    timestamp_us: int
+    is_duplicate: bool
+
+
+class _Queued(NamedTuple):
+    """One frame, and what was true before it."""
+
+    buffers: list[Buffer]
+    frame: WrittenFrame
+    timestamp_us_before: int
+    writer_id: int
+    writer_window_before: bytes | None
+
+
+class AppendQueue:
+    """Assigns offsets and timestamps, and remembers writers. Not thread-safe.
+
+    The writer state includes queued batches, so that a repetition within one group is recognised.
+    """
+
+    def __init__(
+        self,
+        *,
+        writers: WriterStates,
+        next_offset: int,
+        last_timestamp_us: int,
+        clock_us: Callable[[], int],
+    ) -> None:
+        self._writers = writers
+        self._next_offset = next_offset
+        self._last_timestamp_us = last_timestamp_us
+        self._clock_us = clock_us
+        self._queued: list[_Queued] = []
+
+    def __len__(self) -> int:
+        return len(self._queued)
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """The timestamp of the latest batch, queued or durable."""
+        return self._last_timestamp_us
+
+    def add(
+        self,
+        payload: Buffer,
+        *,
+        row_count: int,
+        schema_id: int,
+        writer_id: int,
+        sequence: int,
+        durable_offset: int,
+    ) -> AppendResult:
+        """Queue a batch that `WriterStates.find` does not know."""
+        assert 0 < row_count <= _ROWS_MAX
+        base_offset = self._next_offset
+        end_offset = base_offset + row_count
+        timestamp_before = self._last_timestamp_us
+        # A clock that goes backwards stops time, it never reverses it.
+        timestamp_us = max(timestamp_before, self._clock_us())
+        buffers = encode_frame(
+            payload,
+            base_offset=base_offset,
+            row_count=row_count,
+            schema_id=schema_id,
+            timestamp_us=timestamp_us,
+            writer_id=writer_id,
+            sequence=sequence,
+            durable_offset=durable_offset,
+        )
+        window_before = None
+        if writer_id:
+            batch = RememberedBatch(sequence, base_offset, end_offset, timestamp_us)
+            window_before = self._writers.record(writer_id, batch)
+        frame = WrittenFrame(base_offset, end_offset, timestamp_us, sum(map(len, buffers)))
+        self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
+        self._next_offset = end_offset
+        self._last_timestamp_us = timestamp_us
+        return AppendResult(base_offset, end_offset, timestamp_us, False)
+
+    def buffers(self) -> list[Buffer]:
+        """Return the bytes of all queued frames, in order."""
+        return [buffer for queued in self._queued for buffer in queued.buffers]
+
+    def frames(self) -> list[WrittenFrame]:
+        """Return the facts of all queued frames, in order."""
+        return [queued.frame for queued in self._queued]
+
+    def take_back(self, *, keep: int) -> None:
+        """Undo the latest batches until `keep` are left."""
+        while len(self._queued) > keep:
+            queued = self._queued.pop()
+            self._next_offset = queued.frame.base_offset
+            self._last_timestamp_us = queued.timestamp_us_before
+            if queued.writer_id:
+                self._writers.put_back(queued.writer_id, queued.writer_window_before)
+
+    def clear(self) -> None:
+        """Everything queued is durable now."""
+        self._queued.clear()

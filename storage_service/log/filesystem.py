@@ -1,0 +1,241 @@
+"""The file operations a log needs, and the local disk behind them.
+
+Every byte the log stores or reads passes through a `Filesystem`, so that a test can put one in its
+place that loses what was not synced. A failing operation raises `OSError`; translating it is the
+caller's job, because only the caller knows what was in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+__all__ = ["Buffer", "Filesystem", "LocalFilesystem", "WritableFile", "replace_durably"]
+
+Buffer: TypeAlias = bytes | memoryview
+
+# What one writev takes on Linux; sysconf would say the same.
+_IOV_MAX: Final = 1024
+# Below this a copy into one buffer is cheaper than a long list of small ones.
+_COALESCE_BYTES_MAX: Final = 256 * 1024
+# A mapped file costs a file descriptor (mmap duplicates it), and those are scarce.
+_MAPPED_FILES_MAX: Final = 256
+
+_EMPTY: Final = memoryview(b"")
+
+
+class WritableFile(Protocol):
+    """An open file. One thread at a time; nothing is durable before `sync` returns."""
+
+    def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
+        """Write all of `buffers`, one after the other, from byte `position` on.
+
+        After an `OSError` any part of them may have been written.
+        """
+
+    def sync(self) -> None:
+        """Return only when every byte and the length of this file are durable.
+
+        After an `OSError` nothing is known about bytes written since the last successful sync, and
+        a later successful sync proves nothing about them.
+        """
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file to `size_bytes`; durable after the next `sync`."""
+
+    def close(self) -> None:
+        """Release the file without syncing it; closing twice is harmless."""
+
+
+class Filesystem(Protocol):
+    """Files and directories. Safe to call from any thread; a path has one writer at a time."""
+
+    def make_directory(self, directory: Path) -> None:
+        """Create `directory`, and its parents, unless it exists; its entries durably."""
+
+    def list_names(self, directory: Path) -> list[str]:
+        """Return the names of the files in `directory`, sorted; empty if there is none."""
+
+    def size_bytes(self, path: Path) -> int:
+        """Return the current length of a file."""
+
+    def create(self, path: Path) -> WritableFile:
+        """Open `path` for writing, empty; its name is durable after `sync_directory`."""
+
+    def open(self, path: Path) -> WritableFile:
+        """Open an existing file for writing, as it is."""
+
+    def read(self, path: Path, *, bytes_max: int) -> bytes:
+        """Return the first bytes of a file, at most `bytes_max`."""
+
+    def map(self, path: Path, size_bytes: int) -> memoryview:
+        """Return a read-only view of at least the first `size_bytes` bytes of a file.
+
+        The view stays valid when the file grows or is removed. It must not be read past what was
+        in the file when it was last written: bytes cut off later are gone under the view's feet.
+        """
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move `source` over `target`; durable after `sync_directory`."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; durable after `sync_directory`. Views of it stay valid."""
+
+    def sync_directory(self, directory: Path) -> None:
+        """Return only when the names in `directory` are durable as they are now."""
+
+
+def replace_durably(filesystem: Filesystem, path: Path, buffers: Sequence[Buffer]) -> None:
+    """Give `path` these contents as a whole: after a crash it has the old ones or the new.
+
+    The contents are durable on return; the name is after the caller's `sync_directory`.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    file = filesystem.create(temporary)
+    try:
+        file.write(buffers, position=0)
+        file.sync()
+    finally:
+        file.close()
+    filesystem.rename(temporary, path)
+
+
+class LocalWritableFile:
+    """`WritableFile` over a file descriptor."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o644)
+
+    def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
+        """See `WritableFile.write`: one system call unless the list is long."""
+        total = sum(len(buffer) for buffer in buffers)
+        if total <= _COALESCE_BYTES_MAX:
+            buffers = [b"".join(buffers)]
+        for start in range(0, len(buffers), _IOV_MAX):
+            position = self._write_some(list(buffers[start : start + _IOV_MAX]), position)
+
+    def _write_some(self, buffers: list[Buffer], position: int) -> int:
+        left = sum(len(buffer) for buffer in buffers)
+        while left:
+            written = os.pwritev(self._descriptor, buffers, position)
+            position += written
+            left -= written
+            if left:
+                buffers = _without_first(buffers, written)
+        return position
+
+    def sync(self) -> None:
+        """See `WritableFile.sync`: fdatasync, which includes the length."""
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size_bytes: int) -> None:
+        """See `WritableFile.truncate`."""
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def close(self) -> None:
+        """See `WritableFile.close`."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+def _without_first(buffers: list[Buffer], count: int) -> list[Buffer]:
+    """Return `buffers` without their first `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [memoryview(buffer)[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+class LocalFilesystem:
+    """`Filesystem` on the local disk, with a bounded set of mapped files."""
+
+    def __init__(self, *, mapped_files_max: int = _MAPPED_FILES_MAX) -> None:
+        self._mapped_files_max = mapped_files_max
+        self._maps: OrderedDict[Path, memoryview] = OrderedDict()
+        self._maps_lock = threading.Lock()
+
+    def make_directory(self, directory: Path) -> None:
+        """See `Filesystem.make_directory`."""
+        missing = [p for p in (directory, *directory.parents) if not p.exists()]
+        directory.mkdir(parents=True, exist_ok=True)
+        for created in reversed(missing):
+            self.sync_directory(created.parent)
+
+    def list_names(self, directory: Path) -> list[str]:
+        """See `Filesystem.list_names`."""
+        if not directory.exists():
+            return []
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+
+    def size_bytes(self, path: Path) -> int:
+        """See `Filesystem.size_bytes`."""
+        return path.stat().st_size
+
+    def create(self, path: Path) -> WritableFile:
+        """See `Filesystem.create`."""
+        return LocalWritableFile(path, os.O_CREAT | os.O_TRUNC)
+
+    def open(self, path: Path) -> WritableFile:
+        """See `Filesystem.open`."""
+        return LocalWritableFile(path, 0)
+
+    def read(self, path: Path, *, bytes_max: int) -> bytes:
+        """See `Filesystem.read`."""
+        with path.open("rb") as file:
+            return file.read(bytes_max)
+
+    def map(self, path: Path, size_bytes: int) -> memoryview:
+        """See `Filesystem.map`: maps are shared and the least recently used is let go."""
+        with self._maps_lock:
+            view = self._maps.get(path)
+            if view is not None and len(view) >= size_bytes:
+                self._maps.move_to_end(path)
+                return view
+        view = self._map_now(path)
+        with self._maps_lock:
+            self._maps[path] = view
+            self._maps.move_to_end(path)
+            # A map is dropped, never closed: readers may still hold views of it.
+            while len(self._maps) > self._mapped_files_max:
+                self._maps.popitem(last=False)
+        return view
+
+    @staticmethod
+    def _map_now(path: Path) -> memoryview:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return _EMPTY
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Filesystem.rename`."""
+        source.rename(target)
+        self._forget(source, target)
+
+    def remove(self, path: Path) -> None:
+        """See `Filesystem.remove`."""
+        path.unlink()
+        self._forget(path)
+
+    def _forget(self, *paths: Path) -> None:
+        with self._maps_lock:
+            for path in paths:
+                self._maps.pop(path, None)
+
+    def sync_directory(self, directory: Path) -> None:
+        """See `Filesystem.sync_directory`."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

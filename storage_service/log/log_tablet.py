@@ -1,0 +1,385 @@
+"""One bucket's log: segments in offset order, the last of them active.
+
+Invariants:
+- log_start_offset <= high_watermark <= log_end_offset; every row below log_end_offset is durable
+- offsets are dense; an offset is given to a row once and never changes
+- frame timestamps never decrease, whatever the clock does
+- sealed segments are durable and whole before the next segment exists
+
+Appending (`append`, `take_back`, `write`, `sync`, `rollback`, `flush`) belongs to one thread, the
+committer. `publish` belongs to whoever makes rows visible. The rest may run on any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OffsetOutOfRangeError,
+    RequestTooLargeError,
+    StorageFailedError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.append_queue import AppendQueue, AppendResult
+from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
+from streamhouse.storage_service.log.log_options import LogOptions
+from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
+from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.log.segment_chain import SegmentChain
+from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.segment_roll import RollFailedError, SegmentRoll
+
+__all__ = ["AppendResult", "LogOptions", "LogTablet", "StoredBatch"]
+
+_logger = logging.getLogger(__name__)
+
+
+class LogTablet:
+    """See the module. To store: `append` some batches, `flush`, `publish`."""
+
+    def __init__(
+        self,
+        recovered: RecoveredLog,
+        *,
+        roll: SegmentRoll,
+        options: LogOptions,
+        clock_us: Callable[[], int],
+    ) -> None:
+        self._roll_segment = roll
+        self._identity = roll.identity
+        self._options = options
+        self._clock_us = clock_us
+        self._active = recovered.active
+        self._chain = SegmentChain(
+            (*recovered.sealed, recovered.active),
+            directory=roll.directory,
+            filesystem=roll.filesystem,
+        )
+        self._writers = recovered.writers
+        self._mark = recovered.mark
+        self._queue = AppendQueue(
+            writers=recovered.writers,
+            next_offset=recovered.active.end_offset,
+            last_timestamp_us=recovered.active.last_timestamp_us,
+            clock_us=clock_us,
+        )
+        self._high_watermark = recovered.active.end_offset
+        self._read_only_reason = ""
+        self._closed = False
+        # Held by everything that changes segments or writer state; never by readers.
+        self._lock = threading.RLock()
+        self._retention_lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        table_id: int,
+        bucket: int,
+        filesystem: Filesystem,
+        options: LogOptions,
+        clock_us: Callable[[], int],
+        end_offset_min: int = 0,
+    ) -> LogTablet:
+        """Recover the log in `directory`, or create it; all its rows are durable and visible.
+
+        `end_offset_min` is an end that is known to have been durable, such as the tiered offset:
+        a log that ends before it has lost acknowledged rows. Raises CorruptDataError when such rows
+        are damaged or missing (the log stays as it is), StorageFailedError when the disk fails.
+        """
+        identity = LogIdentity(table_id, bucket)
+        recovery = LogRecovery(
+            directory,
+            identity=identity,
+            filesystem=filesystem,
+            index_interval_bytes=options.index_interval_bytes,
+            writer_window=options.writer_window,
+            writers_max=options.writers_max,
+        )
+        try:
+            recovered = recovery.run(end_offset_min=end_offset_min, now_us=clock_us())
+        except OSError as error:
+            raise StorageFailedError(f"cannot open the log of {identity}: {error}") from error
+        roll = SegmentRoll(
+            directory,
+            identity=identity,
+            filesystem=filesystem,
+            index_interval_bytes=options.index_interval_bytes,
+        )
+        return cls(recovered, roll=roll, options=options, clock_us=clock_us)
+
+    def __str__(self) -> str:
+        return str(self._identity)
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that is still stored."""
+        return self._chain.segments[0].base_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The first offset that is not durable yet."""
+        return self._active.end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """The first offset that readers may not see yet."""
+        return self._high_watermark
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segment files."""
+        return sum(segment.size_bytes for segment in self._chain.segments)
+
+    @property
+    def segment_count(self) -> int:
+        """How many segment files the log has; at least one."""
+        return len(self._chain.segments)
+
+    @property
+    def queued_count(self) -> int:
+        """How many batches were appended since the last flush."""
+        return len(self._queue)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether a failed sync made it unsafe to append until the service restarts."""
+        return bool(self._read_only_reason)
+
+    def append(
+        self,
+        payload: Buffer,
+        *,
+        row_count: int,
+        schema_id: int,
+        writer_id: int = 0,
+        sequence: int = 0,
+    ) -> AppendResult:
+        """Queue one batch and say where it will be once `flush` has made it durable.
+
+        The payload must not change until then. With a `writer_id`, a repeated sequence is answered
+        with its first offsets and not queued, and one out of order raises OutOfOrderSequenceError.
+        A result that ends above `log_end_offset`, a duplicate's too, depends on the next flush.
+        """
+        if isinstance(payload, memoryview) and payload.format != "B":
+            payload = payload.cast("B")
+        if not 0 < len(payload) <= self._options.frame_bytes_max:
+            raise RequestTooLargeError(
+                f"a batch of {len(payload)} bytes; {self} takes 1 to"
+                f" {self._options.frame_bytes_max}, send smaller batches"
+            )
+        with self._lock:
+            if writer_id:
+                known = self._writers.find(writer_id, sequence=sequence, row_count=row_count)
+                if known is not None:
+                    return AppendResult(*known[1:], is_duplicate=True)
+            self._check_writable()
+            if not self._queue and self._is_full(len(payload)):
+                self._roll()
+            return self._queue.add(
+                payload,
+                row_count=row_count,
+                schema_id=schema_id,
+                writer_id=writer_id,
+                sequence=sequence,
+                durable_offset=self._active.end_offset,
+            )
+
+    def take_back(self, *, keep: int) -> None:
+        """Forget the latest appends until `keep` are queued; before `write` only."""
+        with self._lock:
+            assert self._active.unsynced_count == 0
+            self._queue.take_back(keep=keep)
+
+    def write(self) -> None:
+        """Hand what is queued to the operating system. Raises StorageFailedError after `rollback`.
+
+        Nothing is durable or visible before `sync`.
+        """
+        with self._lock:
+            if not self._queue:
+                return
+            try:
+                self._active.write(self._queue.buffers(), self._queue.frames())
+            except OSError as error:
+                self.rollback()
+                raise StorageFailedError(
+                    f"the disk refused a write to {self}: {error}; nothing was stored"
+                ) from error
+
+    def sync(self) -> None:
+        """Make what `write` or `rollback` did durable; then `log_end_offset` moves.
+
+        Raises UnknownOutcomeError when the disk cannot say what it kept: the rows may come back at
+        the next start. The log is read-only until then, because a later sync could not tell either.
+        """
+        with self._lock:
+            if not self._active.needs_sync:
+                return
+            assert self._active.unsynced_count == len(self._queue)
+            try:
+                self._active.sync()
+            except OSError as error:
+                self._make_read_only(f"sync failed: {error}")
+                self.rollback()
+                raise UnknownOutcomeError(
+                    f"the disk failed to sync {self}: {error}; the rows may or may not be stored,"
+                    " repeat the append with the same writer id and sequence after a restart"
+                ) from error
+            self._queue.clear()
+            self._mark.advance(self._active.end_offset)
+
+    def rollback(self) -> None:
+        """Take back everything appended since the last sync; durable after the next `sync`.
+
+        If the bytes cannot be cut off, the log becomes read-only.
+        """
+        with self._lock:
+            self._queue.take_back(keep=0)
+            try:
+                self._active.rollback()
+            except OSError as error:
+                self._make_read_only(f"truncating failed: {error}")
+
+    def flush(self) -> None:
+        """Make everything appended durable: one write, one sync.
+
+        Raises StorageFailedError with nothing changed, or UnknownOutcomeError (see `sync`).
+        """
+        try:
+            self.write()
+        finally:
+            # After a failed write this makes the truncation durable: refused rows never come back.
+            self.sync()
+
+    def publish(self, end_offset: int | None = None) -> None:
+        """Let readers see rows below `end_offset`; without it, all durable rows."""
+        durable = self._active.end_offset
+        end = durable if end_offset is None else end_offset
+        assert end <= durable
+        self._high_watermark = max(self._high_watermark, end)
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise StorageFailedError(f"{self} is closed")
+        if self._read_only_reason:
+            raise StorageFailedError(
+                f"{self} is read-only, {self._read_only_reason}; check the disk and restart"
+            )
+
+    def _make_read_only(self, reason: str) -> None:
+        if not self._read_only_reason:
+            _logger.error("bucket is read-only until restart log=%s reason=%s", self, reason)
+            self._read_only_reason = reason
+
+    def _is_full(self, payload_bytes: int) -> bool:
+        active = self._active
+        # A truncation that is not durable yet must be so before the segment is sealed.
+        return (
+            not active.is_empty
+            and not active.needs_sync
+            and active.size_bytes + payload_bytes > self._options.segment_bytes_max
+        )
+
+    def _roll(self) -> None:
+        """Seal the active segment and begin a new one; raises StorageFailedError."""
+        assert not self._queue
+        assert not self._active.needs_sync
+        timestamp_us = max(self._queue.last_timestamp_us, self._clock_us())
+        self._writers.expire(timestamp_us - self._options.writer_expiry_us)
+        try:
+            sealed, active = self._roll_segment.run(
+                self._active, self._writers, timestamp_us=timestamp_us
+            )
+        except RollFailedError as error:
+            if error.is_half_done:
+                self._make_read_only(str(error))
+            raise StorageFailedError(
+                f"the disk refused a new segment of {self}: {error}; nothing was stored"
+            ) from error
+        self._chain.roll(sealed, active)
+        self._active.close()
+        self._active = active
+
+    def read(
+        self, offset: int, *, bytes_max: int, end_offset: int | None = None
+    ) -> list[StoredBatch]:
+        """Return whole batches from the one that holds `offset` on, each checksum verified.
+
+        Up to `bytes_max` bytes of payload but at least one batch; none beginning at `end_offset` or
+        later, none past the high watermark; none at all at the high watermark itself. Raises
+        OffsetOutOfRangeError, and CorruptDataError once a read begins at a damaged batch.
+        """
+        # The watermark is read before the segments: its rows are in whatever is seen afterwards.
+        high_watermark = self._high_watermark
+        self._check_in_range(offset, high_watermark)
+        offset_max = high_watermark if end_offset is None else min(end_offset, high_watermark)
+        try:
+            return self._chain.read(offset, offset_max=offset_max, bytes_max=bytes_max)
+        except (CorruptDataError, OSError) as error:
+            # Retention may have removed the file since the range was checked.
+            self._check_in_range(offset, high_watermark)
+            if isinstance(error, OSError):
+                raise StorageFailedError(
+                    f"cannot read offset {offset} of {self}: {error}"
+                ) from error
+            raise
+
+    def _check_in_range(self, offset: int, high_watermark: int) -> None:
+        start = self.log_start_offset
+        if not start <= offset <= high_watermark:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self} is outside the stored range [{start}, {high_watermark}]"
+            )
+
+    def offset_for_timestamp(self, timestamp_us: int) -> int:
+        """Return the first offset of the first batch stamped so late; else the high watermark."""
+        high_watermark = self._high_watermark
+        try:
+            found = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
+        except OSError as error:
+            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
+        return high_watermark if found is None else found
+
+    def apply_retention(self, *, timestamp_us_before: int, offset_max: int) -> int:
+        """Delete the oldest segments that are older and end at or below `offset_max`; count them.
+
+        An active segment whose first batch is that old is sealed first, so that rows of a quiet log
+        go too, within twice the age. Readers that hold batches of a deleted segment keep them.
+        Raises StorageFailedError when the disk refuses; the next call goes on from there.
+        """
+        with self._retention_lock:
+            with self._lock:
+                if self._closed:
+                    raise StorageFailedError(f"{self} is closed")
+                self._roll_if_older(timestamp_us_before)
+                self._chain.expire(
+                    timestamp_us_before=timestamp_us_before,
+                    offset_max=min(offset_max, self._high_watermark),
+                )
+            try:
+                return self._chain.remove_expired()
+            except OSError as error:
+                raise StorageFailedError(f"cannot remove a segment of {self}: {error}") from error
+
+    def _roll_if_older(self, timestamp_us: int) -> None:
+        active = self._active
+        if self._queue or active.needs_sync or active.is_empty or self._read_only_reason:
+            return
+        if active.first_timestamp_us < timestamp_us:
+            self._roll()
+
+    def close(self) -> None:
+        """Release the files; what was not flushed is dropped. Closing twice is harmless."""
+        with self._retention_lock, self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.take_back(keep=0)
+            self._active.close()
+            self._mark.close()

@@ -1,0 +1,307 @@
+"""Opening a log directory: what is whole is kept, what was never acknowledged is cut off.
+
+The rule, for the bytes of the active segment at which the chain of whole frames ends (offset E):
+- a later whole frame, the durable mark or the caller proves that rows at or after E were durable:
+  acknowledged rows are damaged. CorruptDataError, and nothing on disk is changed.
+- nothing proves it: the bytes are from a write that was never acknowledged. They are cut off.
+A sealed segment must be whole: it was durable before the next one was created. Its index is
+trusted if it fits the file; otherwise the segment is scanned and the index written again.
+Every step can be interrupted and repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
+from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
+from streamhouse.storage_service.log.segment_files import (
+    index_path,
+    offsets_of,
+    segment_path,
+    writers_path,
+)
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    LogIdentity,
+    MalformedError,
+    SegmentHeader,
+    decode_segment_header,
+)
+from streamhouse.storage_service.log.segment_index import (
+    GrowingIndex,
+    encode_index,
+    read_index_header,
+)
+from streamhouse.storage_service.log.segment_roll import create_segment
+from streamhouse.storage_service.log.segment_scan import durable_offset_after, scan_frames
+from streamhouse.storage_service.log.writer_state import WriterStates, decode_writers
+
+__all__ = ["LogRecovery", "RecoveredLog"]
+
+_logger = logging.getLogger(__name__)
+
+# A snapshot larger than this was not written by us.
+_SNAPSHOT_BYTES_MAX: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredLog:
+    """A log that is open for appending; everything in it is durable."""
+
+    sealed: tuple[SealedSegment, ...]
+    active: ActiveSegment
+    writers: WriterStates
+    mark: DurableMark
+
+
+class LogRecovery:
+    """One opening of one log directory; `run` is called once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        identity: LogIdentity,
+        filesystem: Filesystem,
+        index_interval_bytes: int,
+        writer_window: int,
+        writers_max: int,
+    ) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._filesystem = filesystem
+        self._index_interval_bytes = index_interval_bytes
+        self._writer_window = writer_window
+        self._writers_max = writers_max
+
+    def run(self, *, end_offset_min: int, now_us: int) -> RecoveredLog:
+        """Recover the log, or create it. Raises CorruptDataError or OSError.
+
+        `end_offset_min` is an end the caller knows to have been durable, such as a tiered offset.
+        """
+        self._filesystem.make_directory(self._directory)
+        names = self._filesystem.list_names(self._directory)
+        for name in names:
+            if name.endswith(".tmp"):
+                self._filesystem.remove(self._directory / name)
+        mark = DurableMark.read(
+            self._directory, identity=self._identity, filesystem=self._filesystem
+        )
+        known_end = max(end_offset_min, mark)
+        bases = offsets_of(names, ".log")
+        if not bases:
+            return self._create(known_end=known_end, now_us=now_us)
+        sealed = tuple(self._open_sealed(base, end) for base, end in pairwise(bases))
+        writers = self._restore_writers(sealed, names, active_base=bases[-1])
+        active = self._open_active(bases[-1], writers, known_end=known_end)
+        self._remove_orphans(names, bases)
+        return self._recovered(sealed, active, writers)
+
+    def _new_writers(self) -> WriterStates:
+        return WriterStates(window=self._writer_window, writers_max=self._writers_max)
+
+    def _recovered(
+        self, sealed: tuple[SealedSegment, ...], active: ActiveSegment, writers: WriterStates
+    ) -> RecoveredLog:
+        mark = DurableMark.open(
+            self._directory,
+            active.end_offset,
+            identity=self._identity,
+            filesystem=self._filesystem,
+        )
+        self._filesystem.sync_directory(self._directory)
+        return RecoveredLog(sealed=sealed, active=active, writers=writers, mark=mark)
+
+    def _create(self, *, known_end: int, now_us: int) -> RecoveredLog:
+        if known_end:
+            raise CorruptDataError(
+                f"{self._directory} has no segment files, but {self._identity} reached offset"
+                f" {known_end}; restore the directory from a copy,"
+                f" or remove {MARK_NAME} to accept the loss"
+            )
+        active = create_segment(
+            self._directory,
+            SegmentHeader(base_offset=0, created_timestamp_us=now_us),
+            identity=self._identity,
+            filesystem=self._filesystem,
+            index_interval_bytes=self._index_interval_bytes,
+        )
+        return self._recovered((), active, self._new_writers())
+
+    def _read_header(self, base: int) -> SegmentHeader:
+        path = segment_path(self._directory, base)
+        data = self._filesystem.read(path, bytes_max=FILE_HEADER_BYTES)
+        try:
+            header = decode_segment_header(data, identity=self._identity)
+        except MalformedError as error:
+            raise _corrupt(path, 0, str(error)) from error
+        if header.base_offset != base:
+            raise _corrupt(path, 0, f"the header says base offset {header.base_offset}")
+        return header
+
+    def _whole(self, path: Path) -> memoryview:
+        # A map that is still shared from before may be longer than the file is now.
+        size = self._filesystem.size_bytes(path)
+        return self._filesystem.map(path, size)[:size]
+
+    def _open_sealed(self, base: int, end: int) -> SealedSegment:
+        path = segment_path(self._directory, base)
+        header = self._read_header(base)
+        index = index_path(self._directory, base)
+        try:
+            data = self._filesystem.read(index, bytes_max=FILE_HEADER_BYTES)
+            facts = read_index_header(data, identity=self._identity, base_offset=base)
+            fits = (facts.end_offset, facts.segment_bytes) == (
+                end,
+                self._filesystem.size_bytes(path),
+            )
+            if not fits:
+                raise MalformedError(f"index ends at offset {facts.end_offset}, segment at {end}")
+        except (FileNotFoundError, MalformedError) as error:
+            _logger.warning("index rebuilt path=%s reason=%s", index, error)
+            self._rebuild_index(header, end=end)
+            data = self._filesystem.read(index, bytes_max=FILE_HEADER_BYTES)
+            facts = read_index_header(data, identity=self._identity, base_offset=base)
+        return SealedSegment(path=path, index_path=index, facts=facts, filesystem=self._filesystem)
+
+    def _rebuild_index(self, header: SegmentHeader, *, end: int) -> None:
+        base = header.base_offset
+        path = segment_path(self._directory, base)
+        index = GrowingIndex(interval_bytes=self._index_interval_bytes)
+        view = self._whole(path)
+        found = scan_frames(
+            view,
+            base_offset=base,
+            timestamp_us=header.created_timestamp_us,
+            index=index,
+            writers=None,
+        )
+        if found.problem or found.end_offset != end:
+            problem = found.problem or f"the file ends at offset {found.end_offset}"
+            raise _corrupt(path, found.end_position, f"{problem}; the next segment starts at {end}")
+        contents = encode_index(
+            index,
+            identity=self._identity,
+            base_offset=base,
+            end_offset=end,
+            segment_bytes=found.end_position,
+            last_timestamp_us=found.last_timestamp_us,
+        )
+        replace_durably(self._filesystem, index_path(self._directory, base), contents)
+
+    def _restore_writers(
+        self, sealed: tuple[SealedSegment, ...], names: list[str], *, active_base: int
+    ) -> WriterStates:
+        """Return the state before the active segment: the newest snapshot and what came after."""
+        writers, at_offset = self._new_writers(), 0
+        for offset in reversed(offsets_of(names, ".writers")):
+            path = writers_path(self._directory, offset)
+            try:
+                writers = decode_writers(
+                    self._filesystem.read(path, bytes_max=_SNAPSHOT_BYTES_MAX),
+                    identity=self._identity,
+                    offset=offset,
+                    window=self._writer_window,
+                    writers_max=self._writers_max,
+                )
+            except MalformedError as error:
+                _logger.warning("writer snapshot ignored path=%s reason=%s", path, error)
+                continue
+            if offset in (active_base, *(segment.base_offset for segment in sealed)):
+                at_offset = offset
+                break
+            writers = self._new_writers()
+        for segment in sealed:
+            if segment.base_offset >= at_offset:
+                self._replay_writers(segment, writers)
+        return writers
+
+    def _replay_writers(self, segment: SealedSegment, writers: WriterStates) -> None:
+        _logger.warning("writer state replayed from path=%s", segment.path)
+        found = scan_frames(
+            self._whole(segment.path),
+            base_offset=segment.base_offset,
+            timestamp_us=self._read_header(segment.base_offset).created_timestamp_us,
+            index=None,
+            writers=writers,
+        )
+        if found.problem or found.end_offset != segment.end_offset:
+            raise _corrupt(segment.path, found.end_position, found.problem or "frames are missing")
+
+    def _open_active(self, base: int, writers: WriterStates, *, known_end: int) -> ActiveSegment:
+        path = segment_path(self._directory, base)
+        header = self._read_header(base)
+        index = GrowingIndex(interval_bytes=self._index_interval_bytes)
+        view = self._whole(path)
+        found = scan_frames(
+            view,
+            base_offset=base,
+            timestamp_us=header.created_timestamp_us,
+            index=index,
+            writers=writers,
+        )
+        if found.problem:
+            proven = durable_offset_after(view, found.end_position, offset_min=found.end_offset)
+            known_end = max(known_end, proven)
+        if found.end_offset < known_end:
+            raise _corrupt(
+                path,
+                found.end_position,
+                f"{found.problem or 'the file ends'} at offset {found.end_offset},"
+                f" but rows below {known_end} were durable",
+            )
+        if found.problem:
+            _logger.warning(
+                "torn tail cut off path=%s position=%d bytes=%d end_offset=%d reason=%s",
+                path,
+                found.end_position,
+                len(view) - found.end_position,
+                found.end_offset,
+                found.problem,
+            )
+        file = self._filesystem.open(path)
+        try:
+            if found.problem:
+                file.truncate(found.end_position)
+            # Frames of a killed process may be in the page cache only: not yet for readers.
+            file.sync()
+        except OSError:
+            file.close()
+            raise
+        active = ActiveSegment(
+            path=path,
+            base_offset=base,
+            created_timestamp_us=header.created_timestamp_us,
+            filesystem=self._filesystem,
+            file=file,
+            index=index,
+        )
+        active.restore(
+            end_offset=found.end_offset,
+            size_bytes=found.end_position,
+            last_timestamp_us=found.last_timestamp_us,
+        )
+        return active
+
+    def _remove_orphans(self, names: list[str], bases: list[int]) -> None:
+        """Remove what an interrupted roll or retention left behind."""
+        for offset in offsets_of(names, ".index"):
+            if offset not in bases[:-1]:
+                self._filesystem.remove(index_path(self._directory, offset))
+        for offset in offsets_of(names, ".writers"):
+            if offset not in bases:
+                self._filesystem.remove(writers_path(self._directory, offset))
+
+
+def _corrupt(path: Path, position: int, problem: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"{path} at byte {position}: {problem}; restore the file from a copy"
+        " (docs/storage_format.md says how to accept the loss)"
+    )

@@ -1,0 +1,320 @@
+"""One segment file of a log: the active one, which grows, and sealed ones, which never change.
+
+Invariants:
+- frames follow each other without a gap in bytes or offsets, from the file header on
+- `size_bytes` and `end_offset` cover durable frames only; readers stay below them
+- every frame a read returns had its checksum verified by that read
+Rolling, retention and the high watermark live in log_tablet.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    FRAME,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    FRAME_VERSION,
+    IndexHeader,
+    MalformedError,
+    frame_bytes,
+)
+from streamhouse.storage_service.log.segment_index import (
+    FrameStart,
+    GrowingIndex,
+    SparseIndex,
+    decode_index,
+)
+
+__all__ = ["ActiveSegment", "SealedSegment", "Segment", "StoredBatch", "WrittenFrame"]
+
+_logger = logging.getLogger(__name__)
+
+# Coarser than an index file: it stays in memory until the restart that replaces it.
+_WALKED_INDEX_INTERVAL_BYTES: Final = 64 * 1024
+
+
+class StoredBatch(NamedTuple):
+    """One stored frame. `payload` is a view of the log's file and stays valid while it is held."""
+
+    base_offset: int
+    row_count: int
+    timestamp_us: int
+    schema_id: int
+    payload: memoryview
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the batch's last row."""
+        return self.base_offset + self.row_count
+
+
+class WrittenFrame(NamedTuple):
+    """What a segment has to know about a frame that was handed to it."""
+
+    base_offset: int
+    end_offset: int
+    timestamp_us: int
+    bytes: int
+
+
+class _Frame(NamedTuple):
+    """A frame found by walking headers: its chain is right, its checksum is not verified yet."""
+
+    position: int
+    payload_bytes: int
+    crc: int
+    base_offset: int
+    row_count: int
+    schema_id: int
+    timestamp_us: int
+
+
+class Segment(ABC):
+    """Reading, which is the same for both kinds. Safe from any thread beside one writer."""
+
+    def __init__(self, *, path: Path, base_offset: int, filesystem: Filesystem) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.size_bytes = FILE_HEADER_BYTES
+        self._filesystem = filesystem
+
+    @abstractmethod
+    def index(self) -> SparseIndex:
+        """Return the sparse index; only for a segment that is not empty."""
+
+    @property
+    @abstractmethod
+    def last_timestamp_us(self) -> int:
+        """The timestamp of the last durable frame, the largest of the segment."""
+
+    @property
+    def first_timestamp_us(self) -> int:
+        """The timestamp of the first durable frame; only for a segment that is not empty."""
+        return self.index().timestamps[0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no durable frame is in the segment."""
+        return self.end_offset == self.base_offset
+
+    def read(
+        self, *, offset: int, offset_max: int, bytes_max: int, at_least_one: bool
+    ) -> list[StoredBatch]:
+        """Return the frames that hold rows of [offset, offset_max), up to `bytes_max` of payload.
+
+        With `at_least_one`, the first may be larger. The range is not empty. Damage is raised as
+        CorruptDataError, but only once a read begins at it: good frames before it are returned.
+        """
+        batches: list[StoredBatch] = []
+        bytes_left = bytes_max
+        size = self.size_bytes
+        view = self._filesystem.map(self.path, size)
+        start = self.index().at_or_before_offset(offset)
+        try:
+            for frame in self._walk(view, start, offset_max=offset_max, size=size):
+                if frame.base_offset + frame.row_count <= offset:
+                    continue
+                if frame.payload_bytes > bytes_left and (batches or not at_least_one):
+                    break
+                bytes_left -= frame.payload_bytes
+                batches.append(self._verified(view, frame))
+        except CorruptDataError:
+            if not batches:
+                raise
+        return batches
+
+    def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
+        """Return the base offset of the first frame below `offset_max` stamped so late, if any."""
+        size = self.size_bytes
+        view = self._filesystem.map(self.path, size)
+        start = self.index().before_timestamp(timestamp_us)
+        for frame in self._walk(view, start, offset_max=offset_max, size=size):
+            if frame.timestamp_us >= timestamp_us:
+                return self._verified(view, frame).base_offset
+        return None
+
+    def _walk(
+        self, view: memoryview, start: FrameStart, *, offset_max: int, size: int
+    ) -> Iterator[_Frame]:
+        """Yield frames from `start` on while they begin below `offset_max`, checking the chain."""
+        expected, position = start
+        while expected < offset_max:
+            if position + FRAME_HEADER_BYTES > size:
+                raise self._corrupt(position, f"the file ends before offset {expected}")
+            magic, crc, payload_bytes, version, _, _, base, rows, schema_id, timestamp, *_ = (
+                FRAME.unpack_from(view, position)
+            )
+            if (magic, version, base) != (FRAME_MAGIC, FRAME_VERSION, expected) or rows == 0:
+                raise self._corrupt(position, f"no frame of offset {expected} starts here")
+            if position + FRAME_HEADER_BYTES + payload_bytes > size:
+                raise self._corrupt(position, f"frame claims {payload_bytes} bytes of payload")
+            yield _Frame(position, payload_bytes, crc, base, rows, schema_id, timestamp)
+            position += frame_bytes(payload_bytes)
+            expected += rows
+
+    def _verified(self, view: memoryview, frame: _Frame) -> StoredBatch:
+        start = frame.position + FRAME_HEADER_BYTES
+        end = start + frame.payload_bytes
+        if crc32c(view[frame.position + 8 : end]) != frame.crc:
+            raise self._corrupt(frame.position, "frame checksum mismatch")
+        return StoredBatch(
+            frame.base_offset,
+            frame.row_count,
+            frame.timestamp_us,
+            frame.schema_id,
+            view[start:end],
+        )
+
+    def _corrupt(self, position: int, problem: str) -> CorruptDataError:
+        return CorruptDataError(
+            f"{self.path} at byte {position}: {problem}; restore the file from a copy"
+        )
+
+
+class SealedSegment(Segment):
+    """A segment that will never change; its index stays on disk and costs no memory."""
+
+    def __init__(
+        self, *, path: Path, index_path: Path, facts: IndexHeader, filesystem: Filesystem
+    ) -> None:
+        super().__init__(path=path, base_offset=facts.base_offset, filesystem=filesystem)
+        self.end_offset = facts.end_offset
+        self.size_bytes = facts.segment_bytes
+        self._index_path = index_path
+        self._facts = facts
+        self._index_checked = False
+        self._walked_index: GrowingIndex | None = None
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """See `Segment.last_timestamp_us`."""
+        return self._facts.last_timestamp_us
+
+    def index(self) -> SparseIndex:
+        """See `Segment.index`; its checksum is verified at the first use.
+
+        A damaged index costs speed, never data: one is made in memory by walking the frames, and
+        the next restart writes a new file.
+        """
+        if self._walked_index is not None:
+            return self._walked_index
+        try:
+            view = self._filesystem.map(self._index_path, 0)
+            index = decode_index(view, header=self._facts, check=not self._index_checked)
+        except (MalformedError, OSError) as error:
+            _logger.warning("index unusable, walking the segment path=%s %s", self.path, error)
+            self._walked_index = self._index_by_walking()
+            return self._walked_index
+        self._index_checked = True
+        return index
+
+    def _index_by_walking(self) -> GrowingIndex:
+        index = GrowingIndex(interval_bytes=_WALKED_INDEX_INTERVAL_BYTES)
+        view = self._filesystem.map(self.path, self.size_bytes)
+        start = FrameStart(self.base_offset, FILE_HEADER_BYTES)
+        for frame in self._walk(view, start, offset_max=self.end_offset, size=self.size_bytes):
+            index.add(
+                offset=frame.base_offset,
+                position=frame.position,
+                timestamp_us=frame.timestamp_us,
+            )
+        return index
+
+
+class ActiveSegment(Segment):
+    """The segment that frames are appended to. Writing belongs to one thread at a time.
+
+    A frame is first written, then synced; only then do `end_offset` and `size_bytes` cover it.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        base_offset: int,
+        created_timestamp_us: int,
+        filesystem: Filesystem,
+        file: WritableFile,
+        index: GrowingIndex,
+    ) -> None:
+        super().__init__(path=path, base_offset=base_offset, filesystem=filesystem)
+        self._file = file
+        self._growing_index = index
+        self._last_timestamp_us = created_timestamp_us
+        self._unsynced: list[WrittenFrame] = []
+        self._needs_sync = False
+
+    def restore(self, *, end_offset: int, size_bytes: int, last_timestamp_us: int) -> None:
+        """Take over what recovery found durable in the file; the index already covers it."""
+        self.end_offset = end_offset
+        self.size_bytes = size_bytes
+        self._last_timestamp_us = max(self._last_timestamp_us, last_timestamp_us)
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """See `Segment.last_timestamp_us`; of an empty segment, when it was created."""
+        return self._last_timestamp_us
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether the file was changed, or may have been, since the last sync."""
+        return self._needs_sync
+
+    @property
+    def unsynced_count(self) -> int:
+        """How many frames were written and wait for `sync`."""
+        return len(self._unsynced)
+
+    def index(self) -> SparseIndex:
+        """See `Segment.index`."""
+        return self._growing_index
+
+    @property
+    def growing_index(self) -> GrowingIndex:
+        """The index as it will be written when the segment is sealed."""
+        return self._growing_index
+
+    def write(self, buffers: Sequence[Buffer], frames: list[WrittenFrame]) -> None:
+        """Write frames after the durable ones; on OSError call `rollback`."""
+        assert not self._unsynced
+        self._unsynced = frames
+        self._needs_sync = True
+        self._file.write(buffers, position=self.size_bytes)
+
+    def sync(self) -> None:
+        """Make written frames, or a truncation, durable, then cover them."""
+        self._file.sync()
+        self._needs_sync = False
+        position = self.size_bytes
+        for frame in self._unsynced:
+            self._growing_index.add(
+                offset=frame.base_offset, position=position, timestamp_us=frame.timestamp_us
+            )
+            position += frame.bytes
+        if self._unsynced:
+            self._last_timestamp_us = self._unsynced[-1].timestamp_us
+            self.size_bytes = position
+            self.end_offset = self._unsynced[-1].end_offset
+            self._unsynced = []
+
+    def rollback(self) -> None:
+        """Cut off what was written since the last sync; durable after the next `sync`."""
+        if self._unsynced:
+            self._unsynced = []
+            self._file.truncate(self.size_bytes)
+
+    def close(self) -> None:
+        """Release the file; reading goes on working."""
+        self._file.close()

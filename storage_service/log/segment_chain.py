@@ -1,0 +1,113 @@
+"""The segments of one log in offset order: reading across them, and dropping the oldest.
+
+The tuple of segments is replaced as a whole, so readers need no lock; replacing it is the log
+tablet's job, under its own. The files of dropped segments are removed oldest first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import Filesystem
+from streamhouse.storage_service.log.segment import Segment, StoredBatch
+from streamhouse.storage_service.log.segment_files import index_path
+
+__all__ = ["SegmentChain"]
+
+
+class SegmentChain:
+    """At least one segment; the last one is active, the others are sealed and not empty."""
+
+    def __init__(
+        self, segments: tuple[Segment, ...], *, directory: Path, filesystem: Filesystem
+    ) -> None:
+        assert segments
+        self.segments = segments
+        self._directory = directory
+        self._filesystem = filesystem
+        # No longer in the log, their files not removed yet; oldest first.
+        self._expired: list[Segment] = []
+
+    def roll(self, sealed: Segment, active: Segment) -> None:
+        """Put the sealed form of the last segment in its place, and its successor after it."""
+        assert sealed.end_offset == active.base_offset
+        self.segments = (*self.segments[:-1], sealed, active)
+
+    def read(self, offset: int, *, offset_max: int, bytes_max: int) -> list[StoredBatch]:
+        """Return the batches of [offset, offset_max) up to `bytes_max`, at least one if any.
+
+        Raises CorruptDataError or OSError if not even the first can be read.
+        """
+        segments = self.segments
+        batches: list[StoredBatch] = []
+        bytes_left = bytes_max
+        first = max(0, bisect_right(segments, offset, key=_base_offset) - 1)
+        for segment in segments[first:]:
+            if offset >= offset_max or (batches and bytes_left <= 0):
+                break
+            try:
+                found = segment.read(
+                    offset=offset,
+                    offset_max=offset_max,
+                    bytes_max=bytes_left,
+                    at_least_one=not batches,
+                )
+            except (CorruptDataError, OSError):
+                if batches:
+                    break
+                raise
+            batches += found
+            bytes_left -= sum(len(batch.payload) for batch in found)
+            if not found or found[-1].end_offset < segment.end_offset:
+                break
+            offset = segment.end_offset
+        return batches
+
+    def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
+        """Return the offset of the first batch below `offset_max` stamped so late, if any."""
+        for segment in self.segments:
+            if segment.is_empty or segment.last_timestamp_us < timestamp_us:
+                continue
+            try:
+                return segment.offset_for_timestamp(timestamp_us, offset_max=offset_max)
+            except OSError:
+                if segment in self.segments:
+                    raise
+                # Removed by retention meanwhile: what follows is the first that is stored.
+        return None
+
+    def expire(self, *, timestamp_us_before: int, offset_max: int) -> None:
+        """Drop the oldest sealed segments that are older and end at or below `offset_max`."""
+        kept = self.segments
+        while (
+            len(kept) > 1
+            and kept[0].last_timestamp_us < timestamp_us_before
+            and kept[0].end_offset <= offset_max
+        ):
+            self._expired.append(kept[0])
+            kept = kept[1:]
+        self.segments = kept
+
+    def remove_expired(self) -> int:
+        """Remove the files of dropped segments and count the segments; raises OSError.
+
+        Each is durably gone before the next is touched, so a crash never leaves a gap. After an
+        error the next call goes on with the same segment.
+        """
+        removed = 0
+        while self._expired:
+            segment = self._expired[0]
+            names = set(self._filesystem.list_names(self._directory))
+            for path in (segment.path, index_path(self._directory, segment.base_offset)):
+                if path.name in names:
+                    self._filesystem.remove(path)
+            self._filesystem.sync_directory(self._directory)
+            del self._expired[0]
+            removed += 1
+        return removed
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

@@ -1,0 +1,256 @@
+"""The bytes of a segment file, its index and the durable mark; encode and decode, nothing else.
+
+All integers are little endian. Every file starts with a 64-byte header whose last four bytes are
+the CRC-32C of the sixty before them. docs/storage_format.md draws the same tables.
+
+Segment file `<base offset, 20 digits>.log`: the header, then frames to the end of the file.
+
+    0 magic 'SHLG' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
+    20 zero u32 | 24 base offset u64 | 32 created timestamp us i64 | 40 zeros | 60 crc u32
+
+Frame: a 64-byte header, the payload, and zeros up to a multiple of 8 bytes.
+
+    0 magic 'SHFR' | 4 crc u32 of bytes 8 to the end of the payload | 8 payload bytes u32
+    12 version u8 | 13 flags u8 | 14 zero u16 | 16 base offset u64 | 24 row count u32
+    28 schema id u32 | 32 timestamp us i64 | 40 writer id u64 | 48 sequence u64
+    56 durable offset u64: rows below it were durable before this frame was written
+
+Index file `<base offset>.index` of a sealed segment: the header, then three columns of entries:
+offsets u64[n], positions u64[n], timestamps i64[n].
+
+    0 magic 'SHIX' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
+    20 entry count n u32 | 24 base offset u64 | 32 end offset u64 | 40 segment bytes u64
+    48 last timestamp us i64 | 56 crc u32 of the entries | 60 crc u32
+
+Durable mark `durable.mark`: the header only, rewritten in place.
+
+    0 magic 'SHDM' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
+    20 zero u32 | 24 durable offset u64 | 32 zeros | 60 crc u32
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from streamhouse.storage_service.log.filesystem import Buffer
+
+__all__ = [
+    "FILE_HEADER_BYTES",
+    "FRAME",
+    "FRAME_HEADER_BYTES",
+    "FRAME_MAGIC",
+    "FRAME_VERSION",
+    "PAYLOAD_BYTES_LIMIT",
+    "IndexHeader",
+    "LogIdentity",
+    "MalformedError",
+    "SegmentHeader",
+    "decode_durable_mark",
+    "decode_index_header",
+    "decode_segment_header",
+    "encode_durable_mark",
+    "encode_frame",
+    "encode_index_header",
+    "encode_segment_header",
+    "frame_bytes",
+    "seal_header",
+    "unseal_header",
+]
+
+FORMAT_VERSION: Final = 1
+FILE_HEADER_BYTES: Final = 64
+FRAME_HEADER_BYTES: Final = 64
+FRAME_VERSION: Final = 1
+FRAME_MAGIC: Final = int.from_bytes(b"SHFR", "little")
+# No version of this format has a larger frame; a claim of more is damage, whatever the options say.
+PAYLOAD_BYTES_LIMIT: Final = 1 << 30
+
+# magic, crc, payload bytes, version, flags, zero, base offset, row count, schema id, timestamp,
+# writer id, sequence, durable offset
+FRAME: Final = struct.Struct("<IIIBBHQIIqQQQ")
+_FRAME_START: Final = struct.Struct("<II")
+_FRAME_CHECKED: Final = struct.Struct("<IBBHQIIqQQQ")
+_PADDING: Final = tuple(bytes(count) for count in range(8))
+
+# magic, version, header bytes, table id, bucket, zero, base offset, created timestamp
+_SEGMENT: Final = struct.Struct("<4sHHQIIQq20x")
+# ..., entry count, base offset, end offset, segment bytes, last timestamp, crc of the entries
+_INDEX: Final = struct.Struct("<4sHHQIIQQQqI")
+# ..., zero, durable offset
+_MARK: Final = struct.Struct("<4sHHQIIQ28x")
+_HEADER_CRC: Final = struct.Struct("<I")
+
+assert FRAME.size == FRAME_HEADER_BYTES
+assert {_SEGMENT.size, _INDEX.size, _MARK.size} == {FILE_HEADER_BYTES - _HEADER_CRC.size}
+# Index columns are read in place, as the machine's own integers.
+assert sys.byteorder == "little", "Streamhouse stores little-endian data and needs such a machine"
+
+
+class MalformedError(ValueError):
+    """Bytes break this format. Internal: the caller says in which file, as a CorruptDataError."""
+
+
+class LogIdentity(NamedTuple):
+    """Whose log a file belongs to; stored in every file header."""
+
+    table_id: int
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket} of table {self.table_id}"
+
+
+class SegmentHeader(NamedTuple):
+    """The facts of a segment's file header."""
+
+    base_offset: int
+    created_timestamp_us: int
+
+
+class IndexHeader(NamedTuple):
+    """What an index file says about its sealed segment."""
+
+    entry_count: int
+    base_offset: int
+    end_offset: int
+    segment_bytes: int
+    last_timestamp_us: int
+    entries_crc: int
+
+
+def frame_bytes(payload_bytes: int) -> int:
+    """Return how far the next frame starts after a frame with such a payload."""
+    return FRAME_HEADER_BYTES + ((payload_bytes + 7) & ~7)
+
+
+def encode_frame(
+    payload: Buffer,
+    *,
+    base_offset: int,
+    row_count: int,
+    schema_id: int,
+    timestamp_us: int,
+    writer_id: int,
+    sequence: int,
+    durable_offset: int,
+) -> list[Buffer]:
+    """Return the buffers of one frame; the payload is not copied."""
+    payload_bytes = len(payload)
+    assert 0 < payload_bytes <= PAYLOAD_BYTES_LIMIT
+    assert row_count > 0
+    assert durable_offset <= base_offset
+    checked = _FRAME_CHECKED.pack(
+        payload_bytes,
+        FRAME_VERSION,
+        0,
+        0,
+        base_offset,
+        row_count,
+        schema_id,
+        timestamp_us,
+        writer_id,
+        sequence,
+        durable_offset,
+    )
+    crc = crc32c(payload, crc32c(checked))
+    header = _FRAME_START.pack(FRAME_MAGIC, crc) + checked
+    padding = -payload_bytes & 7
+    return [header, payload, _PADDING[padding]] if padding else [header, payload]
+
+
+def seal_header(body: bytes) -> bytes:
+    """Return a file header: `body` and its checksum."""
+    return body + _HEADER_CRC.pack(crc32c(body))
+
+
+def unseal_header(header: Buffer, *, magic: bytes, what: str) -> bytes:
+    """Return the body of a file header whose length, checksum, magic and version are right."""
+    if len(header) < FILE_HEADER_BYTES:
+        raise MalformedError(f"{what} header has {len(header)} of {FILE_HEADER_BYTES} bytes")
+    body = bytes(header[: FILE_HEADER_BYTES - _HEADER_CRC.size])
+    if body[:4] != magic:
+        raise MalformedError(f"{what} starts with {body[:4]!r} instead of {magic!r}")
+    if _HEADER_CRC.unpack_from(header, len(body))[0] != crc32c(body):
+        raise MalformedError(f"{what} header checksum mismatch")
+    version, header_bytes = struct.unpack_from("<HH", body, 4)
+    if (version, header_bytes) != (FORMAT_VERSION, FILE_HEADER_BYTES):
+        raise MalformedError(f"{what} has format version {version}, which this release cannot read")
+    return body
+
+
+def _check_identity(found: LogIdentity, expected: LogIdentity, *, what: str) -> None:
+    if found != expected:
+        raise MalformedError(f"{what} belongs to {found}, not to {expected}")
+
+
+def encode_segment_header(header: SegmentHeader, *, identity: LogIdentity) -> bytes:
+    """Return the first 64 bytes of a segment file."""
+    return seal_header(
+        _SEGMENT.pack(
+            b"SHLG",
+            FORMAT_VERSION,
+            FILE_HEADER_BYTES,
+            identity.table_id,
+            identity.bucket,
+            0,
+            header.base_offset,
+            header.created_timestamp_us,
+        )
+    )
+
+
+def decode_segment_header(data: Buffer, *, identity: LogIdentity) -> SegmentHeader:
+    """Read a segment file's header; raises MalformedError."""
+    body = unseal_header(data, magic=b"SHLG", what="segment")
+    _, _, _, table_id, bucket, _, base_offset, created = _SEGMENT.unpack(body)
+    _check_identity(LogIdentity(table_id, bucket), identity, what="segment")
+    return SegmentHeader(base_offset, created)
+
+
+def encode_index_header(header: IndexHeader, *, identity: LogIdentity) -> bytes:
+    """Return the first 64 bytes of an index file."""
+    return seal_header(
+        _INDEX.pack(
+            b"SHIX",
+            FORMAT_VERSION,
+            FILE_HEADER_BYTES,
+            identity.table_id,
+            identity.bucket,
+            *header,
+        )
+    )
+
+
+def decode_index_header(data: Buffer, *, identity: LogIdentity) -> IndexHeader:
+    """Read an index file's header; raises MalformedError."""
+    body = unseal_header(data, magic=b"SHIX", what="index")
+    _, _, _, table_id, bucket, *facts = _INDEX.unpack(body)
+    _check_identity(LogIdentity(table_id, bucket), identity, what="index")
+    return IndexHeader(*facts)
+
+
+def encode_durable_mark(durable_offset: int, *, identity: LogIdentity) -> bytes:
+    """Return the contents of a durable mark."""
+    return seal_header(
+        _MARK.pack(
+            b"SHDM",
+            FORMAT_VERSION,
+            FILE_HEADER_BYTES,
+            identity.table_id,
+            identity.bucket,
+            0,
+            durable_offset,
+        )
+    )
+
+
+def decode_durable_mark(data: Buffer, *, identity: LogIdentity) -> int:
+    """Read a durable mark; raises MalformedError."""
+    body = unseal_header(data, magic=b"SHDM", what="durable mark")
+    _, _, _, table_id, bucket, _, durable_offset = _MARK.unpack(body)
+    _check_identity(LogIdentity(table_id, bucket), identity, what="durable mark")
+    return int(durable_offset)

@@ -1,0 +1,161 @@
+"""Ending one segment and beginning the next, so that a crash at any step loses nothing.
+
+Order: the index of the full segment, the writer state after it, their names durable, and only then
+the new segment. Until the new segment has its name, the old one is still the active one and what
+was written for it is ignored or replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
+from streamhouse.storage_service.log.segment_files import (
+    index_path,
+    offsets_of,
+    segment_path,
+    writers_path,
+)
+from streamhouse.storage_service.log.segment_format import (
+    LogIdentity,
+    SegmentHeader,
+    encode_segment_header,
+)
+from streamhouse.storage_service.log.segment_index import (
+    GrowingIndex,
+    encode_index,
+    read_index_header,
+)
+from streamhouse.storage_service.log.writer_state import WriterStates, encode_writers
+
+__all__ = ["RollFailedError", "SegmentRoll", "create_segment"]
+
+_logger = logging.getLogger(__name__)
+
+# The newest is what recovery needs; the one before it saves a replay should the newest be damaged.
+_SNAPSHOTS_KEPT: Final = 2
+
+
+class RollFailedError(OSError):
+    """The disk refused a step. `is_half_done`: the new segment may exist after a restart."""
+
+    def __init__(self, message: str, *, is_half_done: bool) -> None:
+        super().__init__(message)
+        self.is_half_done = is_half_done
+
+
+def create_segment(
+    directory: Path,
+    header: SegmentHeader,
+    *,
+    identity: LogIdentity,
+    filesystem: Filesystem,
+    index_interval_bytes: int,
+) -> ActiveSegment:
+    """Create an empty segment, durable on return.
+
+    It gets its name only once its header is durable, so a `.log` file without a whole header is
+    damage and never a crash in here.
+    """
+    path = segment_path(directory, header.base_offset)
+    temporary = path.with_name(path.name + ".tmp")
+    file = filesystem.create(temporary)
+    try:
+        file.write([encode_segment_header(header, identity=identity)], position=0)
+        file.sync()
+        filesystem.rename(temporary, path)
+        filesystem.sync_directory(directory)
+    except OSError:
+        file.close()
+        raise
+    return ActiveSegment(
+        path=path,
+        base_offset=header.base_offset,
+        created_timestamp_us=header.created_timestamp_us,
+        filesystem=filesystem,
+        file=file,
+        index=GrowingIndex(interval_bytes=index_interval_bytes),
+    )
+
+
+class SegmentRoll:
+    """Rolls the segments of one log."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        identity: LogIdentity,
+        filesystem: Filesystem,
+        index_interval_bytes: int,
+    ) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.filesystem = filesystem
+        self._index_interval_bytes = index_interval_bytes
+
+    def run(
+        self, active: ActiveSegment, writers: WriterStates, *, timestamp_us: int
+    ) -> tuple[SealedSegment, ActiveSegment]:
+        """Seal `active`, which is durable and not empty, and create its successor.
+
+        `writers` is the state after its last frame. Raises RollFailedError.
+        """
+        assert not active.is_empty
+        assert not active.needs_sync
+        next_path = segment_path(self.directory, active.end_offset)
+        try:
+            sealed = self._seal(active, writers)
+            successor = create_segment(
+                self.directory,
+                SegmentHeader(active.end_offset, timestamp_us),
+                identity=self.identity,
+                filesystem=self.filesystem,
+                index_interval_bytes=self._index_interval_bytes,
+            )
+        except OSError as error:
+            half_done = self._may_exist(next_path)
+            raise RollFailedError(str(error), is_half_done=half_done) from error
+        self._remove_old_snapshots()
+        return sealed, successor
+
+    def _seal(self, active: ActiveSegment, writers: WriterStates) -> SealedSegment:
+        path = index_path(self.directory, active.base_offset)
+        contents = encode_index(
+            active.growing_index,
+            identity=self.identity,
+            base_offset=active.base_offset,
+            end_offset=active.end_offset,
+            segment_bytes=active.size_bytes,
+            last_timestamp_us=active.last_timestamp_us,
+        )
+        replace_durably(self.filesystem, path, contents)
+        snapshot = encode_writers(writers, identity=self.identity, offset=active.end_offset)
+        replace_durably(
+            self.filesystem, writers_path(self.directory, active.end_offset), [snapshot]
+        )
+        self.filesystem.sync_directory(self.directory)
+        facts = read_index_header(
+            contents[0], identity=self.identity, base_offset=active.base_offset
+        )
+        return SealedSegment(
+            path=active.path, index_path=path, facts=facts, filesystem=self.filesystem
+        )
+
+    def _may_exist(self, path: Path) -> bool:
+        try:
+            return path.name in self.filesystem.list_names(self.directory)
+        except OSError:
+            return True
+
+    def _remove_old_snapshots(self) -> None:
+        try:
+            names = self.filesystem.list_names(self.directory)
+            for offset in offsets_of(names, ".writers")[:-_SNAPSHOTS_KEPT]:
+                self.filesystem.remove(writers_path(self.directory, offset))
+        except OSError as error:
+            # Only space is lost; the next roll or start tries again.
+            _logger.warning("old snapshot kept directory=%s %s", self.directory, error)

@@ -1,0 +1,190 @@
+"""Which batches of each idempotent writer a bucket remembers, and their snapshot on disk.
+
+A writer numbers its batches per bucket: 0, 1, 2, ... A sequence that is still remembered is a
+repetition and is answered with the offsets it got the first time; the one after the last is new;
+anything else is refused, because accepting it could lose or double rows.
+
+Snapshot file `<offset, 20 digits>.writers`: the state before the row at that offset.
+
+    0 magic 'SHWS' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
+    20 writer count u32 | 24 offset u64 | 32 body bytes u64 | 40 zeros | 56 crc u32 of the body
+    60 crc u32 of the header
+    then per writer, the longest idle first:
+    writer id u64 | batch count u64 | batches, oldest first:
+    sequence u64 | base offset u64 | end offset u64 | timestamp us i64
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from streamhouse.storage_service.errors import OutOfOrderSequenceError
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    LogIdentity,
+    MalformedError,
+    seal_header,
+    unseal_header,
+)
+
+__all__ = ["RememberedBatch", "WriterStates", "decode_writers", "encode_writers"]
+
+_BATCH: Final = struct.Struct("<QQQq")
+_WRITER: Final = struct.Struct("<QQ")
+_HEADER: Final = struct.Struct("<4sHHQIIQQ16xI")
+_MAGIC: Final = b"SHWS"
+
+
+class RememberedBatch(NamedTuple):
+    """A batch that was appended: where it went and when."""
+
+    sequence: int
+    base_offset: int
+    end_offset: int
+    timestamp_us: int
+
+
+class WriterStates:
+    """The windows of all writers of one bucket. Not thread-safe: the log tablet's lock guards it.
+
+    A window is kept packed, 32 bytes a batch, because a bucket may know tens of thousands of
+    writers. Windows are replaced, never changed, so an undo is putting the old one back.
+    """
+
+    def __init__(self, *, window: int, writers_max: int) -> None:
+        assert window > 0
+        assert writers_max > 0
+        self._window_bytes = window * _BATCH.size
+        self._writers_max = writers_max
+        # In order of last activity, so that the longest idle come first.
+        self._windows: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def find(self, writer_id: int, *, sequence: int, row_count: int) -> RememberedBatch | None:
+        """Return the batch that `sequence` repeats, or None if it is the writer's next one.
+
+        Raises OutOfOrderSequenceError for everything else.
+        """
+        window = self._windows.get(writer_id)
+        if window is None:
+            if sequence == 0:
+                return None
+            raise OutOfOrderSequenceError(
+                f"writer {writer_id:x} starts with sequence {sequence} and is not known here;"
+                " begin with a new writer id and sequence 0"
+            )
+        last = _BATCH.unpack_from(window, len(window) - _BATCH.size)[0]
+        if sequence == last + 1:
+            return None
+        for fields in _BATCH.iter_unpack(window):
+            if fields[0] == sequence:
+                return self._same(RememberedBatch(*fields), writer_id, row_count)
+        first = _BATCH.unpack_from(window)[0]
+        raise OutOfOrderSequenceError(
+            f"writer {writer_id:x} sent sequence {sequence}; expected {last + 1},"
+            f" or a repetition of {first} to {last}"
+        )
+
+    @staticmethod
+    def _same(batch: RememberedBatch, writer_id: int, row_count: int) -> RememberedBatch:
+        if batch.end_offset - batch.base_offset != row_count:
+            raise OutOfOrderSequenceError(
+                f"writer {writer_id:x} repeats sequence {batch.sequence} with {row_count} rows;"
+                f" it had {batch.end_offset - batch.base_offset} the first time"
+            )
+        return batch
+
+    def record(self, writer_id: int, batch: RememberedBatch) -> bytes | None:
+        """Remember a batch as the writer's latest; return the window before, for `put_back`."""
+        before = self._windows.pop(writer_id, None)
+        window = (before or b"") + _BATCH.pack(*batch)
+        self._windows[writer_id] = window[-self._window_bytes :]
+        if len(self._windows) > self._writers_max:
+            del self._windows[next(iter(self._windows))]
+        return before
+
+    def put_back(self, writer_id: int, before: bytes | None) -> None:
+        """Undo the latest `record` of a writer."""
+        if before is None:
+            self._windows.pop(writer_id, None)
+        else:
+            self._windows[writer_id] = before
+
+    def expire(self, timestamp_us_before: int) -> None:
+        """Forget writers whose last batch is older."""
+        expired = []
+        for writer_id, window in self._windows.items():
+            if _last(window).timestamp_us >= timestamp_us_before:
+                break
+            expired.append(writer_id)
+        for writer_id in expired:
+            del self._windows[writer_id]
+
+    def windows(self) -> dict[int, list[RememberedBatch]]:
+        """Return everything remembered, the longest idle writer first."""
+        return {
+            writer_id: [RememberedBatch(*fields) for fields in _BATCH.iter_unpack(window)]
+            for writer_id, window in self._windows.items()
+        }
+
+    def packed(self) -> list[bytes]:
+        """Return the parts of a snapshot's body."""
+        parts = []
+        for writer_id, window in self._windows.items():
+            parts.append(_WRITER.pack(writer_id, len(window) // _BATCH.size))
+            parts.append(window)
+        return parts
+
+    def load(self, writer_id: int, window: bytes) -> None:
+        """Take a writer from a snapshot; later ones were active later."""
+        self._windows[writer_id] = window[-self._window_bytes :]
+        if len(self._windows) > self._writers_max:
+            del self._windows[next(iter(self._windows))]
+
+
+def _last(window: bytes) -> RememberedBatch:
+    return RememberedBatch(*_BATCH.unpack_from(window, len(window) - _BATCH.size))
+
+
+def encode_writers(writers: WriterStates, *, identity: LogIdentity, offset: int) -> bytes:
+    """Return the contents of a snapshot file."""
+    body = b"".join(writers.packed())
+    header = _HEADER.pack(
+        _MAGIC,
+        1,
+        FILE_HEADER_BYTES,
+        identity.table_id,
+        identity.bucket,
+        len(writers),
+        offset,
+        len(body),
+        crc32c(body),
+    )
+    return seal_header(header) + body
+
+
+def decode_writers(
+    data: bytes, *, identity: LogIdentity, offset: int, window: int, writers_max: int
+) -> WriterStates:
+    """Read the snapshot that was taken at `offset`; raises MalformedError."""
+    header = unseal_header(data, magic=_MAGIC, what="writer snapshot")
+    _, _, _, table_id, bucket, count, at_offset, body_bytes, body_crc = _HEADER.unpack(header)
+    body = data[FILE_HEADER_BYTES:]
+    if (LogIdentity(table_id, bucket), at_offset) != (identity, offset):
+        raise MalformedError(f"writer snapshot of {table_id}/{bucket} at offset {at_offset}")
+    if len(body) != body_bytes or crc32c(body) != body_crc:
+        raise MalformedError("writer snapshot checksum mismatch")
+    writers = WriterStates(window=window, writers_max=writers_max)
+    position = 0
+    for _ in range(count):
+        writer_id, batch_count = _WRITER.unpack_from(body, position)
+        position += _WRITER.size
+        end = position + batch_count * _BATCH.size
+        writers.load(writer_id, body[position:end])
+        position = end
+    return writers

@@ -1,0 +1,320 @@
+"""The commit thread of one disk: one write and one sync a log for everything that is queued.
+
+A unit is what one request appends, to one or several logs. What a caller may rely on:
+- A unit is all or nothing: refused (out of order, too large, disk full) means that none of its rows
+  are stored, in none of its logs, also after a crash.
+- Acknowledged means durable in every log it touches. Its rows, and those of all units that were
+  committed with it, become visible in one step: `CommitGroup.complete`.
+- UnknownOutcomeError means that a disk failed to sync. Rows of the unit in *other* logs are durable
+  and become visible, unacknowledged: taking them back would need another sync of the same kind,
+  and would prove nothing. The rows in the failed log may come back at the next start. Repeating the
+  unit with the same writer id and sequences completes it: each log answers for itself what it has.
+- A crash between the syncs of two logs can leave a unit in one of them, unacknowledged. The same
+  repetition completes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamhouse.storage_service.errors import (
+    InternalError,
+    OutOfOrderSequenceError,
+    OverloadedError,
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.log.log_tablet import AppendResult, LogTablet
+
+__all__ = [
+    "CommitGroup",
+    "CommitLimits",
+    "CommitOutcome",
+    "GroupCommitter",
+    "PendingAppend",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+class PendingAppend(NamedTuple):
+    """One batch for one log. `writer_id` 0 means no writer: the batch is never a repetition."""
+
+    tablet: LogTablet
+    payload: Buffer
+    row_count: int
+    schema_id: int
+    writer_id: int = 0
+    sequence: int = 0
+
+
+class CommitOutcome(NamedTuple):
+    """What became of a unit: one result for each of its batches, or the error that refused it."""
+
+    results: tuple[AppendResult, ...]
+    error: StreamhouseError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitLimits:
+    """How much may wait for the commit thread, including what it is committing.
+
+    A unit larger than a limit is taken when nothing else waits.
+    """
+
+    units_max: int = 10_000
+    rows_max: int = 50_000_000
+    bytes_max: int = 256 * 1024 * 1024
+
+
+class _Unit:
+    """A submitted unit and what is known about it so far."""
+
+    __slots__ = ("bytes", "entries", "error", "on_done", "results", "rows", "touched")
+
+    def __init__(
+        self, entries: Sequence[PendingAppend], on_done: Callable[[CommitOutcome], None]
+    ) -> None:
+        self.entries = entries
+        self.on_done = on_done
+        self.rows = sum(entry.row_count for entry in entries)
+        self.bytes = sum(len(entry.payload) for entry in entries)
+        self.results: tuple[AppendResult, ...] = ()
+        self.error: StreamhouseError | None = None
+        # Logs whose coming sync decides about this unit; those of earlier attempts included.
+        self.touched: set[LogTablet] = set()
+
+    def outcome(self) -> CommitOutcome:
+        return CommitOutcome(() if self.error else self.results, self.error)
+
+
+class CommitGroup:
+    """Units that were committed together, and how far their logs became durable."""
+
+    def __init__(
+        self,
+        ends: Sequence[tuple[LogTablet, int]],
+        outcomes: Sequence[tuple[Callable[[CommitOutcome], None], CommitOutcome]],
+    ) -> None:
+        self.ends = ends
+        self.outcomes = outcomes
+
+    def complete(self) -> None:
+        """Move all high watermarks, then tell every unit. Groups are completed in order.
+
+        Call it once, on the thread that owns visibility, with nothing else running in between.
+        """
+        # The ends are the group's own: the commit thread may be further on by now, in some logs.
+        for tablet, end_offset in self.ends:
+            tablet.publish(end_offset)
+        for on_done, outcome in self.outcomes:
+            on_done(outcome)
+
+
+class GroupCommitter:
+    """Owns the commit thread. `submit` from any thread; `publish` is called on the commit thread.
+
+    `publish` gets every group exactly once, in order, and must see to it that `complete` is called.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[CommitGroup], None],
+        *,
+        limits: CommitLimits | None = None,
+        name: str = "commit",
+    ) -> None:
+        self._publish = publish
+        self._limits = limits or CommitLimits()
+        self._waiting: deque[_Unit] = deque()
+        self._units = 0
+        self._rows = 0
+        self._bytes = 0
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_units(self) -> int:
+        """How many units wait or are being committed."""
+        return self._units
+
+    @property
+    def queued_bytes(self) -> int:
+        """How many payload bytes wait or are being committed."""
+        return self._bytes
+
+    def submit(
+        self, unit: Sequence[PendingAppend], on_done: Callable[[CommitOutcome], None]
+    ) -> None:
+        """Queue a unit; its outcome comes by `on_done`, from `CommitGroup.complete`.
+
+        Raises OverloadedError at once when too much waits, UnavailableError after `stop`; then
+        `on_done` is not called. Payloads must not change before the outcome.
+        """
+        pending = _Unit(unit, on_done)
+        limits = self._limits
+        with self._changed:
+            if self._stopping:
+                raise UnavailableError("the service is stopping and takes no more writes")
+            if self._units and (
+                self._units >= limits.units_max
+                or self._rows + pending.rows > limits.rows_max
+                or self._bytes + pending.bytes > limits.bytes_max
+            ):
+                raise OverloadedError(
+                    f"{self._units} writes with {self._rows} rows and {self._bytes} bytes wait for"
+                    " the disk; send again later, or more slowly"
+                )
+            self._units += 1
+            self._rows += pending.rows
+            self._bytes += pending.bytes
+            self._waiting.append(pending)
+            if len(self._waiting) == 1:
+                self._changed.notify()
+
+    def stop(self) -> None:
+        """Take nothing more, commit what is queued, end the thread. Stopping twice is harmless."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._stopping:
+                    self._changed.wait()
+                units = list(self._waiting)
+                self._waiting.clear()
+            if not units:
+                return
+            group = self._commit_safely(units)
+            with self._changed:
+                self._units -= len(units)
+                self._rows -= sum(unit.rows for unit in units)
+                self._bytes -= sum(unit.bytes for unit in units)
+            try:
+                self._publish(group)
+            except Exception as error:  # noqa: BLE001 - outermost loop: later groups must go on
+                _report_bug("publishing", error)
+
+    def _commit_safely(self, units: list[_Unit]) -> CommitGroup:
+        try:
+            ends = _commit(units)
+        except Exception as error:  # noqa: BLE001 - outermost loop: callers must get an answer
+            _report_bug("committing", error)
+            ends = []
+            for tablet in {entry.tablet for unit in units for entry in unit.entries}:
+                tablet.rollback()
+            for unit in units:
+                unit.error = InternalError("the commit failed; the service's log says why")
+        return CommitGroup(ends, [(unit.on_done, unit.outcome()) for unit in units])
+
+
+def _report_bug(what: str, error: Exception) -> None:
+    _logger.error("%s a commit group failed", what, exc_info=error)
+
+
+def _commit(units: list[_Unit]) -> list[tuple[LogTablet, int]]:
+    """Decide about every unit; return the logs that went forward and their durable ends."""
+    alive = units
+    dirty: set[LogTablet] = set()
+    while alive:
+        alive = [unit for unit in alive if _append(unit)]
+        tablets = {tablet for unit in alive for tablet in unit.touched}
+        dirty |= tablets
+        failed = _write(tablets)
+        if not failed:
+            break
+        # Everything is taken back, then done again without the units that cannot be stored: no
+        # other unit suffers, and theirs leave nothing behind in logs that could be written.
+        for tablet in tablets:
+            tablet.rollback()
+            if tablet.is_read_only:
+                failed.setdefault(tablet, StorageFailedError(f"{tablet} cannot be truncated"))
+        alive = _without_failed(alive, failed)
+    unsynced = _sync(dirty)
+    for unit in units:
+        for tablet in unit.touched & unsynced.keys():
+            unit.error = UnknownOutcomeError(unsynced[tablet].message)
+    return [(tablet, tablet.log_end_offset) for tablet in dirty]
+
+
+def _append(unit: _Unit) -> bool:
+    """Queue all batches of a unit, or none and set its error."""
+    kept: dict[LogTablet, int] = {}
+    results: list[AppendResult] = []
+    touched: list[LogTablet] = []
+    try:
+        for tablet, payload, row_count, schema_id, writer_id, sequence in unit.entries:
+            kept.setdefault(tablet, tablet.queued_count)
+            result = tablet.append(
+                payload,
+                row_count=row_count,
+                schema_id=schema_id,
+                writer_id=writer_id,
+                sequence=sequence,
+            )
+            results.append(result)
+            # A repetition of a batch of this very group is not durable either.
+            if result.end_offset > tablet.log_end_offset:
+                touched.append(tablet)
+    except StreamhouseError as error:
+        for tablet, keep in kept.items():
+            tablet.take_back(keep=keep)
+        unit.error = error
+        if unit.touched and isinstance(error, OutOfOrderSequenceError):
+            # It was in order at the first attempt: what came before it has gone.
+            unit.error = StorageFailedError(
+                "the disk refused an earlier batch of the same writer; nothing was stored"
+            )
+        return False
+    unit.results = tuple(results)
+    unit.touched.update(touched)
+    return True
+
+
+def _write(tablets: Iterable[LogTablet]) -> dict[LogTablet, StorageFailedError]:
+    failed = {}
+    for tablet in tablets:
+        try:
+            tablet.write()
+        except StorageFailedError as error:
+            failed[tablet] = error
+    return failed
+
+
+def _without_failed(
+    units: Iterable[_Unit], failed: dict[LogTablet, StorageFailedError]
+) -> list[_Unit]:
+    alive = []
+    for unit in units:
+        errors = [error for tablet, error in failed.items() if tablet in unit.touched]
+        if not errors:
+            alive.append(unit)
+        elif any(tablet.is_read_only for tablet in unit.touched):
+            # What was written could not be cut off: it may come back at the next start.
+            unit.error = UnknownOutcomeError(errors[0].message)
+        else:
+            unit.error = errors[0]
+    return alive
+
+
+def _sync(tablets: Iterable[LogTablet]) -> dict[LogTablet, UnknownOutcomeError]:
+    unsynced = {}
+    for tablet in tablets:
+        try:
+            tablet.sync()
+        except UnknownOutcomeError as error:
+            unsynced[tablet] = error
+    return unsynced
