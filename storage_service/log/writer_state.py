@@ -1,8 +1,9 @@
 """Which batches of each idempotent writer a bucket remembers, and their snapshot on disk.
 
-A writer numbers its batches per bucket: 0, 1, 2, ... A sequence that is still remembered is a
-repetition and is answered with the offsets it got the first time; the one after the last is new;
-anything else is refused, because accepting it could lose or double rows.
+A writer numbers its batches per bucket: 1, 2, 3, ... (0 says that a batch has no sequence). A
+sequence that is still remembered is a repetition and is answered with the offsets it got the first
+time; the one after the last is new; anything else is refused, because accepting it could lose or
+double rows.
 
 Snapshot file `<offset, 20 digits>.writers`: the state before the row at that offset.
 
@@ -32,6 +33,7 @@ from streamhouse.storage_service.log.segment_format import (
 
 __all__ = ["RememberedBatch", "WriterStates", "decode_writers", "encode_writers"]
 
+FIRST_SEQUENCE: Final = 1
 _BATCH: Final = struct.Struct("<QQQq")
 _WRITER: Final = struct.Struct("<QQ")
 _HEADER: Final = struct.Struct("<4sHHQIIQQ16xI")
@@ -72,11 +74,11 @@ class WriterStates:
         """
         window = self._windows.get(writer_id)
         if window is None:
-            if sequence == 0:
+            if sequence == FIRST_SEQUENCE:
                 return None
             raise OutOfOrderSequenceError(
                 f"writer {writer_id:x} starts with sequence {sequence} and is not known here;"
-                " begin with a new writer id and sequence 0"
+                f" begin with a new writer id and sequence {FIRST_SEQUENCE}"
             )
         last = _BATCH.unpack_from(window, len(window) - _BATCH.size)[0]
         if sequence == last + 1:
