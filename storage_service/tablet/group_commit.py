@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,6 +124,7 @@ class GroupCommitter:
     """Owns the commit thread. `submit` from any thread; `publish` is called on the commit thread.
 
     `publish` gets every group exactly once, in order, and must see to it that `complete` is called.
+    Up to `sync_threads` files of a group are synced at the same time.
     """
 
     def __init__(
@@ -131,7 +133,14 @@ class GroupCommitter:
         *,
         limits: CommitLimits | None = None,
         name: str = "commit",
+        sync_threads: int = 4,
     ) -> None:
+        assert sync_threads > 0
+        self._syncers = (
+            ThreadPoolExecutor(sync_threads, thread_name_prefix=f"{name}-sync")
+            if sync_threads > 1
+            else None
+        )
         self._publish = publish
         self._limits = limits or CommitLimits()
         self._waiting: deque[_Unit] = deque()
@@ -188,6 +197,8 @@ class GroupCommitter:
             self._stopping = True
             self._changed.notify()
         self._thread.join()
+        if self._syncers is not None:
+            self._syncers.shutdown()
 
     def _run(self) -> None:
         while True:
@@ -210,7 +221,7 @@ class GroupCommitter:
 
     def _commit_safely(self, units: list[_Unit]) -> CommitGroup:
         try:
-            ends = _commit(units)
+            ends = _commit(units, self._syncers)
         except Exception as error:  # noqa: BLE001 - outermost loop: callers must get an answer
             _report_bug("committing", error)
             ends = []
@@ -225,7 +236,7 @@ def _report_bug(what: str, error: Exception) -> None:
     _logger.error("%s a commit group failed", what, exc_info=error)
 
 
-def _commit(units: list[_Unit]) -> list[tuple[LogTablet, int]]:
+def _commit(units: list[_Unit], executor: Executor | None) -> list[tuple[LogTablet, int]]:
     """Decide about every unit; return the logs that went forward and their durable ends."""
     alive = units
     dirty: set[LogTablet] = set()
@@ -243,7 +254,7 @@ def _commit(units: list[_Unit]) -> list[tuple[LogTablet, int]]:
             if tablet.is_read_only:
                 failed.setdefault(tablet, StorageFailedError(f"{tablet} cannot be truncated"))
         alive = _without_failed(alive, failed)
-    unsynced = _sync(dirty)
+    unsynced = _sync(dirty, executor)
     for unit in units:
         for tablet in unit.touched & unsynced.keys():
             unit.error = UnknownOutcomeError(unsynced[tablet].message)
@@ -310,11 +321,18 @@ def _without_failed(
     return alive
 
 
-def _sync(tablets: Iterable[LogTablet]) -> dict[LogTablet, UnknownOutcomeError]:
-    unsynced = {}
-    for tablet in tablets:
-        try:
-            tablet.sync()
-        except UnknownOutcomeError as error:
-            unsynced[tablet] = error
-    return unsynced
+def _sync(
+    tablets: Collection[LogTablet], executor: Executor | None
+) -> dict[LogTablet, UnknownOutcomeError]:
+    # Files of one disk share its journal: syncs that wait together cost little more than one.
+    map_ = map if executor is None or len(tablets) == 1 else executor.map
+    errors = zip(tablets, map_(_sync_one, tablets), strict=True)
+    return {tablet: error for tablet, error in errors if error is not None}
+
+
+def _sync_one(tablet: LogTablet) -> UnknownOutcomeError | None:
+    try:
+        tablet.sync()
+    except UnknownOutcomeError as error:
+        return error
+    return None
