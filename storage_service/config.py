@@ -1,0 +1,208 @@
+"""The service's configuration: every limit with default, unit and meaning, in one frozen object.
+
+Only the command line makes one from text (`ServiceConfig.from_texts`); everything else gets the
+object. `docs/configuration.md` is checked against it by a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    UnknownOptionError,
+    suggestion,
+)
+from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.properties import parse_bytes, parse_duration_ms
+
+__all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
+
+DEFAULT_PORT: Final = 8765
+DEFAULT_CATALOG_NAME: Final = "streamhouse"
+_KIB: Final = 1 << 10
+_MIB: Final = 1 << 20
+
+
+def _limit(default: int, unit: str, text: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigOption:
+    """One numeric setting, as the command line and the documentation show it."""
+
+    name: str
+    default: int
+    unit: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """The command line option."""
+        return "--" + self.name.replace("_", "-")
+
+    def parse(self, text: str) -> int:
+        """Read a plain number, a size for bytes (`64mb`) or a duration for ms (`30s`)."""
+        if text.isdigit():
+            return int(text)
+        if self.unit == "bytes":
+            return parse_bytes(text, name=self.flag)
+        if self.unit == "ms":
+            return parse_duration_ms(text, name=self.flag)
+        raise InvalidRequestError(f"{self.flag} = '{text}' is not a number of {self.unit}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """What one service process may do, checked as a whole.
+
+    Without `token` every caller is trusted, so only a loopback `host` is accepted then.
+    """
+
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    token: str | None = field(default=None, repr=False)
+    catalog_name: str = DEFAULT_CATALOG_NAME
+    catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    body_bytes_max: int = _limit(64 * _MIB, "bytes", "Largest request body.")
+    append_rows_max: int = _limit(4_000_000, "rows", "Most rows in one append request.")
+    append_batches_max: int = _limit(4_096, "batches", "Most record batches in one append request.")
+    batch_bytes_max: int = _limit(32 * _MIB, "bytes", "Largest record batch of an append.")
+    bodies_bytes_max: int = _limit(
+        512 * _MIB, "bytes", "Most memory for request bodies that are being received or handled."
+    )
+    body_read_timeout_ms: int = _limit(30_000, "ms", "How long receiving a request body may take.")
+    fetch_bytes_max: int = _limit(
+        64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger one is lowered to it."
+    )
+    fetch_wait_ms_max: int = _limit(
+        60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
+    )
+    connections_max: int = _limit(10_000, "connections", "Most open connections.")
+    open_requests_max: int = _limit(
+        5_000, "requests", "Most requests in progress, waiting ones included."
+    )
+    waiting_fetches_max: int = _limit(4_000, "requests", "Most long polls waiting for new rows.")
+    subscriptions_max: int = _limit(1_000, "subscriptions", "Most open subscriptions.")
+    subscription_heartbeat_ms: int = _limit(
+        3_000, "ms", "How often a subscription without new rows gets an empty answer."
+    )
+    subscription_page_bytes_max: int = _limit(
+        1 * _MIB, "bytes", "Most bytes a subscription reads ahead of what its client has taken."
+    )
+    keep_alive_timeout_ms: int = _limit(
+        75_000, "ms", "How long an idle connection is kept between requests."
+    )
+    drain_timeout_ms: int = _limit(
+        15_000, "ms", "How long a stopping service waits for requests in progress."
+    )
+    commit_queue_bytes_max: int = _limit(
+        256 * _MIB, "bytes", "Most appended bytes waiting for the disk; more are refused."
+    )
+    databases_max: int = _limit(1_000, "databases", "Most databases.")
+    tables_max: int = _limit(1_000, "tables", "Most tables.")
+    buckets_max: int = _limit(
+        8_192, "buckets", "Most buckets over all tables; each has files open."
+    )
+    spread_rows_min: int = _limit(
+        2_000, "rows", "Fewest rows a bucket gets when the service spreads an append evenly."
+    )
+    inline_bytes_max: int = _limit(
+        256 * _KIB, "bytes", "Larger appends and fetches are handled off the event loop."
+    )
+    worker_threads: int = _limit(4, "threads", "Threads for what is handled off the event loop.")
+    retention_interval_ms: int = _limit(60_000, "ms", "How often expired log segments are deleted.")
+    tiering_lease_ms: int = _limit(
+        30_000, "ms", "How long a tiering round stays claimed after its last heartbeat."
+    )
+    tiering_backoff_ms_min: int = _limit(1_000, "ms", "Pause of a table after a failed round.")
+    tiering_backoff_ms_max: int = _limit(
+        60_000, "ms", "Longest pause of a table after repeatedly failed rounds."
+    )
+    metrics_tables_max: int = _limit(
+        200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
+    )
+
+    def __post_init__(self) -> None:
+        for option in self.options():
+            if getattr(self, option.name) < 1:
+                raise InvalidRequestError(f"{option.flag} must be at least 1 {option.unit}")
+        for small, large in (
+            ("batch_bytes_max", "body_bytes_max"),
+            ("body_bytes_max", "bodies_bytes_max"),
+            ("body_bytes_max", "commit_queue_bytes_max"),
+            ("tiering_backoff_ms_min", "tiering_backoff_ms_max"),
+        ):
+            if getattr(self, small) > getattr(self, large):
+                raise InvalidRequestError(
+                    f"{small} = {getattr(self, small)} must not exceed"
+                    f" {large} = {getattr(self, large)}"
+                )
+        if not 0 <= self.port <= 65_535:
+            raise InvalidRequestError(f"port {self.port} is not in 0..65535 (0 picks a free one)")
+        if self.token is None and not is_loopback(self.host):
+            raise InvalidRequestError(
+                f"host '{self.host}' is reachable from other machines: give --token-file, or bind"
+                " to 127.0.0.1"
+            )
+
+    @classmethod
+    def options(cls) -> list[ConfigOption]:
+        """Every numeric setting, in the order of the documentation."""
+        return [
+            ConfigOption(
+                name=f.name,
+                default=int(f.default),  # type: ignore[arg-type]  # _limit always gives an int
+                unit=f.metadata["unit"],
+                help=f.metadata["help"],
+            )
+            for f in dataclasses.fields(cls)
+            if "unit" in f.metadata
+        ]
+
+    @classmethod
+    def from_texts(cls, limits: Mapping[str, str], **settings: Any) -> ServiceConfig:
+        """Make a configuration from the texts of numeric settings and the other fields as values.
+
+        Raises `UnknownOptionError` with a suggestion, or `InvalidRequestError` naming the option.
+        """
+        known = {option.name: option for option in cls.options()}
+        for name in limits:
+            if name not in known:
+                raise UnknownOptionError(
+                    f"the service has no setting '{name}'{suggestion(name, list(known))}"
+                )
+        parsed: dict[str, Any] = {name: known[name].parse(text) for name, text in limits.items()}
+        return cls(**settings, **parsed)
+
+    def lake_catalog(self) -> LakeCatalog:
+        """Return the catalog that tiering and readers open; by default SQLite in `data_dir`."""
+        if self.catalog_properties:
+            return LakeCatalog(name=self.catalog_name, properties=dict(self.catalog_properties))
+        lake = self.data_dir.absolute() / "lake"
+        return LakeCatalog(
+            name=self.catalog_name,
+            properties={
+                "type": "sql",
+                "uri": f"sqlite:///{lake / 'catalog.db'}",
+                "warehouse": f"file://{lake / 'warehouse'}",
+            },
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; of names only localhost counts."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""The storage service over HTTP: routes, limits, authentication, metrics."""

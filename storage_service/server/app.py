@@ -1,0 +1,160 @@
+"""The ASGI application: what happens around every route, and which code answers it.
+
+Order for each request: request id, liveness, token, stopping and limits, then the route. The data
+routes are answered here, everything else by the FastAPI application of control_plane.py. Whatever
+goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import logging
+import re
+import secrets
+import time
+from typing import Final
+
+from streamhouse.storage_service.errors import (
+    InternalError,
+    StreamhouseError,
+    UnauthorizedError,
+)
+from streamhouse.storage_service.server.append_route import answer_append
+from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
+from streamhouse.storage_service.server.fetch_route import answer_fetch
+from streamhouse.storage_service.server.http_exchange import (
+    ClientGone,
+    HttpExchange,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.subscribe_route import answer_subscribe
+
+__all__ = ["ServiceApp"]
+
+_logger = logging.getLogger(__name__)
+
+_TABLES: Final = "/v1/tables/"
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+# A table with thousands of columns has a descriptor of some hundred kilobytes.
+CONTROL_BODY_BYTES_MAX: Final = 4 << 20
+
+
+class ServiceApp:
+    """One service over HTTP."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._control_plane = build_control_plane(service)
+        token = service.config.token
+        self._token = None if token is None else token.encode()
+        self._request_prefix = secrets.token_hex(4)
+        self._request_numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; `lifespan` and web sockets are not spoken here."""
+        assert scope["type"] == "http", scope["type"]
+        exchange = HttpExchange(scope, receive, send, request_id=self._request_id(scope))
+        started = time.perf_counter()
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            pass
+        except StreamhouseError as error:
+            await self._answer_error(exchange, error)
+        except Exception:
+            _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
+            bug = InternalError(
+                "the service met a bug; its log has the details under this request id"
+            )
+            await self._answer_error(exchange, bug)
+        finally:
+            exchange.close()
+            seconds = time.perf_counter() - started
+            self._service.metrics.count_request(exchange.route, exchange.status, seconds)
+            _logger.debug(
+                "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
+                exchange.request_id,
+                exchange.method,
+                exchange.route,
+                exchange.status,
+                seconds * 1000,
+            )
+
+    async def _answer(self, exchange: HttpExchange) -> None:
+        if exchange.path == "/health":
+            # Alive even when stopping or full: an orchestrator must not kill it for that.
+            exchange.route = "health"
+            return await exchange.answer_json({"status": "alive"})
+        self._check_token(exchange)
+        with self._service.request():
+            if not await self._answer_data_route(exchange):
+                await self._answer_control_route(exchange)
+
+    async def _answer_data_route(self, exchange: HttpExchange) -> bool:
+        """Answer one of the hot routes; False if it is none."""
+        if not exchange.path.startswith(_TABLES):
+            return False
+        parts = exchange.path[len(_TABLES) :].split("/")
+        match exchange.method, parts:
+            case "POST", [path, "append"]:
+                exchange.route = "append"
+                await answer_append(exchange, self._service, path=path)
+            case "GET", [path, "buckets", bucket, "fetch"]:
+                exchange.route = "fetch"
+                await answer_fetch(exchange, self._service, path=path, bucket=bucket)
+            case "GET", [path, "subscribe"]:
+                exchange.route = "subscribe"
+                await answer_subscribe(exchange, self._service, path=path)
+            case _:
+                return False
+        return True
+
+    async def _answer_control_route(self, exchange: HttpExchange) -> None:
+        """Hand the request to FastAPI with its whole, bounded body."""
+        body = await exchange.read_body(
+            bytes_max=CONTROL_BODY_BYTES_MAX,
+            timeout_ms=self._service.config.body_read_timeout_ms,
+        )
+        is_delivered = False
+
+        async def receive() -> Message:
+            nonlocal is_delivered
+            if is_delivered:
+                return await exchange.receive()
+            is_delivered = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        exchange.scope[EXCHANGE_KEY] = exchange
+        await self._control_plane(exchange.scope, receive, exchange.send)
+
+    def _check_token(self, exchange: HttpExchange) -> None:
+        if self._token is None:
+            return
+        given = exchange.header(b"authorization") or b""
+        kind, _, token = given.partition(b" ")
+        # Compared as bytes and in full, so that the time taken says nothing about the token.
+        is_right = hmac.compare_digest(token.strip(), self._token)
+        if kind.lower() != b"bearer" or not is_right:
+            raise UnauthorizedError(
+                "the bearer token is wrong"
+                if given
+                else "this service needs a bearer token: send 'Authorization: Bearer TOKEN', or set"
+                " STREAMHOUSE_TOKEN"
+            )
+
+    async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+        self._service.report(exchange, error)
+        if exchange.status == 0:
+            await exchange.answer_error(error)
+
+    def _request_id(self, scope: Scope) -> str:
+        """Return the caller's request id if it is a sane one, else a new one."""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return str(value, "ascii")
+        return f"{self._request_prefix}-{next(self._request_numbers)}"

@@ -1,0 +1,171 @@
+"""POST .../append: one Arrow IPC stream in, one commit unit, an answer once it is durable."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.errors import (
+    BucketNotFoundError,
+    InvalidRequestError,
+    SchemaMismatchError,
+)
+from streamhouse.storage_service.model.bucketing import (
+    buckets_for_rows,
+    split_by_bucket,
+    split_evenly,
+)
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.server.http_exchange import HttpExchange
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.tablet_manager import RoutedBatch
+from streamhouse.storage_service.wire.arrow_body import (
+    AppendBatch,
+    decode_append_body,
+    encode_payload,
+)
+
+__all__ = ["answer_append"]
+
+_WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Append:
+    """What routing needs to know besides the body; plain values, so that it runs on any thread."""
+
+    table: TableInfo
+    writer_id: int
+    spread_first_bucket: int
+    config: ServiceConfig
+
+
+async def answer_append(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Append the request's rows; they are durable and visible when the answer is sent.
+
+    A client that goes away after its body arrived does not undo the append.
+    """
+    table = service.table(path)
+    config = service.config
+    writer_id = _writer_id(exchange)
+    with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
+        body = await exchange.read_body(
+            bytes_max=config.body_bytes_max, timeout_ms=config.body_read_timeout_ms
+        )
+        settle(len(body))
+        service.metrics.received_bytes.inc(len(body))
+        request = _Append(
+            table=table.info,
+            writer_id=writer_id,
+            spread_first_bucket=table.next_spread_bucket(1),
+            config=config,
+        )
+        if len(body) > config.inline_bytes_max:
+            batches = await service.run_blocking(_routed, body, request)
+        else:
+            batches = _routed(body, request)
+        appended = await service.manager.append(table, batches, writer_id=writer_id)
+    service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
+    await exchange.answer_json(
+        {
+            "buckets": {str(b): [start, end] for b, (start, end) in appended.ranges.items()},
+            "timestamp_us": appended.timestamp_us,
+        }
+    )
+
+
+def _writer_id(exchange: HttpExchange) -> int:
+    text = exchange.query(["writer_id"]).get("writer_id")
+    if text is None:
+        return 0
+    if not _WRITER_ID.fullmatch(text) or int(text, 16) == 0:
+        raise InvalidRequestError(
+            f"{exchange.path}: writer_id must be 1 to 16 hexadecimal digits and not 0"
+        )
+    return int(text, 16)
+
+
+def _routed(body: bytes, request: _Append) -> list[RoutedBatch]:
+    """Decode and check the body; return its batches, each with its bucket. On any thread."""
+    config = request.config
+    parts = decode_append_body(
+        body,
+        request.table.schema,
+        table=str(request.table.path),
+        rows_max=config.append_rows_max,
+        batch_bytes_max=config.batch_bytes_max,
+        batches_max=config.append_batches_max,
+    )
+    routed: list[RoutedBatch] = []
+    for part in parts:
+        _check_sequence(part, request)
+        if part.bucket is None:
+            routed.extend(_split(part, request))
+        else:
+            _check_bucket(part, part.bucket, request.table)
+            routed.append(
+                RoutedBatch(
+                    bucket=part.bucket,
+                    row_count=part.batch.num_rows,
+                    sequence=part.sequence,
+                    payload=memoryview(part.payload),
+                )
+            )
+    return routed
+
+
+def _check_sequence(part: AppendBatch, request: _Append) -> None:
+    table = request.table.path
+    if bool(part.sequence) != bool(request.writer_id):
+        raise InvalidRequestError(
+            f"append to '{table}': a batch with a sequence needs the parameter writer_id, and with"
+            " writer_id every batch needs a sequence from 1 on"
+        )
+    if part.sequence and part.bucket is None:
+        raise InvalidRequestError(
+            f"append to '{table}': a batch with a sequence must name its bucket, because sequences"
+            " count per bucket"
+        )
+
+
+def _check_bucket(part: AppendBatch, bucket: int, table: TableInfo) -> None:
+    count = table.bucket_count
+    if not 0 <= bucket < count:
+        raise BucketNotFoundError(
+            f"table '{table.path}' has no bucket {bucket}; its buckets are 0..{count - 1}"
+        )
+    key = table.descriptor.effective_bucket_key
+    if not key or count == 1:
+        return
+    # A row in a bucket that is not its own would break the lake's partitioning for ever.
+    wrong = (buckets_for_rows(part.batch, key, count) != bucket).nonzero()[0]
+    if len(wrong):
+        raise SchemaMismatchError(
+            f"append to '{table.path}': row {int(wrong[0])} of the batch for bucket {bucket}"
+            f" belongs to another bucket by the bucket key {', '.join(key)}"
+        )
+
+
+def _split(part: AppendBatch, request: _Append) -> list[RoutedBatch]:
+    table, config = request.table, request.config
+    key = table.descriptor.effective_bucket_key
+    if key:
+        rows = split_by_bucket(part.batch, key, table.bucket_count)
+    else:
+        rows = split_evenly(
+            part.batch,
+            table.bucket_count,
+            first_bucket=request.spread_first_bucket,
+            rows_min=config.spread_rows_min,
+        )
+    return [
+        RoutedBatch(
+            bucket=bucket,
+            row_count=batch.num_rows,
+            sequence=0,
+            payload=memoryview(part.payload if batch is part.batch else encode_payload(batch)),
+        )
+        for bucket, batch in rows.items()
+    ]

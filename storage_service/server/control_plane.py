@@ -1,0 +1,246 @@
+"""The control routes: databases, tables, state, tiering; JSON with an OpenAPI page at /docs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from streamhouse.storage_service.errors import (
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.table import TableDescriptor
+from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
+from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
+from streamhouse.storage_service.server.parameters import integer, offsets
+from streamhouse.storage_service.server.request_bodies import (
+    AlterProperties,
+    ClaimTiering,
+    CompleteTiering,
+    CreateDatabase,
+    FailTiering,
+    HeartbeatTiering,
+)
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
+
+__all__ = ["EXCHANGE_KEY", "build_control_plane"]
+
+EXCHANGE_KEY: Final = "streamhouse.exchange"
+
+TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
+
+
+def build_control_plane(service: Service) -> FastAPI:
+    """Return the FastAPI application of `service`."""
+    app = FastAPI(
+        title="Streamhouse storage service",
+        description="Control routes. Data routes speak Arrow IPC: see docs/http_api.md.",
+        redirect_slashes=False,
+    )
+    app.include_router(_service_routes(service), tags=["service"])
+    app.include_router(_database_routes(service), tags=["databases"])
+    app.include_router(_table_routes(service), tags=["tables"])
+    app.include_router(_state_routes(service), tags=["state"])
+    app.include_router(_tiering_routes(service), tags=["tiering"])
+    _answer_errors(app, service)
+    return app
+
+
+def _service_routes(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health", summary="Whether the process is alive; needs no token.")
+    async def health() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @routes.get("/ready", summary="Whether the service takes requests.")
+    async def ready() -> dict[str, str]:
+        return {"status": "ready", "service_id": service.manager.service_id}
+
+    @routes.get("/metrics", summary="Metrics in Prometheus' text format.")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=METRICS_CONTENT_TYPE)
+
+    @routes.get("/v1/lake/catalog", summary="How to open the Iceberg catalog.")
+    async def lake_catalog() -> dict[str, Any]:
+        return service.config.lake_catalog().to_json()
+
+    return routes
+
+
+def _database_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/databases")
+    manager = service.manager
+
+    @routes.get("", summary="The names of all databases.")
+    async def list_databases() -> dict[str, list[str]]:
+        return {"databases": manager.databases()}
+
+    @routes.post("", summary="Create a database.", status_code=201)
+    async def create_database(body: CreateDatabase) -> dict[str, str]:
+        await manager.create_database(body.name)
+        return {"name": body.name}
+
+    @routes.delete("/{name}", summary="Drop an empty database.", status_code=204)
+    async def drop_database(name: str) -> None:
+        await manager.drop_database(name)
+
+    return routes
+
+
+def _table_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/tables")
+    manager = service.manager
+
+    @routes.get("", summary="The paths of all tables, or of one database's.")
+    async def list_tables(database: str | None = None) -> dict[str, list[str]]:
+        return {"tables": [str(info.path) for info in manager.list_tables(database)]}
+
+    @routes.post("", summary="Create a table.", status_code=201)
+    async def create_table(descriptor: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
+        table = await manager.create_table(TableDescriptor.from_json(descriptor))
+        return table.info.to_json()
+
+    @routes.get("/{path}", summary="Describe a table.")
+    async def describe_table(path: TableName) -> dict[str, Any]:
+        return service.table(path).info.to_json()
+
+    @routes.delete("/{path}", summary="Drop a table and its log.", status_code=204)
+    async def drop_table(path: TableName) -> None:
+        await manager.drop_table(service.table(path).path)
+
+    @routes.patch("/{path}/properties", summary="Set and remove properties, all or none.")
+    async def alter_properties(path: TableName, body: AlterProperties) -> dict[str, Any]:
+        info = await manager.alter_properties(
+            service.table(path).path, updates=body.set, removals=body.remove
+        )
+        return info.to_json()
+
+    return routes
+
+
+def _state_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/tables/{path}")
+
+    @routes.get("/state", summary="Table, positions and lake snapshot as one consistent cut.")
+    async def table_state(
+        request: Request,
+        path: TableName,
+        after: Annotated[
+            str | None, Query(description="JSON: wait until some bucket is beyond its offset.")
+        ] = None,
+        max_wait_ms: Annotated[str, Query(description="How long to wait at most.")] = "0",
+    ) -> Response:
+        table = service.table(path)
+        wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
+        if after is not None and wait_ms:
+            known = offsets("after", after, table.info)
+            await _wait_beyond(service, request.scope[EXCHANGE_KEY], table, known, wait_ms)
+        return JSONResponse(table.state().to_json())
+
+    @routes.get("/offsets", summary="Per bucket, the first offset written at or after a time.")
+    async def offsets_for_timestamp(
+        path: TableName,
+        timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
+    ) -> dict[str, dict[str, int]]:
+        time_us = integer("timestamp_us", timestamp_us, least=0)
+        found = await service.manager.offsets_for_timestamp(service.table(path), time_us)
+        return {"offsets": {str(bucket): offset for bucket, offset in found.items()}}
+
+    return routes
+
+
+async def _wait_beyond(
+    service: Service, exchange: HttpExchange, table: OpenTable, after: dict[int, int], wait_ms: int
+) -> None:
+    wait_ms = min(wait_ms, service.config.fetch_wait_ms_max)
+    deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+    while not any(
+        tablet.high_watermark > after.get(bucket, 0) for bucket, tablet in enumerate(table.tablets)
+    ):
+        if not await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):
+            return
+
+
+def _tiering_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/tiering")
+    coordinator = service.manager.tiering
+
+    @routes.post("/claim", summary="Claim the most overdue table for a tiering round.")
+    async def claim(body: ClaimTiering) -> dict[str, Any]:
+        tables = None if body.tables is None else [service.table(p) for p in body.tables]
+        answer = await coordinator.claim(body.worker_id, tables=tables, force=body.force)
+        return answer.to_json()
+
+    @routes.post("/heartbeat", summary="Keep a claim.")
+    async def heartbeat(body: HeartbeatTiering) -> dict[str, Any]:
+        await coordinator.heartbeat(service.table(body.table), epoch=body.epoch)
+        return {"lease_ms": service.config.tiering_lease_ms}
+
+    @routes.post("/complete", summary="Register a committed lake snapshot.")
+    async def complete(body: CompleteTiering) -> dict[str, Any]:
+        lake = await coordinator.complete(
+            service.table(body.table),
+            table_id=body.table_id,
+            epoch=body.epoch,
+            snapshot_id=int(body.lake_snapshot_id),
+            table_uuid=body.lake_table_uuid,
+            tiered_offsets=body.tiered_offsets,
+            keep_lease=body.keep_lease,
+        )
+        return lake.to_json()
+
+    @routes.post("/fail", summary="Give a claim back after a failed round.")
+    async def fail(body: FailTiering) -> dict[str, Any]:
+        table = service.table(body.table)
+        pause_ms = await coordinator.fail(table, epoch=body.epoch, error=body.error)
+        return {"paused_ms": pause_ms}
+
+    return routes
+
+
+def _answer_errors(app: FastAPI, service: Service) -> None:
+    """Make the application answer every error in the one form there is."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        exchange: HttpExchange = request.scope[EXCHANGE_KEY]
+        ours = _translated(error, exchange)
+        # A bug is logged with its trace where the exception ends up, in app.py.
+        service.report(exchange, ours)
+        return JSONResponse(
+            error_to_json(ours, request_id=exchange.request_id), status_code=ours.http_status
+        )
+
+    for kind in (StreamhouseError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _translated(error: Exception, exchange: HttpExchange) -> StreamhouseError:
+    path = exchange.path[:200]
+    if isinstance(error, StreamhouseError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return InvalidRequestError(f"{path}: {_sentence(error)}")
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return NotFoundError(f"there is no route {path}; /docs lists them")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        return InvalidRequestError(f"{path}: method {exchange.method} is not allowed here")
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return InvalidRequestError(f"{path}: {error.detail}")
+    return InternalError("the service met a bug; its log has the details under this request id")
+
+
+def _sentence(error: RequestValidationError) -> str:
+    """Return the first finding as `body.tables: Input should be ...`."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}"

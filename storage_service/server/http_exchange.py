@@ -1,0 +1,231 @@
+"""One HTTP request and its answer on bare ASGI: parameters, bounded bodies, errors as JSON.
+
+FastAPI serves the control routes; the data routes and everything around both use this, because
+it costs a third per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    StreamhouseError,
+    UnauthorizedError,
+)
+
+__all__ = ["ClientGone", "HttpExchange", "Message", "Receive", "Scope", "Send"]
+
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Piece: TypeAlias = bytes | memoryview
+
+_JOIN_BYTES_MAX: Final = 128 << 10
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class HttpExchange:
+    """One request being answered. `route` names it in metrics, `status` is 0 until answered."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.request_id = request_id
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.route = "unknown"
+        self.status = 0
+        self._watcher: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_gone = False
+
+    async def send(self, message: Message) -> None:
+        """Pass an ASGI message on, with the request id among the headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+            ]
+        await self._send(message)
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header called `name` (lower case)."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    def query(self, known: Iterable[str]) -> dict[str, str]:
+        """Return the query parameters; raises for one that is not `known` or given twice."""
+        pairs = parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        found = dict(pairs)
+        allowed = set(known)
+        for name in found:
+            if name not in allowed:
+                raise InvalidRequestError(
+                    f"{self.path}: unknown parameter '{name[:100]}'"
+                    f" (known: {', '.join(sorted(allowed))})"
+                )
+        if len(found) < len(pairs):
+            raise InvalidRequestError(f"{self.path}: a parameter is given twice")
+        return found
+
+    def content_length(self) -> int | None:
+        """Return the announced length of the body, or None for a chunked one."""
+        text = self.header(b"content-length")
+        if text is None:
+            return None
+        if not text.isdigit():
+            raise InvalidRequestError(f"{self.path}: content-length is not a number")
+        return int(text)
+
+    async def read_body(self, *, bytes_max: int, timeout_ms: int) -> bytes:
+        """Return the whole body.
+
+        Raises `RequestTooLargeError` as soon as the limit is known to be passed,
+        `InvalidRequestError` when the body takes too long, `ClientGone` when it never ends.
+        """
+        length = self.content_length()
+        if length is not None and length > bytes_max:
+            raise self._too_large(bytes_max)
+        chunks: list[bytes] = []
+        received = 0
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunk = message.get("body", b"")
+                    received += len(chunk)
+                    if received > bytes_max:
+                        raise self._too_large(bytes_max)
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"{self.path}: the request body did not arrive within {timeout_ms} ms"
+                " (body_read_timeout_ms)"
+            ) from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self, bytes_max: int) -> RequestTooLargeError:
+        return RequestTooLargeError(
+            f"{self.path}: the request body is larger than {bytes_max} bytes (body_bytes_max);"
+            " send less at once"
+        )
+
+    async def wait(self, waiter: asyncio.Future[None]) -> None:
+        """Await `waiter`; raises `ClientGone` if the client goes away meanwhile.
+
+        Only after the body was read: until `close` this is the only reader of the connection.
+        """
+        if self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._waiting = waiter
+        try:
+            await waiter
+        finally:
+            self._waiting = None
+        if self._is_gone:
+            raise ClientGone
+
+    async def _watch(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def close(self) -> None:
+        """Stop watching for the client to go away."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def start(
+        self, status: int, *, content_type: bytes, length: int | None, close: bool = False
+    ) -> None:
+        """Send the status line and headers; without a `length` the body is chunked."""
+        headers = [(b"content-type", content_type)]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        if close:
+            headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def answer(self, status: int, content_type: bytes, pieces: Sequence[Piece]) -> None:
+        """Send a whole answer made of `pieces`; large ones are not copied."""
+        total = sum(len(piece) for piece in pieces)
+        await self.start(status, content_type=content_type, length=total)
+        if total <= _JOIN_BYTES_MAX:
+            pieces = [b"".join(pieces)]
+        for piece in pieces[:-1]:
+            await self._send_piece(piece)
+        await self._send_piece(pieces[-1], is_last=True)
+
+    async def push(self, pieces: Sequence[Piece]) -> None:
+        """Send the next part of a chunked answer; returns once the connection takes more.
+
+        Raises `ClientGone` if it is closed.
+        """
+        if self._is_gone:
+            raise ClientGone
+        if sum(len(piece) for piece in pieces) <= _JOIN_BYTES_MAX:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            await self._send_piece(piece)
+
+    async def finish(self) -> None:
+        """End a chunked answer cleanly."""
+        await self._send_piece(b"", is_last=True)
+
+    async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+
+    async def answer_json(self, value: Any, *, status: int = 200) -> None:
+        """Send a JSON answer."""
+        await self.answer(status, b"application/json", [json.dumps(value).encode()])
+
+    async def answer_error(self, error: StreamhouseError, *, close: bool = False) -> None:
+        """Send `error` as every route does; `close` after a request that was not read fully."""
+        body = json.dumps(error_to_json(error, request_id=self.request_id)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        if close:
+            headers.append((b"connection", b"close"))
+        if isinstance(error, UnauthorizedError):
+            headers.append((b"www-authenticate", b"Bearer"))
+        if error.retriable:
+            headers.append((b"retry-after", b"1"))
+        await self.send(
+            {"type": "http.response.start", "status": error.http_status, "headers": headers}
+        )
+        await self._send_piece(body, is_last=True)
+
+
+def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]:
+    """Return the JSON form of an error, the same on every route."""
+    return {
+        "error": {
+            "code": error.code,
+            "message": error.message,
+            "retriable": error.retriable,
+            "request_id": request_id,
+        }
+    }

@@ -1,0 +1,174 @@
+"""Run the service: lock and recover the data, listen, announce, serve, drain, close.
+
+The socket is bound before recovery, so a taken port is found early, and announced after it, so a
+caller that saw the ready line is served at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.server.app import ServiceApp
+from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+
+__all__ = ["run_service"]
+
+_logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 2_048
+# What a stopping server waits for connections after their requests are done.
+_CLOSE_TIMEOUT_S: Final = 2
+
+
+def run_service(config: ServiceConfig, *, on_ready: Callable[[str], Callable[[], None]]) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what was begun and return.
+
+    `on_ready` gets the endpoint once requests are answered. What it returns is called, on another
+    thread, when the service begins to stop and still answers everything.
+    Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
+    """
+    with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
+        _raise_open_files_limit()
+        uvloop.run(_serve(config, listening, on_ready))
+
+
+async def _serve(
+    config: ServiceConfig,
+    listening: socket.socket,
+    on_ready: Callable[[str], Callable[[], None]],
+) -> None:
+    executor = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")
+    metrics = ServiceMetrics()
+    manager = await TabletManager.open(config, executor=executor, observer=metrics)
+    try:
+        service = Service(config, manager, executor, metrics)
+        metrics.watch(
+            tables=manager.open_tables,
+            gauges=service.gauges,
+            tables_max=config.metrics_tables_max,
+        )
+        # What lives as long as the process need not be walked by every collection.
+        gc.collect()
+        gc.freeze()
+        server = _Server(_uvicorn_config(config, ServiceApp(service)))
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        await server.is_listening.wait()
+        on_stop = on_ready(_endpoint(listening))
+        await _until_stopped(service, server, on_stop)
+        await serving
+    finally:
+        await manager.close()
+        executor.shutdown()
+
+
+async def _until_stopped(service: Service, server: _Server, on_stop: Callable[[], None]) -> None:
+    """Wait for a signal, then stop in order; a second signal ends all waits."""
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await stop.wait()
+    _logger.info("event=stopping open_requests=%d", service.open_requests)
+    stopping = asyncio.ensure_future(_stop_in_order(service, on_stop))
+    hurried = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait([stopping, hurried], return_when=asyncio.FIRST_COMPLETED)
+    if not (stopping.done() and stopping.result()):
+        _logger.warning("event=stop_cut_short open_requests=%d", service.open_requests)
+        server.force_exit = hurry.is_set()
+    for task in (stopping, hurried):
+        task.cancel()
+    server.should_exit = True
+
+
+async def _stop_in_order(service: Service, on_stop: Callable[[], None]) -> bool:
+    try:
+        async with asyncio.timeout(service.config.drain_timeout_ms / 1000):
+            await asyncio.to_thread(on_stop)
+            await service.drain()
+    except TimeoutError:
+        return False
+    return True
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to us and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: draining comes before uvicorn's own end."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening and say so."""
+        await super().startup(sockets=sockets)
+        self.is_listening.set()
+
+
+def _uvicorn_config(config: ServiceConfig, app: ServiceApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=max(1, config.keep_alive_timeout_ms // 1000),
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # Without the protocol, asyncio would not set TCP_NODELAY: 44 ms for every answer.
+        bound = socket.socket(family, kind, socket.IPPROTO_TCP)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port (0 picks"
+            " a free one)"
+        ) from error
+    return bound
+
+
+def _endpoint(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _raise_open_files_limit() -> None:
+    """Allow as many open files as the system does: each bucket and connection needs some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,121 @@
+"""One page of a bucket's log as the pieces of one Arrow stream; fetch and subscribe send them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.wire.arrow_body import (
+    BatchAddress,
+    encode_fetch_body,
+    project_payload,
+)
+
+__all__ = ["ARROW_STREAM", "LogPage", "as_views", "projected_schema", "read_page"]
+
+ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPage:
+    """`pieces` of one Arrow stream, what they hold, and where the next page starts."""
+
+    pieces: Sequence[bytes | memoryview]
+    next_offset: int
+    row_count: int
+    byte_count: int
+
+
+async def read_page(
+    service: Service,
+    table: OpenTable,
+    bucket: int,
+    *,
+    offset: int,
+    end: int,
+    bytes_max: int,
+    columns: Sequence[str] | None,
+) -> LogPage:
+    """Read the stored batches that hold rows of [offset, end); empty if there are none.
+
+    Small reads happen right here: handing them to a thread costs more than they do.
+    """
+    tablet = table.tablet(bucket)
+    request = _Read(
+        tablet=tablet,
+        bucket=bucket,
+        offset=offset,
+        end=end,
+        bytes_max=bytes_max,
+        schema=table.arrow_schema,
+        columns=columns,
+        positions={bucket: (tablet.log_start_offset, tablet.high_watermark)},
+    )
+    if min(_bytes_estimate(tablet, end - offset), bytes_max) > service.config.inline_bytes_max:
+        page: LogPage = await service.run_blocking(_read, request)
+        return page
+    return _read(request)
+
+
+def _bytes_estimate(tablet: LogTablet, row_count: int) -> int:
+    rows = tablet.log_end_offset - tablet.log_start_offset
+    return tablet.size_bytes * row_count // max(rows, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """One read of one bucket's log, complete in itself, so that it runs on any thread."""
+
+    tablet: LogTablet
+    bucket: int
+    offset: int
+    end: int
+    bytes_max: int
+    schema: pa.Schema
+    columns: Sequence[str] | None
+    positions: Mapping[int, tuple[int, int]]
+
+
+def _read(request: _Read) -> LogPage:
+    stored = []
+    if request.offset < request.end:
+        stored = request.tablet.read(
+            request.offset, bytes_max=request.bytes_max, end_offset=request.end
+        )
+    batches: list[tuple[BatchAddress, pa.Buffer | memoryview]] = []
+    for frame in stored:
+        address = BatchAddress(
+            bucket=request.bucket,
+            base_offset=frame.base_offset,
+            row_count=frame.row_count,
+            timestamp_us=frame.timestamp_us,
+            schema_id=frame.schema_id,
+        )
+        payload: pa.Buffer | memoryview = frame.payload
+        if request.columns is not None:
+            payload = project_payload(frame.payload, request.schema, request.columns)
+        batches.append((address, payload))
+    schema = projected_schema(request.schema, request.columns)
+    pieces = as_views(encode_fetch_body(schema, batches, positions=request.positions))
+    return LogPage(
+        pieces=pieces,
+        next_offset=stored[-1].end_offset if stored else request.offset,
+        row_count=sum(frame.row_count for frame in stored),
+        byte_count=sum(len(piece) for piece in pieces),
+    )
+
+
+def projected_schema(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the schema of only `columns`, in their order; None means all."""
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+def as_views(pieces: Sequence[pa.Buffer | memoryview | bytes]) -> list[bytes | memoryview]:
+    """Return `pieces` as what a socket takes, without copying."""
+    return [p if isinstance(p, bytes) else memoryview(p).cast("B") for p in pieces]

@@ -1,0 +1,145 @@
+"""What the service counts, for Prometheus; every label has a bounded number of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.tablet.open_table import OpenTable
+
+__all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics"]
+
+METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+OTHER_TABLES: Final = "(other)"
+_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30)
+
+
+class ServiceMetrics:
+    """The counters of one service, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "streamhouse_requests",
+            "Requests answered; status 0: the client went away.",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        self._request_seconds = Histogram(
+            "streamhouse_request_seconds",
+            "Time from the request's first byte to its answer's last, waits included.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.received_bytes = self._counter("received_bytes", "Bytes of append bodies.")
+        self.sent_bytes = self._counter("sent_bytes", "Bytes of fetch answers and subscriptions.")
+        self.appended_rows = self._counter("appended_rows", "Rows appended, repeats included.")
+        self.sent_rows = self._counter("sent_rows", "Rows sent by fetches and subscriptions.")
+        self.commits = self._counter("commits", "Group commits, one sync of each touched log.")
+        self.committed_units = self._counter("committed_appends", "Appends in those commits.")
+        self.commit_seconds = Histogram(
+            "streamhouse_commit_seconds",
+            "Time of one group commit: write and sync.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.retention_bytes = self._counter("retention_deleted_bytes", "Bytes of expired log.")
+        self.errors = Counter(
+            "streamhouse_errors",
+            "Errors answered, by their stable code.",
+            ["code"],
+            registry=self.registry,
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"streamhouse_{name}", text, registry=self.registry)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        self._requests.labels(route, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def count_sent(self, *, row_count: int, byte_count: int) -> None:
+        """Count rows sent to a reader."""
+        self.sent_rows.inc(row_count)
+        self.sent_bytes.inc(byte_count)
+
+    def committed(self, *, units: int) -> None:
+        """Count one group commit of this many appends."""
+        self.commits.inc()
+        self.committed_units.inc(units)
+
+    def watch(
+        self,
+        *,
+        tables: Callable[[], Iterable[OpenTable]],
+        gauges: Callable[[], dict[str, tuple[str, float]]],
+        tables_max: int,
+    ) -> None:
+        """Also report `gauges` (name -> help, value) and the tables' state, read at each scrape."""
+        self.registry.register(_StateCollector(tables, gauges, tables_max))
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text format. Call it on the event loop."""
+        return generate_latest(self.registry)
+
+
+class _StateCollector(Collector):
+    def __init__(
+        self,
+        tables: Callable[[], Iterable[OpenTable]],
+        gauges: Callable[[], dict[str, tuple[str, float]]],
+        tables_max: int,
+    ) -> None:
+        self._tables = tables
+        self._gauges = gauges
+        self._tables_max = tables_max
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Name nothing in advance: registering must not read the state."""
+        return iter(())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Read the service's state."""
+        for name, (text, value) in self._gauges().items():
+            yield GaugeMetricFamily(f"streamhouse_{name}", text, value=value)
+        yield from self._collect_tables()
+
+    def _collect_tables(self) -> Iterator[GaugeMetricFamily]:
+        families = {
+            name: GaugeMetricFamily(f"streamhouse_table_{name}", text, labels=["table"])
+            for name, text in (
+                ("rows", "Rows ever appended: the sum of the buckets' high watermarks."),
+                ("untiered_rows", "Rows in the log that the lake does not have."),
+                ("log_bytes", "Bytes of the table's log files."),
+                ("tiering_epoch", "Tiering rounds ever claimed."),
+            )
+        }
+        sums: dict[str, dict[str, float]] = {name: {} for name in families}
+        for number, table in enumerate(sorted(self._tables(), key=_path)):
+            label = str(table.path) if number < self._tables_max else OTHER_TABLES
+            for name, value in _facts(table).items():
+                sums[name][label] = sums[name].get(label, 0) + value
+        for name, family in families.items():
+            for label, value in sums[name].items():
+                family.add_metric([label], value)
+            yield family
+
+
+def _path(table: OpenTable) -> TablePath:
+    return table.path
+
+
+def _facts(table: OpenTable) -> dict[str, float]:
+    return {
+        "rows": sum(tablet.high_watermark for tablet in table.tablets),
+        "untiered_rows": table.untiered_rows,
+        "log_bytes": sum(tablet.size_bytes for tablet in table.tablets),
+        "tiering_epoch": table.lake.tiering_epoch,
+    }

@@ -1,0 +1,67 @@
+"""Query parameters of the data routes, checked and named in their errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["column_names", "integer", "offsets"]
+
+_OFFSET_MAX: Final = (1 << 63) - 1
+
+
+def integer(name: str, text: str, *, least: int) -> int:
+    """Read a whole number of at least `least`."""
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else -1
+    if not least <= value <= _OFFSET_MAX:
+        raise InvalidRequestError(
+            f"parameter {name} = '{text[:40]}' must be a whole number from {least} on"
+        )
+    return value
+
+
+def column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
+    """Read `a,b` (or a JSON list, for names with commas) as columns of `table`; None: all."""
+    if text is None:
+        return None
+    names = text.split(",")
+    if text.startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"parameter columns = '{text[:80]}' is no JSON list of names"
+            ) from error
+    if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        raise InvalidRequestError("parameter columns must be column names, each once")
+    if not names:
+        raise InvalidRequestError("parameter columns must name at least one column")
+    return table.schema.select(names, table=str(table.path)).names
+
+
+def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:
+    """Read a JSON object of bucket -> offset, such as `{"0": 12}`."""
+    try:
+        value = json.loads(text)
+        found = {int(bucket): offset for bucket, offset in value.items()}
+    except (ValueError, AttributeError) as error:
+        raise InvalidRequestError(
+            f"parameter {name} = '{text[:80]}' must be a JSON object of bucket to offset, as in"
+            ' {"0": 12}'
+        ) from error
+    for bucket, offset in found.items():
+        if not 0 <= bucket < table.bucket_count:
+            raise InvalidRequestError(
+                f"parameter {name}: table '{table.path}' has no bucket {bucket}; its buckets are"
+                f" 0..{table.bucket_count - 1}"
+            )
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise InvalidRequestError(
+                f"parameter {name}: offset {offset!r} of bucket {bucket} must be a whole number"
+                " from 0 on"
+            )
+    return found

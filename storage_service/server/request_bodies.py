@@ -1,0 +1,70 @@
+"""JSON bodies of the control routes, as FastAPI checks and documents them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AlterProperties",
+    "ClaimTiering",
+    "CompleteTiering",
+    "CreateDatabase",
+    "FailTiering",
+    "HeartbeatTiering",
+]
+
+_Epoch = Annotated[int, Field(ge=1)]
+
+
+class _RequestBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CreateDatabase(_RequestBody):
+    """A new database."""
+
+    name: str
+
+
+class AlterProperties(_RequestBody):
+    """Table properties to set and to remove."""
+
+    set: dict[str, str] = {}
+    remove: list[str] = []
+
+
+class ClaimTiering(_RequestBody):
+    """A tiering worker asking for work; `tables` limits it, `force` takes fresh tables too."""
+
+    worker_id: Annotated[str, Field(min_length=1, max_length=200)]
+    tables: list[str] | None = None
+    force: bool = False
+
+
+class HeartbeatTiering(BaseModel):
+    """A sign of life of a round; fields beside these describe its progress and are ignored."""
+
+    table: str
+    epoch: _Epoch
+
+
+class CompleteTiering(_RequestBody):
+    """A lake snapshot that is committed. Its id is text because it exceeds 2**53."""
+
+    table: str
+    table_id: int
+    epoch: _Epoch
+    lake_snapshot_id: Annotated[str, Field(pattern=r"^-?\d{1,19}$", coerce_numbers_to_str=True)]
+    lake_table_uuid: str
+    tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
+    keep_lease: bool = False
+
+
+class FailTiering(_RequestBody):
+    """A round that failed, and why."""
+
+    table: str
+    epoch: _Epoch
+    error: Annotated[str, Field(max_length=10_000)]

@@ -1,0 +1,159 @@
+"""What all routes share: the tables, the limits in use, waiting, and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.errors import (
+    OverloadedError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.http_exchange import HttpExchange
+from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+
+__all__ = ["BodyMemory", "Service"]
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class BodyMemory:
+    """How many bytes request bodies may hold together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes_held = 0
+
+    @contextlib.contextmanager
+    def hold(self, exchange: HttpExchange, *, bytes_max: int) -> Iterator[Callable[[int], None]]:
+        """Hold a body's announced size, or `bytes_max`; yields a function that corrects it.
+
+        Raises `OverloadedError` when there is no room.
+        """
+        length = exchange.content_length()
+        held = bytes_max if length is None else min(length, bytes_max)
+        if self.bytes_held + held > self._bytes_max:
+            raise OverloadedError(
+                f"request bodies already hold {self.bytes_held} of {self._bytes_max} bytes"
+                " (bodies_bytes_max); try again later"
+            )
+        self.bytes_held += held
+
+        def settle(actual: int) -> None:
+            nonlocal held
+            self.bytes_held += actual - held
+            held = actual
+
+        try:
+            yield settle
+        finally:
+            self.bytes_held -= held
+
+
+class Service:
+    """A running service. Event loop only, besides what `run_blocking` runs."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        manager: TabletManager,
+        executor: ThreadPoolExecutor,
+        metrics: ServiceMetrics,
+    ) -> None:
+        self.config = config
+        self.manager = manager
+        self.metrics = metrics
+        self.body_memory = BodyMemory(config.bodies_bytes_max)
+        self.open_requests = 0
+        self.subscription_count = 0
+        self.is_draining = False
+        self._executor = executor
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def table(self, path: str) -> OpenTable:
+        """Return the table a URL names; raises as the registry does."""
+        return self.manager.table(TablePath.parse(path))
+
+    async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Run `function` on a worker thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, functools.partial(function, *args))
+
+    async def wait_for_rows(
+        self, exchange: HttpExchange, table: OpenTable, bucket: int, *, deadline: float
+    ) -> bool:
+        """Wait until `bucket` of `table` may have changed; False at once if waiting is over.
+
+        The caller has just checked its condition without awaiting since, and checks it again.
+        """
+        loop = asyncio.get_running_loop()
+        left_s = deadline - loop.time()
+        if left_s <= 0 or self.is_draining:
+            return False
+        await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
+        if table.is_dropped:
+            self.manager.table(table.path)
+        return True
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request in progress; refuses it when stopping or when there are too many."""
+        if self.is_draining:
+            raise UnavailableError("the service is stopping; try again later or on its successor")
+        if self.open_requests >= self.config.open_requests_max:
+            raise OverloadedError(
+                f"{self.config.open_requests_max} requests are in progress (open_requests_max);"
+                " try again later"
+            )
+        self.open_requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.open_requests -= 1
+            if self.open_requests == 0:
+                self._idle.set()
+
+    def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+        """Count an error that is answered, and log it unless it is the client's doing."""
+        self.metrics.errors.labels(error.code).inc()
+        level = logging.WARNING if error.http_status >= 500 else logging.DEBUG
+        _logger.log(
+            level,
+            "event=error request_id=%s route=%s code=%s message=%r",
+            exchange.request_id,
+            exchange.route,
+            error.code,
+            error.message,
+        )
+
+    async def drain(self) -> None:
+        """Refuse new requests, end waits and subscriptions, return when the others are done."""
+        self.is_draining = True
+        self.manager.wake_all()
+        await self._idle.wait()
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """What metrics report of the moment: name -> help, value."""
+        return {
+            "open_requests": ("Requests in progress.", self.open_requests),
+            "subscriptions": ("Open subscriptions.", self.subscription_count),
+            "waiting_requests": ("Requests waiting for rows.", self.manager.waiter_limit.count),
+            "body_bytes": ("Bytes held by request bodies.", self.body_memory.bytes_held),
+            "commit_queue_bytes": (
+                "Appended bytes waiting for the disk.",
+                self.manager.queued_bytes,
+            ),
+        }

@@ -1,0 +1,1 @@
+"""Tables as running things: their logs, lake state, waiters, retention and tiering rounds."""

@@ -1,0 +1,101 @@
+"""The data directory: who owns it, its format, and where everything lies in it.
+
+    LOCK                          flock of the one process that uses the directory
+    service.json                  format version, service id, next table id, databases
+    tables/<table_id>/table.json  the table; its presence makes the directory a table
+    tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
+    tables/<table_id>/bucket-<b>/ the log of one bucket
+    tables/<table_id>.dropped/    a dropped table whose files are being deleted
+    lake/                         the default Iceberg catalog and warehouse
+
+No path is made of user input: tables are directories by their id.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.tablet.durable_json import sync_directory
+
+__all__ = ["DataDirectory"]
+
+DROPPED_SUFFIX: Final = ".dropped"
+
+
+class DataDirectory:
+    """An exclusively locked data directory; `close` gives it up."""
+
+    def __init__(self, path: Path, lock_descriptor: int) -> None:
+        self.path = path
+        self._lock_descriptor: int | None = lock_descriptor
+
+    @classmethod
+    def open(cls, path: Path) -> DataDirectory:
+        """Create the directory if needed and lock it.
+
+        Raises `UnavailableError` if another process has it, `InvalidRequestError` if it cannot be
+        used at all.
+        """
+        path = path.absolute()
+        try:
+            (path / "tables").mkdir(parents=True, exist_ok=True)
+            (path / "lake" / "warehouse").mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InvalidRequestError(
+                f"data directory {path} cannot be used: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise UnavailableError(
+                f"data directory {path} is in use by another streamhouse service"
+                f"{f' (process {owner})' if owner else ''}; stop it, or use another --data-dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        for created in (path / "lake", path, path.parent):
+            sync_directory(created)
+        return cls(path, descriptor)
+
+    @property
+    def service_file(self) -> Path:
+        """Where the service keeps what concerns all tables."""
+        return self.path / "service.json"
+
+    @property
+    def tables(self) -> Path:
+        """The directory with one directory a table."""
+        return self.path / "tables"
+
+    def table(self, table_id: int) -> Path:
+        """The directory of one table."""
+        return self.tables / str(table_id)
+
+    def table_file(self, table_id: int) -> Path:
+        """Where a table's descriptor is kept."""
+        return self.table(table_id) / "table.json"
+
+    def lake_file(self, table_id: int) -> Path:
+        """Where a table's lake state is kept."""
+        return self.table(table_id) / "lake.json"
+
+    def bucket(self, table_id: int, bucket: int) -> Path:
+        """The directory of one bucket's log."""
+        return self.table(table_id) / f"bucket-{bucket}"
+
+    def dropped(self, table_id: int) -> Path:
+        """Where a dropped table's files wait for their deletion."""
+        return self.tables / f"{table_id}{DROPPED_SUFFIX}"
+
+    def close(self) -> None:
+        """Unlock the directory; idempotent."""
+        descriptor, self._lock_descriptor = self._lock_descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,52 @@
+"""Small JSON files, replaced as a whole: after a crash a file is the old one or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+
+__all__ = ["read_json", "replace_json", "sync_directory"]
+
+_TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+def replace_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Make `value` the content of `path`; it is durable on return.
+
+    Raises `StorageFailedError`, and then `path` has its old content.
+    """
+    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise StorageFailedError(f"cannot write {path.name}: {error.strerror}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of `path`; raises `CorruptDataError` if it is no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptDataError(f"{path} is unreadable: {error}") from error
+    if not isinstance(value, dict):
+        raise CorruptDataError(f"{path} holds no JSON object")
+    return value
+
+
+def sync_directory(path: Path) -> None:
+    """Make created, renamed and deleted entries of a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

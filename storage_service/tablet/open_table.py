@@ -1,0 +1,101 @@
+"""One table as it runs: its buckets' logs, its lake state and who waits for it.
+
+Owned by the event loop: `info`, `lake` and `is_dropped` change only there, and high watermarks are
+published only there, so what is read between two awaits is one consistent cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamhouse.storage_service.errors import BucketNotFoundError
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.tablet.wakeups import Wakeups
+
+__all__ = ["OpenTable"]
+
+
+class OpenTable:
+    """One table of this service."""
+
+    def __init__(
+        self,
+        info: TableInfo,
+        tablets: Sequence[LogTablet],
+        *,
+        lake: LakeState,
+        wakeups: Wakeups,
+    ) -> None:
+        assert len(tablets) == info.bucket_count, "every bucket has its log"
+        self.info = info
+        self.tablets = tuple(tablets)
+        self.lake = lake
+        self.wakeups = wakeups
+        self.is_dropped = False
+        self.arrow_schema = info.schema.to_arrow()
+        self._next_spread_bucket = 0
+        # bucket -> (first offset that is not tiered, its timestamp)
+        self._untiered_since: dict[int, tuple[int, int]] = {}
+
+    @property
+    def path(self) -> TablePath:
+        """The table's path."""
+        return self.info.path
+
+    def tablet(self, bucket: int) -> LogTablet:
+        """Return the log of `bucket`; raises `BucketNotFoundError` naming the valid ones."""
+        if not 0 <= bucket < len(self.tablets):
+            raise BucketNotFoundError(
+                f"table '{self.path}' has no bucket {bucket}; its buckets are"
+                f" 0..{len(self.tablets) - 1}"
+            )
+        return self.tablets[bucket]
+
+    def positions(self) -> dict[int, BucketPositions]:
+        """Return where every bucket stands: one consistent cut."""
+        tiered = self.lake.tiered_offsets
+        return {
+            bucket: BucketPositions(
+                log_start_offset=tablet.log_start_offset,
+                high_watermark=tablet.high_watermark,
+                tiered_offset=tiered.get(bucket, 0),
+            )
+            for bucket, tablet in enumerate(self.tablets)
+        }
+
+    def state(self) -> TableState:
+        """Return the table, its positions and its lake snapshot: one consistent cut."""
+        return TableState(table=self.info, positions=self.positions(), lake=self.lake)
+
+    def next_spread_bucket(self, count: int) -> int:
+        """Return the bucket at which spreading `count` parts starts, going round."""
+        bucket = self._next_spread_bucket
+        self._next_spread_bucket = (bucket + count) % len(self.tablets)
+        return bucket
+
+    def oldest_untiered_us(self) -> int | None:
+        """Return when the oldest row that the lake does not have was written; None if it has all.
+
+        Reads one batch per bucket, each only once.
+        """
+        oldest: int | None = None
+        for bucket, tablet in enumerate(self.tablets):
+            offset = max(self.lake.tiered_offsets.get(bucket, 0), tablet.log_start_offset)
+            if offset >= tablet.high_watermark:
+                continue
+            known_offset, timestamp_us = self._untiered_since.get(bucket, (-1, 0))
+            if known_offset != offset:
+                timestamp_us = tablet.read(offset, bytes_max=1)[0].timestamp_us
+                self._untiered_since[bucket] = (offset, timestamp_us)
+            oldest = timestamp_us if oldest is None else min(oldest, timestamp_us)
+        return oldest
+
+    @property
+    def untiered_rows(self) -> int:
+        """Visible rows that the lake does not have."""
+        tiered = self.lake.tiered_offsets
+        return sum(t.high_watermark - tiered.get(b, 0) for b, t in enumerate(self.tablets))

@@ -1,0 +1,242 @@
+"""Which databases and tables exist, durably.
+
+Invariants:
+- every change is on disk before a method returns, and happens as a whole or not at all
+- a table id is used once, also across crashes: the next id is durable before an id is used
+- a table exists exactly while its `table.json` is in a directory named by its id alone
+Logs and lake state are others' files in the same directory. One caller at a time (the manager).
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    DatabaseExistsError,
+    DatabaseNotEmptyError,
+    DatabaseNotFoundError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    StorageFailedError,
+    TableExistsError,
+    TableNotFoundError,
+    UnsupportedError,
+    suggestion,
+)
+from streamhouse.storage_service.model.properties import PROPERTY_HELP, TableProperties
+from streamhouse.storage_service.model.table import (
+    DEFAULT_DATABASE,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+    check_name,
+)
+from streamhouse.storage_service.tablet.data_directory import DROPPED_SUFFIX, DataDirectory
+from streamhouse.storage_service.tablet.durable_json import (
+    read_json,
+    replace_json,
+    sync_directory,
+)
+
+__all__ = ["TableRegistry"]
+
+FORMAT_VERSION: Final = 1
+
+
+class TableRegistry:
+    """The databases and tables of one data directory."""
+
+    def __init__(
+        self, directory: DataDirectory, *, databases_max: int, tables_max: int, buckets_max: int
+    ) -> None:
+        self._directory = directory
+        self._databases_max = databases_max
+        self._tables_max = tables_max
+        self._buckets_max = buckets_max
+        self._databases: set[str] = {DEFAULT_DATABASE}
+        self._tables: dict[TablePath, TableInfo] = {}
+        self._next_table_id = 1
+        self.service_id = uuid.uuid4().hex
+        if directory.service_file.exists():
+            self._load()
+        elif any(directory.tables.iterdir()):
+            raise CorruptDataError(f"{directory.path} has tables but no service.json")
+        else:
+            self._save()
+
+    def databases(self) -> list[str]:
+        """The names of all databases, sorted."""
+        return sorted(self._databases)
+
+    def tables(self, database: str | None = None) -> list[TableInfo]:
+        """All tables, or those of one database, sorted by path."""
+        if database is not None:
+            self._check_database(database)
+        return [
+            info
+            for path, info in sorted(self._tables.items())
+            if database is None or path.database == database
+        ]
+
+    def table(self, path: TablePath) -> TableInfo:
+        """Return the table, or raise `DatabaseNotFoundError` or `TableNotFoundError`."""
+        info = self._tables.get(path)
+        if info is None:
+            self._check_database(path.database)
+            raise self.not_found(path)
+        return info
+
+    def not_found(self, path: TablePath) -> TableNotFoundError:
+        """Return the error for a table that does not exist."""
+        others = [str(other) for other in self._tables if other != path]
+        return TableNotFoundError(f"table '{path}' does not exist{suggestion(str(path), others)}")
+
+    def create_database(self, name: str) -> None:
+        """Create a database."""
+        check_name("database", name)
+        if name in self._databases:
+            raise DatabaseExistsError(f"database '{name}' already exists")
+        if len(self._databases) >= self._databases_max:
+            raise RequestTooLargeError(
+                f"database '{name}': the service has its limit of {self._databases_max} databases"
+            )
+        self._databases.add(name)
+        try:
+            self._save()
+        except StorageFailedError:
+            self._databases.discard(name)
+            raise
+
+    def drop_database(self, name: str) -> None:
+        """Drop an empty database; `default` stays."""
+        self._check_database(name)
+        if name == DEFAULT_DATABASE:
+            raise InvalidRequestError(f"database '{DEFAULT_DATABASE}' cannot be dropped")
+        if tables := self.tables(name):
+            raise DatabaseNotEmptyError(
+                f"database '{name}' still has {len(tables)} tables, such as '{tables[0].path}';"
+                " drop them first"
+            )
+        self._databases.discard(name)
+        try:
+            self._save()
+        except StorageFailedError:
+            self._databases.add(name)
+            raise
+
+    def create_table(self, descriptor: TableDescriptor, *, created_at_us: int) -> TableInfo:
+        """Create a table under a new id."""
+        path = descriptor.path
+        self._check_database(path.database)
+        if path in self._tables:
+            raise TableExistsError(f"table '{path}' already exists")
+        if descriptor.primary_key:
+            raise UnsupportedError(
+                f"table '{path}': primary key tables are not supported yet; create the table"
+                " without a primary key"
+            )
+        self._check_limits(descriptor)
+        table_id = self._next_table_id
+        self._next_table_id += 1
+        self._save()
+        info = TableInfo(
+            descriptor=descriptor,
+            table_id=table_id,
+            created_at_us=created_at_us,
+            nodes=dict.fromkeys(range(descriptor.bucket_count), ""),
+        )
+        try:
+            self._directory.table(table_id).mkdir()
+        except OSError as error:
+            raise StorageFailedError(f"cannot create table '{path}': {error.strerror}") from error
+        replace_json(self._directory.table_file(table_id), info.to_json())
+        sync_directory(self._directory.tables)
+        self._tables[path] = info
+        return info
+
+    def alter_properties(
+        self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
+    ) -> TableInfo:
+        """Set and remove properties together; raises and changes nothing if any is wrong."""
+        info = self.table(path)
+        properties = {**info.descriptor.properties, **updates}
+        for key in removals:
+            if key not in PROPERTY_HELP:
+                # Raises with the suggestion, as for a misspelt property to set.
+                TableProperties.parse({key: ""}, table=str(path))
+        for key in removals:
+            properties.pop(key, None)
+        changed = replace(info, descriptor=replace(info.descriptor, properties=properties))
+        replace_json(self._directory.table_file(info.table_id), changed.to_json())
+        self._tables[path] = changed
+        return changed
+
+    def drop_table(self, path: TablePath) -> TableInfo:
+        """Drop the table; its files wait for `purge`, which the next start does after a crash."""
+        info = self.table(path)
+        try:
+            self._directory.table(info.table_id).rename(self._directory.dropped(info.table_id))
+            del self._tables[path]
+            sync_directory(self._directory.tables)
+        except OSError as error:
+            raise StorageFailedError(f"cannot drop table '{path}': {error.strerror}") from error
+        return info
+
+    def purge(self, table_id: int) -> None:
+        """Delete the files of a dropped table."""
+        shutil.rmtree(self._directory.dropped(table_id), ignore_errors=True)
+
+    def _check_database(self, name: str) -> None:
+        if name not in self._databases:
+            raise DatabaseNotFoundError(
+                f"database '{name}' does not exist{suggestion(name, self.databases())}"
+            )
+
+    def _check_limits(self, descriptor: TableDescriptor) -> None:
+        if len(self._tables) >= self._tables_max:
+            raise RequestTooLargeError(
+                f"table '{descriptor.path}': the service has its limit of {self._tables_max} tables"
+            )
+        buckets = sum(info.bucket_count for info in self._tables.values())
+        if buckets + descriptor.bucket_count > self._buckets_max:
+            raise RequestTooLargeError(
+                f"table '{descriptor.path}': {descriptor.bucket_count} buckets more than the"
+                f" {buckets} that exist exceed the service's limit of {self._buckets_max}"
+            )
+
+    def _save(self) -> None:
+        replace_json(
+            self._directory.service_file,
+            {
+                "format": FORMAT_VERSION,
+                "service_id": self.service_id,
+                "next_table_id": self._next_table_id,
+                "databases": self.databases(),
+            },
+        )
+
+    def _load(self) -> None:
+        path = self._directory.service_file
+        value = read_json(path)
+        if value.get("format") != FORMAT_VERSION:
+            raise CorruptDataError(
+                f"{path}: format {value.get('format')!r} is not {FORMAT_VERSION}; this data"
+                " directory belongs to another version of Streamhouse"
+            )
+        self.service_id = str(value["service_id"])
+        self._next_table_id = int(value["next_table_id"])
+        self._databases = {DEFAULT_DATABASE, *map(str, value["databases"])}
+        for directory in sorted(self._directory.tables.iterdir()):
+            if directory.name.endswith(DROPPED_SUFFIX) or not (directory / "table.json").exists():
+                # Dropped, or its creation was cut off by a crash: either way it is no table.
+                shutil.rmtree(directory)
+                continue
+            info = TableInfo.from_json(read_json(directory / "table.json"))
+            if directory.name != str(info.table_id) or info.table_id >= self._next_table_id:
+                raise CorruptDataError(f"{directory}: its table.json is of table {info.table_id}")
+            self._tables[info.path] = info

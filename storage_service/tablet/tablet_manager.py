@@ -1,0 +1,347 @@
+"""All tables of one service as they run: opening, creating, dropping, appending, publishing.
+
+Invariants:
+- tables, high watermarks and lake states change on the event loop only; what the disk needs is
+  done on worker threads first, so a change is durable before anybody sees it
+- changes of the set of tables happen one at a time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.group_commit import (
+    CommitGroup,
+    CommitLimits,
+    CommitOutcome,
+    GroupCommitter,
+    PendingAppend,
+)
+from streamhouse.storage_service.tablet.lake_store import load_lake_state, save_lake_state
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.table_registry import TableRegistry
+from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
+
+__all__ = ["Appended", "RoutedBatch", "TabletManager"]
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class CommitObserver(Protocol):
+    """Told of every group commit, on the event loop."""
+
+    def committed(self, *, units: int) -> None:
+        """Count one group commit."""
+
+
+class RoutedBatch(NamedTuple):
+    """Rows on their way to one bucket: one record batch message."""
+
+    bucket: int
+    row_count: int
+    sequence: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Where the rows of one append are: bucket -> (start, end)."""
+
+    ranges: Mapping[int, tuple[int, int]]
+    timestamp_us: int
+
+
+def clock_us() -> int:
+    """Return the time in microseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000
+
+
+class TabletManager:
+    """The tables of one data directory. Event loop only."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        directory: DataDirectory,
+        registry: TableRegistry,
+        executor: Executor,
+        observer: CommitObserver,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._registry = registry
+        self._executor = executor
+        self._observer = observer
+        self._filesystem = LocalFilesystem()
+        self._loop = asyncio.get_running_loop()
+        self._changing_tables = asyncio.Lock()
+        self._tables: dict[TablePath, OpenTable] = {}
+        self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
+        self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
+        self._committer = GroupCommitter(
+            self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
+        )
+        self.tiering = TieringCoordinator(
+            tables=self.open_tables,
+            save=self._save_lake_state,
+            run_blocking=self._run_blocking,
+            clock_us=clock_us,
+            lease_ms=config.tiering_lease_ms,
+            backoff_ms_min=config.tiering_backoff_ms_min,
+            backoff_ms_max=config.tiering_backoff_ms_max,
+        )
+
+    @classmethod
+    async def open(
+        cls, config: ServiceConfig, *, executor: Executor, observer: CommitObserver
+    ) -> TabletManager:
+        """Lock the data directory and recover every table; all acknowledged rows are visible."""
+        directory = DataDirectory.open(config.data_dir)
+        try:
+            registry = TableRegistry(
+                directory,
+                databases_max=config.databases_max,
+                tables_max=config.tables_max,
+                buckets_max=config.buckets_max,
+            )
+            manager = cls(
+                config,
+                directory=directory,
+                registry=registry,
+                executor=executor,
+                observer=observer,
+            )
+        except BaseException:
+            directory.close()
+            raise
+        try:
+            for info in registry.tables():
+                manager._add(await manager._open_table(info))
+        except BaseException:
+            await manager.close()
+            raise
+        return manager
+
+    @property
+    def service_id(self) -> str:
+        """The id the data directory got when it was made."""
+        return self._registry.service_id
+
+    @property
+    def queued_bytes(self) -> int:
+        """Appended bytes that wait for the disk."""
+        return self._committer.queued_bytes
+
+    # -- databases and tables ------------------------------------------------------------------
+
+    def databases(self) -> list[str]:
+        """The names of all databases, sorted."""
+        return self._registry.databases()
+
+    async def create_database(self, name: str) -> None:
+        """Create a database."""
+        async with self._changing_tables:
+            await self._run_blocking(self._registry.create_database, name)
+
+    async def drop_database(self, name: str) -> None:
+        """Drop an empty database."""
+        async with self._changing_tables:
+            await self._run_blocking(self._registry.drop_database, name)
+
+    def open_tables(self) -> Iterable[OpenTable]:
+        """All tables."""
+        return tuple(self._tables.values())
+
+    def list_tables(self, database: str | None) -> list[TableInfo]:
+        """All tables, or those of one database, sorted by path."""
+        return self._registry.tables(database)
+
+    def table(self, path: TablePath) -> OpenTable:
+        """Return a table; raises `DatabaseNotFoundError` or `TableNotFoundError`."""
+        table = self._tables.get(path)
+        if table is None:
+            # Raises unless the table is just being created or dropped.
+            self._registry.table(path)
+            raise self._registry.not_found(path)
+        return table
+
+    async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
+        """Create a table with empty logs; it is durable when it is returned."""
+        async with self._changing_tables:
+            create = functools.partial(self._registry.create_table, created_at_us=clock_us())
+            info = await self._run_blocking(create, descriptor)
+            table = await self._open_table(info)
+            self._add(table)
+            return table
+
+    async def alter_properties(
+        self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
+    ) -> TableInfo:
+        """Set and remove properties in one step."""
+        async with self._changing_tables:
+            alter = functools.partial(
+                self._registry.alter_properties, path, updates=updates, removals=removals
+            )
+            info = await self._run_blocking(alter)
+            self.table(path).info = info
+            return info
+
+    async def drop_table(self, path: TablePath) -> None:
+        """Drop a table: at once for everybody, durably, its files deleted."""
+        async with self._changing_tables:
+            table = self.table(path)
+            info = await self._run_blocking(self._registry.drop_table, path)
+            self._remove(table)
+            await self._run_blocking(self._close_and_purge, table, info.table_id)
+
+    def _close_and_purge(self, table: OpenTable, table_id: int) -> None:
+        for tablet in table.tablets:
+            tablet.close()
+        self._registry.purge(table_id)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    async def append(
+        self, table: OpenTable, batches: Sequence[RoutedBatch], *, writer_id: int
+    ) -> Appended:
+        """Append all batches or none; they are durable and visible on return.
+
+        Once submitted the append happens, whatever becomes of the caller.
+        """
+        if not batches:
+            return Appended(ranges={}, timestamp_us=clock_us())
+        schema_id = table.info.schema_id
+        unit = [
+            PendingAppend(
+                tablet=table.tablet(batch.bucket),
+                payload=batch.payload,
+                row_count=batch.row_count,
+                schema_id=schema_id,
+                writer_id=writer_id,
+                sequence=batch.sequence,
+            )
+            for batch in batches
+        ]
+        done: asyncio.Future[CommitOutcome] = self._loop.create_future()
+
+        def on_done(outcome: CommitOutcome) -> None:
+            if not done.done():
+                done.set_result(outcome)
+
+        self._committer.submit(unit, on_done)
+        outcome = await done
+        if outcome.error is not None:
+            raise outcome.error
+        ranges: dict[int, tuple[int, int]] = {}
+        for batch, result in zip(batches, outcome.results, strict=True):
+            start, end = ranges.get(batch.bucket, (result.base_offset, result.end_offset))
+            ranges[batch.bucket] = (min(start, result.base_offset), max(end, result.end_offset))
+        timestamp_us = max(result.timestamp_us for result in outcome.results)
+        return Appended(ranges=ranges, timestamp_us=timestamp_us)
+
+    def _publish_soon(self, group: CommitGroup) -> None:
+        self._loop.call_soon_threadsafe(self._publish, group)
+
+    def _publish(self, group: CommitGroup) -> None:
+        """Make a commit group visible in one step, then wake who waits for any of it."""
+        group.complete()
+        self._observer.committed(units=len(group.outcomes))
+        touched: dict[OpenTable, list[int]] = {}
+        for tablet, _ in group.ends:
+            place = self._places.get(tablet)
+            if place is not None:
+                touched.setdefault(place[0], []).append(place[1])
+        for table, buckets in touched.items():
+            table.wakeups.wake(buckets)
+
+    async def offsets_for_timestamp(self, table: OpenTable, timestamp_us: int) -> dict[int, int]:
+        """Return per bucket the first offset written at or after a time, else its watermark."""
+
+        def find() -> dict[int, int]:
+            return {
+                bucket: tablet.offset_for_timestamp(timestamp_us)
+                for bucket, tablet in enumerate(table.tablets)
+            }
+
+        return await self._run_blocking(find)
+
+    def wake_all(self) -> None:
+        """Wake everybody who waits for rows."""
+        for table in self._tables.values():
+            table.wakeups.wake_all()
+
+    async def close(self) -> None:
+        """Commit what is queued, close all logs, unlock the directory."""
+        await self._run_blocking(self._committer.stop)
+        # Groups that the commit thread handed over are completed before the logs are closed.
+        await asyncio.sleep(0)
+        tables = self.open_tables()
+        await self._run_blocking(_close_tablets, [t for table in tables for t in table.tablets])
+        self._directory.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await self._loop.run_in_executor(self._executor, functools.partial(function, *args))
+
+    async def _open_table(self, info: TableInfo) -> OpenTable:
+        lake = await self._run_blocking(load_lake_state, self._directory, info)
+        tablets = await asyncio.gather(
+            *(
+                self._run_blocking(self._open_tablet, info, bucket, lake.tiered_offsets[bucket])
+                for bucket in range(info.bucket_count)
+            )
+        )
+        return OpenTable(info, tablets, lake=lake, wakeups=Wakeups(self.waiter_limit))
+
+    def _open_tablet(self, info: TableInfo, bucket: int, tiered_offset: int) -> LogTablet:
+        properties = info.properties()
+        return LogTablet.open(
+            self._directory.bucket(info.table_id, bucket),
+            table_id=info.table_id,
+            bucket=bucket,
+            filesystem=self._filesystem,
+            options=LogOptions(
+                segment_bytes_max=properties.log_segment_bytes,
+                frame_bytes_max=self._config.batch_bytes_max,
+            ),
+            clock_us=clock_us,
+            end_offset_min=tiered_offset,
+        )
+
+    def _add(self, table: OpenTable) -> None:
+        self._tables[table.path] = table
+        for bucket, tablet in enumerate(table.tablets):
+            self._places[tablet] = (table, bucket)
+
+    def _remove(self, table: OpenTable) -> None:
+        del self._tables[table.path]
+        for tablet in table.tablets:
+            del self._places[tablet]
+        table.is_dropped = True
+        self.tiering.forget(table)
+        table.wakeups.wake_all()
+
+    def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
+        save_lake_state(self._directory, table.info, lake)
+
+
+def _close_tablets(tablets: Iterable[LogTablet]) -> None:
+    for tablet in tablets:
+        tablet.close()

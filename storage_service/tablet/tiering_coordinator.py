@@ -1,0 +1,280 @@
+"""Who tiers which table: claims with a lease, epochs that fence, and the lake snapshots reported.
+
+Invariants:
+- an epoch is durable before it is handed out, so no two claims of a table ever share one
+- tiered offsets never go backwards, never pass the high watermark, always name every bucket
+- a report under an epoch that is not the current one changes nothing
+Leases are in memory only: after a restart the current epoch is still accepted until somebody
+claims the table anew. Event loop only; disk writes go to `run_blocking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from streamhouse.storage_service.errors import (
+    FencedError,
+    InvalidRequestError,
+    TableNotFoundError,
+)
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tiering_schedule import TableDue, backoff_ms, due
+
+__all__ = ["ClaimAnswer", "TieringCoordinator", "TieringRound"]
+
+_RETRY_MS_MIN: Final = 50
+_RETRY_MS_MAX: Final = 5_000
+
+
+class RunBlocking(Protocol):
+    """Runs a function that blocks, on another thread."""
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAnswer:
+    """An assignment, or why there is none (a stable word) and when to ask again."""
+
+    assignment: TieringAssignment | None
+    reason: str = ""
+    retry_after_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "assignment": None if self.assignment is None else self.assignment.to_json(),
+            "reason": self.reason,
+            "retry_after_ms": self.retry_after_ms,
+        }
+
+
+@dataclass
+class TieringRound:
+    """What is known in memory about a table's rounds; times are of the monotonic clock."""
+
+    worker_id: str = ""
+    lease_until_s: float = 0.0
+    started_at_s: float = 0.0
+    last_round_ms: int = 0
+    failures: int = 0
+    paused_until_s: float = 0.0
+    last_error: str = ""
+    is_over: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class TieringCoordinator:
+    """Hands out tiering rounds of this service's tables."""
+
+    def __init__(
+        self,
+        *,
+        tables: Callable[[], Iterable[OpenTable]],
+        save: Callable[[OpenTable, LakeState], None],
+        run_blocking: RunBlocking,
+        clock_us: Callable[[], int],
+        lease_ms: int,
+        backoff_ms_min: int,
+        backoff_ms_max: int,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tables = tables
+        self._save = save
+        self._run_blocking = run_blocking
+        self._clock_us = clock_us
+        self._lease_ms = lease_ms
+        self._backoff_ms_min = backoff_ms_min
+        self._backoff_ms_max = backoff_ms_max
+        self._monotonic_s = monotonic_s
+        self._rounds: dict[int, TieringRound] = {}
+
+    def round_of(self, table: OpenTable) -> TieringRound:
+        """Return what is known about the table's rounds."""
+        return self._rounds.setdefault(table.info.table_id, TieringRound())
+
+    def forget(self, table: OpenTable) -> None:
+        """Drop what is known about a dropped table."""
+        self._rounds.pop(table.info.table_id, None)
+
+    async def claim(
+        self, worker_id: str, *, tables: Iterable[OpenTable] | None, force: bool
+    ) -> ClaimAnswer:
+        """Claim the most overdue table; with `force` also one that is fresh or paused."""
+        candidates = []
+        reason, retry_ms = "no_tables", 1 << 62
+        for table in self._tables() if tables is None else tables:
+            word, wait = self._claimable(table, force=force)
+            if not word:
+                candidates.append((wait.lag_ratio, table.info.table_id, table))
+            elif wait.wait_ms <= retry_ms:
+                reason, retry_ms = word, wait.wait_ms
+        for _, _, table in sorted(candidates, reverse=True, key=lambda c: c[:2]):
+            assignment = await self._grant(table, worker_id, force=force)
+            if assignment is not None:
+                return ClaimAnswer(assignment=assignment)
+            reason, retry_ms = "leased", _RETRY_MS_MIN
+        retry_ms = max(_RETRY_MS_MIN, min(retry_ms, _RETRY_MS_MAX))
+        return ClaimAnswer(assignment=None, reason=reason, retry_after_ms=retry_ms)
+
+    def _claimable(self, table: OpenTable, *, force: bool) -> tuple[str, TableDue]:
+        """Return ('', urgency), or the word for why not and how long that will last."""
+        now_s = self._monotonic_s()
+        state = self.round_of(table)
+        properties = table.info.properties()
+        later = TableDue(wait_ms=_RETRY_MS_MAX, lag_ratio=0.0)
+        if not properties.datalake_enabled:
+            return "datalake_disabled", later
+        oldest_us = None if table.is_dropped else table.oldest_untiered_us()
+        if oldest_us is None:
+            return "nothing_to_tier", later
+        if state.lease_until_s > now_s:
+            return "leased", replace(later, wait_ms=int((state.lease_until_s - now_s) * 1000) + 1)
+        age_ms = max(0, self._clock_us() - oldest_us) // 1000
+        urgency = due(
+            oldest_untiered_age_ms=age_ms,
+            freshness_ms=properties.datalake_freshness_ms,
+            last_round_ms=state.last_round_ms,
+        )
+        if force:
+            return "", urgency
+        if state.paused_until_s > now_s:
+            pause_ms = int((state.paused_until_s - now_s) * 1000) + 1
+            return "paused_after_failure", replace(later, wait_ms=pause_ms)
+        return ("not_due" if urgency.wait_ms else ""), urgency
+
+    async def _grant(
+        self, table: OpenTable, worker_id: str, *, force: bool
+    ) -> TieringAssignment | None:
+        state = self.round_of(table)
+        async with state.lock:
+            # Another claim may have won while this one waited for the lock.
+            if self._claimable(table, force=force)[0]:
+                return None
+            lake = replace(table.lake, tiering_epoch=table.lake.tiering_epoch + 1)
+            await self._run_blocking(self._save, table, lake)
+            table.lake = lake
+            state.worker_id, state.is_over = worker_id, False
+            state.started_at_s = self._monotonic_s()
+            self._renew(state)
+            return TieringAssignment(
+                epoch=lake.tiering_epoch, lease_ms=self._lease_ms, state=table.state()
+            )
+
+    async def heartbeat(self, table: OpenTable, *, epoch: int) -> None:
+        """Renew the lease of the round `epoch`; after its completion nothing is left to renew."""
+        state = self.round_of(table)
+        self._check_epoch(table, epoch)
+        if not state.is_over:
+            self._renew(state)
+
+    async def complete(
+        self,
+        table: OpenTable,
+        *,
+        table_id: int,
+        epoch: int,
+        snapshot_id: int,
+        table_uuid: str,
+        tiered_offsets: Mapping[int, int],
+        keep_lease: bool = False,
+    ) -> LakeState:
+        """Register a committed lake snapshot; durable on return; a repeat changes nothing.
+
+        With `keep_lease` the round goes on, otherwise the table may be claimed again.
+        """
+        _check_table_id(table, table_id)
+        state = self.round_of(table)
+        async with state.lock:
+            self._check_epoch(table, epoch)
+            lake = table.lake
+            if lake.snapshot_id != snapshot_id or dict(lake.tiered_offsets) != dict(tiered_offsets):
+                _check_offsets(table, tiered_offsets)
+                lake = LakeState(
+                    snapshot_id=snapshot_id,
+                    table_uuid=table_uuid,
+                    tiering_epoch=epoch,
+                    tiered_offsets=dict(tiered_offsets),
+                    tiered_at_us=self._clock_us(),
+                )
+                await self._run_blocking(self._save, table, lake)
+                table.lake = lake
+            state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
+            if state.started_at_s:
+                state.last_round_ms = int((self._monotonic_s() - state.started_at_s) * 1000)
+            if keep_lease:
+                self._renew(state)
+            else:
+                _give_up_lease(state)
+            return lake
+
+    async def fail(self, table: OpenTable, *, epoch: int, error: str) -> int:
+        """Give up the round `epoch`; return the pause before the next one, in milliseconds."""
+        state = self.round_of(table)
+        self._check_epoch(table, epoch)
+        state.failures += 1
+        pause_ms = backoff_ms(
+            state.failures,
+            backoff_ms_min=self._backoff_ms_min,
+            backoff_ms_max=self._backoff_ms_max,
+        )
+        state.last_error = error
+        state.paused_until_s = self._monotonic_s() + pause_ms / 1000
+        _give_up_lease(state)
+        return pause_ms
+
+    def _renew(self, state: TieringRound) -> None:
+        state.lease_until_s = self._monotonic_s() + self._lease_ms / 1000
+
+    def _check_epoch(self, table: OpenTable, epoch: int) -> None:
+        current = table.lake.tiering_epoch
+        if epoch != current or current == 0:
+            holder = self.round_of(table).worker_id
+            raise FencedError(
+                f"table '{table.path}': tiering epoch {epoch} is not the current one, {current}"
+                f"{f' of worker {holder!r}' if holder and epoch < current else ''};"
+                " stop this round and claim the table again"
+            )
+
+
+def _give_up_lease(state: TieringRound) -> None:
+    # A heartbeat still under way must not take the lease back.
+    state.worker_id, state.lease_until_s, state.is_over = "", 0.0, True
+
+
+def _check_table_id(table: OpenTable, table_id: int) -> None:
+    if table_id != table.info.table_id:
+        raise TableNotFoundError(
+            f"table '{table.path}' with id {table_id} does not exist: it was dropped, and another"
+            f" table with id {table.info.table_id} was created under its name"
+        )
+
+
+def _check_offsets(table: OpenTable, tiered_offsets: Mapping[int, int]) -> None:
+    path: TablePath = table.path
+    wanted = set(range(table.info.bucket_count))
+    if set(tiered_offsets) != wanted:
+        odd = sorted(wanted ^ set(tiered_offsets))
+        raise InvalidRequestError(
+            f"table '{path}': tiered offsets must name exactly the buckets"
+            f" 0..{table.info.bucket_count - 1}; bucket {odd[0]} is missing or unknown"
+        )
+    for bucket, end in tiered_offsets.items():
+        current = table.lake.tiered_offsets.get(bucket, 0)
+        if end < current:
+            raise InvalidRequestError(
+                f"table '{path}', bucket {bucket}: tiered offset {end} would go back from {current}"
+            )
+        high_watermark = table.tablets[bucket].high_watermark
+        if end > high_watermark:
+            raise InvalidRequestError(
+                f"table '{path}', bucket {bucket}: tiered offset {end} is beyond the high watermark"
+                f" {high_watermark}; the lake table belongs to another service's data"
+            )

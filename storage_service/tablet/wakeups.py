@@ -1,0 +1,78 @@
+"""Who waits for new rows of a table, and waking them. Event loop only; nothing ever polls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.storage_service.errors import OverloadedError
+
+__all__ = ["ANY_BUCKET", "WaiterLimit", "Wakeups"]
+
+ANY_BUCKET: Final = -1
+"""Waits for every bucket of the table."""
+
+
+@dataclass
+class WaiterLimit:
+    """How many may wait in the whole service, and how many do."""
+
+    waiters_max: int
+    count: int = 0
+
+
+class Wakeups:
+    """The waiters of one table.
+
+    A caller checks its condition and calls `waiter` without awaiting in between, so no wakeup is
+    lost; a woken caller checks again.
+    """
+
+    def __init__(self, limit: WaiterLimit) -> None:
+        self._limit = limit
+        self._waiters: dict[int, set[asyncio.Future[None]]] = {}
+
+    def waiter(self, bucket: int, *, timeout_s: float | None) -> asyncio.Future[None]:
+        """Return a future that is done when `bucket` changed, the time is up, or all are woken.
+
+        Raises `OverloadedError` when too many wait. Awaiting or cancelling it frees its place.
+        """
+        if self._limit.count >= self._limit.waiters_max:
+            raise OverloadedError(
+                f"{self._limit.waiters_max} requests are already waiting for new rows"
+                " (waiting_fetches_max); try again later"
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, _finish, future)
+        waiting = self._waiters.setdefault(bucket, set())
+        waiting.add(future)
+        self._limit.count += 1
+
+        def forget(_: asyncio.Future[None]) -> None:
+            self._limit.count -= 1
+            waiting.discard(future)
+            if timer is not None:
+                timer.cancel()
+
+        future.add_done_callback(forget)
+        return future
+
+    def wake(self, buckets: Iterable[int]) -> None:
+        """Wake who waits for one of `buckets` or for any."""
+        for bucket in (*buckets, ANY_BUCKET):
+            for future in tuple(self._waiters.get(bucket, ())):
+                _finish(future)
+
+    def wake_all(self) -> None:
+        """Wake everybody: the table is gone, or the service stops."""
+        for waiting in tuple(self._waiters.values()):
+            for future in tuple(waiting):
+                _finish(future)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
