@@ -1,0 +1,226 @@
+"""A storage service in memory, as far as tiering sees it: logs, positions, claims, lake state.
+
+It keeps the promises of the real one that tiering relies on: offsets are dense, an epoch is handed
+out once, a stale epoch is refused, tiered offsets never go back. Time stands still unless told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from streamhouse.storage_service.client import LogBatch, TieringIdle
+from streamhouse.storage_service.errors import (
+    FencedError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    TableNotFoundError,
+)
+from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+
+__all__ = ["FakeTieringService"]
+
+LEASE_MS = 60_000
+
+
+@dataclass
+class _FakeTable:
+    info: TableInfo
+    lake: LakeState
+    batches: dict[int, list[LogBatch]]
+    log_starts: dict[int, int]
+    holder: str = ""
+    failures: list[str] = field(default_factory=list)
+    completions: int = 0
+
+
+class FakeTieringService:
+    """Satisfies `TieringClient`, and the reading half that tasks use; `with` closes nothing."""
+
+    def __init__(self, catalog: LakeCatalog) -> None:
+        self.endpoint = "memory:"
+        self.heartbeats = 0
+        self.reads = 0
+        self._catalog = catalog
+        self._tables: dict[str, _FakeTable] = {}
+        self._next_table_id = 1
+        self._now_us = 1_700_000_000_000_000
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> FakeTieringService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    # -- what a test does to it ----------------------------------------------------------------
+
+    def create_table(self, descriptor: TableDescriptor) -> TableInfo:
+        info = TableInfo(
+            descriptor=descriptor, table_id=self._next_table_id, created_at_us=self._now_us
+        )
+        self._next_table_id += 1
+        buckets = range(descriptor.bucket_count)
+        self._tables[str(descriptor.path)] = _FakeTable(
+            info=info,
+            lake=LakeState(tiered_offsets=dict.fromkeys(buckets, 0)),
+            batches={bucket: [] for bucket in buckets},
+            log_starts=dict.fromkeys(buckets, 0),
+        )
+        return info
+
+    def drop_table(self, path: str) -> None:
+        del self._tables[path]
+
+    def append(self, path: str, bucket: int, rows: pa.RecordBatch) -> None:
+        table = self._table(path)
+        log = table.batches[bucket]
+        self._now_us += 1_000
+        log.append(
+            LogBatch(
+                bucket=bucket,
+                base_offset=log[-1].end_offset if log else 0,
+                timestamp_us=self._now_us,
+                data=conform(rows, table.info.schema, table=path),
+            )
+        )
+
+    def expire_log(self, path: str, bucket: int, before: int) -> None:
+        self._table(path).log_starts[bucket] = before
+
+    def release(self, path: str) -> None:
+        """End the lease of a dead worker."""
+        self._table(path).holder = ""
+
+    def set_lake(self, path: str, lake: LakeState) -> None:
+        self._table(path).lake = lake
+
+    def failures(self, path: str) -> list[str]:
+        return self._table(path).failures
+
+    def completions(self, path: str) -> int:
+        return self._table(path).completions
+
+    # -- what tiering asks -----------------------------------------------------------------------
+
+    def lake_catalog(self) -> LakeCatalog:
+        return self._catalog
+
+    def list_tables(self, database: str | None = None) -> list[str]:
+        return sorted(self._tables)
+
+    def describe_table(self, path: str) -> TableInfo:
+        return self._table(path).info
+
+    def table_state(self, path: str) -> TableState:
+        table = self._table(path)
+        return TableState(
+            table=table.info,
+            positions={
+                bucket: BucketPositions(
+                    log_start_offset=table.log_starts[bucket],
+                    high_watermark=log[-1].end_offset if log else 0,
+                    tiered_offset=table.lake.tiered_offsets[bucket],
+                )
+                for bucket, log in table.batches.items()
+            },
+            lake=table.lake,
+        )
+
+    def claim_tiering(
+        self, worker_id: str, *, tables: Sequence[str] | None = None, force: bool = False
+    ) -> TieringAssignment | TieringIdle:
+        with self._lock:
+            reason = "no_tables"
+            for path in sorted(self._tables) if tables is None else tables:
+                table = self._table(path)
+                state = self.table_state(path)
+                if all(p.high_watermark == p.tiered_offset for p in state.positions.values()):
+                    reason = "nothing_to_tier"
+                elif table.holder:
+                    reason = "leased"
+                else:
+                    table.holder = worker_id
+                    table.lake = replace(table.lake, tiering_epoch=table.lake.tiering_epoch + 1)
+                    return TieringAssignment(
+                        epoch=table.lake.tiering_epoch,
+                        lease_ms=LEASE_MS,
+                        state=self.table_state(path),
+                    )
+            return TieringIdle(reason=reason, retry_after_ms=50)
+
+    def heartbeat_tiering(self, path: str, *, epoch: int) -> None:
+        with self._lock:
+            self.heartbeats += 1
+            self._check_epoch(self._table(path), epoch)
+
+    def complete_tiering(
+        self,
+        path: str,
+        *,
+        table_id: int,
+        epoch: int,
+        lake_snapshot_id: int,
+        lake_table_uuid: str,
+        tiered_offsets: Mapping[int, int],
+    ) -> LakeState:
+        with self._lock:
+            table = self._table(path)
+            if table.info.table_id != table_id:
+                raise TableNotFoundError(f"table '{path}' with id {table_id} does not exist")
+            self._check_epoch(table, epoch)
+            for bucket, position in self.table_state(path).positions.items():
+                if not position.tiered_offset <= tiered_offsets[bucket] <= position.high_watermark:
+                    raise InvalidRequestError(f"bucket {bucket}: {tiered_offsets[bucket]}")
+            table.lake = LakeState(
+                snapshot_id=lake_snapshot_id,
+                table_uuid=lake_table_uuid,
+                tiering_epoch=epoch,
+                tiered_offsets=dict(tiered_offsets),
+                tiered_at_us=self._now_us,
+            )
+            table.holder = ""
+            table.completions += 1
+            return table.lake
+
+    def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
+        with self._lock:
+            table = self._table(path)
+            self._check_epoch(table, epoch)
+            table.failures.append(error)
+            table.holder = ""
+
+    def read_range(
+        self, path: str, bucket: int, start: int, end: int, *, page_bytes: int = 0
+    ) -> Iterator[LogBatch]:
+        self.reads += 1
+        table = self._table(path)
+        if start < table.log_starts[bucket]:
+            raise OffsetOutOfRangeError(f"offset {start} of bucket {bucket}")
+        for batch in list(table.batches[bucket]):
+            first, last = max(start, batch.base_offset), min(end, batch.end_offset)
+            if first < last:
+                yield replace(
+                    batch,
+                    base_offset=first,
+                    data=batch.data.slice(first - batch.base_offset, last - first),
+                )
+
+    def _table(self, path: str) -> _FakeTable:
+        try:
+            return self._tables[str(TablePath.parse(path))]
+        except KeyError:
+            raise TableNotFoundError(f"table '{path}' does not exist") from None
+
+    def _check_epoch(self, table: _FakeTable, epoch: int) -> None:
+        if epoch != table.lake.tiering_epoch:
+            raise FencedError(
+                f"tiering epoch {epoch} is not the current one, {table.lake.tiering_epoch}"
+            )

@@ -1,0 +1,342 @@
+"""Lake tables in an Iceberg catalog: created, opened, and advanced one snapshot a round.
+
+What a commit promises:
+- it lands at most once, whatever the catalog answers: after every failure the catalog is asked
+  what became of it before anything is sent again
+- it lands only on a snapshot that covers exactly the offsets the round started from
+Foreign errors (pyiceberg, SQLAlchemy, HTTP) become ours here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    UnauthorizedError,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    FencedError,
+    NotFoundError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.lake import (
+    TABLE_ID_PROPERTY,
+    TIERED_OFFSETS_PROPERTY,
+    TIERING_EPOCH_PROPERTY,
+    LakeCatalog,
+    LakeState,
+)
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.iceberg_creation import LakeLayout, create_lake_table, layout_of
+from streamhouse.tiering.iceberg_offsets import (
+    CoveredOffsets,
+    covered_offsets,
+    has_ancestor,
+    round_properties,
+)
+from streamhouse.tiering.iceberg_snapshot import StagedSnapshot, stage_append
+from streamhouse.tiering.iceberg_writer import data_files
+from streamhouse.tiering.parquet_writer import WrittenFile
+
+__all__ = ["IcebergLake", "IcebergLakeTable", "LakeCommit"]
+
+_logger = logging.getLogger(__name__)
+
+COMMIT_ATTEMPTS_MAX: Final = 5
+_RETRY_WAIT_S_FIRST: Final = 0.1
+# The catalog refused for a reason that is not the table's state: nothing was committed.
+_REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError)
+
+
+class IcebergLake:
+    """The lake tables of one service, in one catalog."""
+
+    def __init__(self, catalog: LakeCatalog) -> None:
+        self._described = catalog
+        self._catalog: Catalog | None = None
+
+    @property
+    def file_properties(self) -> Mapping[str, str]:
+        """The catalog's properties; those of opening files are among them."""
+        return self._described.properties
+
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+
+    def open_or_create(self, table: TableInfo, state: LakeState) -> IcebergLakeTable:
+        """Return the lake table of `table`, created if the table was never tiered.
+
+        Raises:
+            AlreadyExistsError: the name is taken by a table that is not this one's lake.
+            NotFoundError: the table was tiered, but its lake table is not in the catalog.
+            UnavailableError: the catalog cannot be reached.
+        """
+        with _catalog_errors(f"open lake table '{table.path}'"):
+            catalog = self._open_catalog()
+            identifier = (table.path.database, table.path.table)
+            try:
+                found = catalog.load_table(identifier)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                if state.snapshot_id is not None:
+                    raise NotFoundError(
+                        f"lake table '{table.path}' is not in catalog '{self._described.name}', but"
+                        f" rows were tiered to it (snapshot {state.snapshot_id}): restore it, or"
+                        " use the catalog it is in"
+                    ) from None
+                try:
+                    found = create_lake_table(catalog, table)
+                except TableAlreadyExistsError:
+                    # Another worker was faster.
+                    found = catalog.load_table(identifier)
+            self._check_owner(found, table, state)
+            return IcebergLakeTable(found, table)
+
+    def _open_catalog(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = load_catalog(self._described.name, **self._described.properties)
+        return self._catalog
+
+    def _check_owner(self, found: Table, table: TableInfo, state: LakeState) -> None:
+        owner = found.metadata.properties.get(TABLE_ID_PROPERTY)
+        where = f"lake table '{table.path}' in catalog '{self._described.name}'"
+        if owner is None:
+            raise AlreadyExistsError(
+                f"{where} was not made by Streamhouse: rename it, or the streamhouse table"
+            )
+        if owner != str(table.table_id):
+            raise AlreadyExistsError(
+                f"{where} holds the rows of another streamhouse table (id {owner}, this one has id"
+                f" {table.table_id}), one that was dropped or is another service's: rename or drop"
+                " the lake table in the catalog"
+            )
+        uuid = str(found.metadata.table_uuid)
+        if state.table_uuid is not None and state.table_uuid != uuid:
+            raise AlreadyExistsError(
+                f"{where} is not the one that was tiered to before (uuid {uuid} instead of"
+                f" {state.table_uuid}): restore that one, or use the catalog it is in"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeCommit:
+    """A round's commit: `files` hold the rows from `base_offsets` to `tiered_offsets`."""
+
+    files: Sequence[WrittenFile]
+    base_offsets: Mapping[int, int]
+    tiered_offsets: Mapping[int, int]
+    epoch: int
+
+
+class IcebergLakeTable:
+    """One open lake table, as of when it was last loaded. Not thread-safe."""
+
+    def __init__(self, table: Table, info: TableInfo) -> None:
+        self._table = table
+        self._info = info
+        self._layout = layout_of(table, info)
+
+    @property
+    def uuid(self) -> str:
+        """The Iceberg table's identity."""
+        return str(self._table.metadata.table_uuid)
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The current snapshot, None before the first commit."""
+        snapshot = self._table.metadata.snapshot_by_name(MAIN_BRANCH)
+        return None if snapshot is None else snapshot.snapshot_id
+
+    @property
+    def covered(self) -> CoveredOffsets | None:
+        """The offsets that the current snapshot covers, None before the first round."""
+        return covered_offsets(self._table.metadata, table_id=self._info.table_id)
+
+    @property
+    def layout(self) -> LakeLayout:
+        """How files for this table must be written."""
+        return self._layout
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The Arrow schema of files for this table, with field ids."""
+        return self._layout.file_schema
+
+    @property
+    def data_location(self) -> str:
+        """The folder below which data files go."""
+        return self._table.location_provider().data_path
+
+    def commit(
+        self, commit: LakeCommit, *, checkpoint: Callable[[str], None] = lambda _: None
+    ) -> int:
+        """Add the round's files in one snapshot and return its id.
+
+        Raises:
+            FencedError: another worker has advanced the table; nothing was added.
+            UnknownOutcomeError: the catalog cannot be asked what became of the commit. The files
+                must stay: the next round looks again.
+            StreamhouseError: nothing was added, and nothing will be.
+        """
+        files = data_files(
+            commit.files,
+            schema=self._layout.iceberg_schema,
+            properties=self._table.metadata.properties,
+            spec_id=self._layout.spec_id,
+            sort_order_id=self._layout.sort_order_id,
+        )
+        properties = round_properties(
+            table_id=self._info.table_id,
+            epoch=commit.epoch,
+            tiered_offsets=commit.tiered_offsets,
+        )
+        kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
+        attempts = _Attempts()
+        self._check_base(commit)
+        for attempt in range(COMMIT_ATTEMPTS_MAX):
+            with _catalog_errors(f"write metadata of lake table '{self._info.path}'"):
+                staged = stage_append(
+                    self._table,
+                    files,
+                    summary=properties,
+                    table_properties={key: properties[key] for key in kept},
+                )
+            checkpoint("manifests-written")
+            attempts.start(staged)
+            error = self._send(staged, attempts)
+            if error is None:
+                attempts.clean_up(self._table, landed=staged.snapshot_id)
+                return staged.snapshot_id
+            _logger.warning("commit to lake table %s failed: %s", self._info.path, error)
+            landed = self._look(commit, attempts)
+            if landed is not None:
+                attempts.clean_up(self._table, landed=landed)
+                return landed
+            if isinstance(error, _REFUSALS):
+                attempts.clean_up(self._table, landed=None)
+                raise UnavailableError(
+                    f"the catalog refused a commit to lake table '{self._info.path}': {error}"
+                ) from error
+            if attempt + 1 < COMMIT_ATTEMPTS_MAX:
+                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
+        attempts.raise_exhausted(self._table, str(self._info.path))
+        raise AssertionError("unreachable")
+
+    def _send(self, staged: StagedSnapshot, attempts: _Attempts) -> BaseException | None:
+        """Send the commit; return None when it landed for certain, else what was raised."""
+        try:
+            # Table.transaction() would retry on a newer base by itself; this does not.
+            self._table._do_commit(staged.updates, staged.requirements)
+        except (CommitFailedException, *_REFUSALS) as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever a catalog raises, it may have landed
+            attempts.is_unknown = True
+            return error
+        return None
+
+    def _look(self, commit: LakeCommit, attempts: _Attempts) -> int | None:
+        """Reload the table; return the snapshot of ours that landed, or None to try again.
+
+        Raises `FencedError` when the table now covers other offsets than the round started from.
+        """
+        try:
+            self._table = self._table.catalog.load_table(self._table.name())
+        except Exception as error:
+            # Every failure to look means not knowing.
+            raise UnknownOutcomeError(
+                f"lake table '{self._info.path}': a commit may have landed, and the catalog cannot"
+                f" be asked: {error}"
+            ) from error
+        for snapshot_id in attempts.snapshot_ids:
+            if has_ancestor(self._table.metadata, snapshot_id):
+                return snapshot_id
+        covered = self.covered
+        is_ours = covered is not None and covered.epoch == commit.epoch
+        if is_ours and covered is not None and covered.tiered_offsets == commit.tiered_offsets:
+            # Landed, then compacted and expired by another engine: the current snapshot has it.
+            return self.snapshot_id
+        try:
+            self._check_base(commit)
+        except FencedError:
+            attempts.clean_up(self._table, landed=None)
+            raise
+        return None
+
+    def _check_base(self, commit: LakeCommit) -> None:
+        covered = self.covered
+        found = dict.fromkeys(commit.base_offsets, 0) if covered is None else covered.tiered_offsets
+        if dict(found) != dict(commit.base_offsets):
+            raise FencedError(
+                f"lake table '{self._info.path}' was advanced by another tiering worker"
+                f" (epoch {covered.epoch if covered else 0}, this one has {commit.epoch});"
+                " nothing was added"
+            )
+
+
+class _Attempts:
+    """The snapshots sent so far, any of which may have landed."""
+
+    def __init__(self) -> None:
+        self._staged: list[StagedSnapshot] = []
+        self.is_unknown = False
+
+    @property
+    def snapshot_ids(self) -> list[int]:
+        return [staged.snapshot_id for staged in self._staged]
+
+    def start(self, staged: StagedSnapshot) -> None:
+        self._staged.append(staged)
+
+    def clean_up(self, table: Table, *, landed: int | None) -> None:
+        """Delete metadata of attempts that can never land; leave it where that is not certain."""
+        if self.is_unknown and landed is None:
+            return
+        for staged in self._staged:
+            if staged.snapshot_id == landed:
+                continue
+            for path in staged.metadata_paths:
+                with contextlib.suppress(OSError):
+                    table.io.delete(path)
+
+    def raise_exhausted(self, table: Table, path: str) -> None:
+        self.clean_up(table, landed=None)
+        message = f"{len(self._staged)} commits to lake table '{path}' failed in a row"
+        if self.is_unknown:
+            raise UnknownOutcomeError(f"{message}, and one of them may still land")
+        raise UnavailableError(f"{message}: other writers were always faster")
+
+
+@contextlib.contextmanager
+def _catalog_errors(doing: str) -> Iterator[None]:
+    """Raise what pyiceberg and its catalogs raise inside the block as an error of ours."""
+    try:
+        yield
+    except StreamhouseError:
+        raise
+    except (NotImplementedError, ValueError, ImportError) as error:
+        raise UnsupportedError(f"cannot {doing}: {error}") from error
+    except Exception as error:
+        # Each catalog has its own errors, without a common root.
+        raise UnavailableError(f"cannot {doing}: {type(error).__name__}: {error}") from error

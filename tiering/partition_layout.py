@@ -1,0 +1,150 @@
+"""How rows of a bucket fall into lake partitions: the fields of the spec, and their values by row.
+
+Values are what Iceberg stores: days since the epoch for dates, microseconds for timestamps.
+Everything is computed a column at a time by Iceberg's own transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from streamhouse.storage_service.model.partitioning import is_bucketable
+from streamhouse.storage_service.model.schema import BUCKET_COLUMN
+from streamhouse.storage_service.model.table import TableDescriptor
+
+__all__ = ["LakePartitionField", "PartitionValues", "lake_partitioning", "split_by_partition"]
+
+PartitionValues = tuple[Any, ...]
+"""One value per field of the partitioning, None where the source is null."""
+
+_PARAMETER_TRANSFORMS: Final = ("bucket", "truncate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakePartitionField:
+    """One field of the lake table's partition spec."""
+
+    name: str
+    source: str
+    transform: str
+    parameter: int | None = None
+
+    @property
+    def iceberg_transform(self) -> str:
+        """The transform as Iceberg's metadata writes it."""
+        if self.parameter is None:
+            return self.transform
+        return f"{self.transform}[{self.parameter}]"
+
+
+def lake_partitioning(descriptor: TableDescriptor) -> tuple[LakePartitionField, ...]:
+    """Return the partition fields: the user's, then the one that keeps buckets apart.
+
+    The last is `bucket[N]` of the bucket key where that is one column Iceberg can bucket, because
+    engines prune by it; else the bucket's number. A name that a column already has gets a number,
+    as Iceberg refuses it.
+    """
+    taken = {name.lower() for name in descriptor.schema.names}
+    fields = [
+        LakePartitionField(
+            name=_free_name(field.name, taken, is_identity=field.transform == "identity"),
+            source=field.column,
+            transform=field.transform,
+            parameter=field.parameter,
+        )
+        for field in descriptor.partitioned_by
+    ]
+    key = descriptor.effective_bucket_key
+    table = str(descriptor.path)
+    if len(key) == 1 and is_bucketable(descriptor.schema.column(key[0], table=table).type):
+        bucketing = LakePartitionField(
+            name=_free_name(f"{key[0]}_bucket", taken, is_identity=False),
+            source=key[0],
+            transform="bucket",
+            parameter=descriptor.bucket_count,
+        )
+        given = {(f.source, f.transform, f.parameter) for f in fields}
+        if (bucketing.source, bucketing.transform, bucketing.parameter) in given:
+            return tuple(fields)
+    else:
+        bucketing = LakePartitionField(
+            name=BUCKET_COLUMN, source=BUCKET_COLUMN, transform="identity"
+        )
+    return (*fields, bucketing)
+
+
+def _free_name(wanted: str, taken: set[str], *, is_identity: bool) -> str:
+    """Return `wanted`, numbered if need be, and take it; identity keeps its column's name."""
+    name, number = wanted, 2
+    while not is_identity and name.lower() in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    taken.add(name.lower())
+    return name
+
+
+def split_by_partition(
+    rows: pa.Table, fields: Sequence[LakePartitionField], *, bucket: int
+) -> Iterator[tuple[PartitionValues, pa.Table]]:
+    """Yield the rows of each partition, in their order; `rows` are all of one bucket.
+
+    Rows of one partition alone are passed on as they are; otherwise each part owns its memory, so
+    that keeping a small part keeps no large table alive.
+    """
+    columns = [
+        None if f.source == BUCKET_COLUMN else _values(rows.column(f.source), f) for f in fields
+    ]
+    varying = [column for column in columns if column is not None]
+    if not varying or rows.num_rows == 0:
+        if rows.num_rows:
+            yield tuple(bucket for _ in fields), rows
+        return
+    encoded = [_encode(column) for column in varying]
+    codes = encoded[0][0]
+    for more, dictionary in encoded[1:]:
+        codes = codes * (len(dictionary) + 1) + more
+        # Renumbering keeps the product of many fields within 64 bits.
+        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    _, first_rows, counts = np.unique(codes, return_index=True, return_counts=True)
+    order = None if len(counts) == 1 else np.argsort(codes, kind="stable")
+    start = 0
+    for first_row, end in zip(first_rows.tolist(), np.cumsum(counts).tolist(), strict=True):
+        values = iter([dictionary[int(code[first_row])] for code, dictionary in encoded])
+        partition = tuple(bucket if column is None else next(values) for column in columns)
+        part = rows if order is None else rows.take(pa.array(order[start:end]))
+        yield partition, part
+        start = end
+
+
+def _encode(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[Any]]:
+    """Return a number per row and the value each number stands for, null included."""
+    encoded = column.dictionary_encode(null_encoding="encode")
+    codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    return codes, encoded.dictionary.to_pylist()
+
+
+def _values(column: pa.ChunkedArray, field: LakePartitionField) -> pa.Array:
+    """Return the field's value of every row, in Iceberg's own representation."""
+    source = column.combine_chunks()
+    if isinstance(source, pa.ChunkedArray):
+        source = pa.concat_arrays(source.chunks)
+    values = source if field.transform == "identity" else _transform(field)(source)
+    if pa.types.is_date32(values.type):
+        return values.cast(pa.int32())
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.int64())
+    return values
+
+
+def _transform(field: LakePartitionField) -> Callable[[pa.Array], pa.Array]:
+    # The transforms have no stubs and their package no pyiceberg: it costs 3 ms to import.
+    from pyiceberg_core import transform
+
+    function = getattr(transform, field.transform)
+    if field.transform in _PARAMETER_TRANSFORMS:
+        return lambda array: function(array, field.parameter)
+    return lambda array: function(array)

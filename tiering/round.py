@@ -1,0 +1,304 @@
+"""One tiering round: one table, one attempt to advance its tiered offsets.
+
+The steps, in order; a worker may die after any of them and the next round finishes the job:
+
+    claimed           the service granted the table under a new epoch
+    lake-opened       the lake table exists; what it covers is known
+    planned           offset ranges are fixed
+    files-written     Parquet files lie in the round's folder; no snapshot refers to them
+    manifests-written the snapshot's metadata is written, not committed
+    committed         the lake covers the new offsets; the service does not know yet
+    completed         the service knows
+
+A death before `committed` leaves files nobody refers to; one after it leaves a lake that is ahead
+of the service, which the next round registers and goes on from. Rows are never committed twice:
+the commit asserts that the lake still covers exactly what the round started from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    FencedError,
+    StreamhouseError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.tiering.iceberg_committer import IcebergLake, IcebergLakeTable, LakeCommit
+from streamhouse.tiering.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.lease import Lease
+from streamhouse.tiering.parquet_writer import FileFormat
+from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
+from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_round
+
+__all__ = ["ROUND_STEPS", "RoundResult", "TieringRound"]
+
+_logger = logging.getLogger(__name__)
+
+ROUND_STEPS: Final = (
+    "claimed",
+    "lake-opened",
+    "planned",
+    "files-written",
+    "manifests-written",
+    "committed",
+    "completed",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """What a round did.
+
+    `tiered`: it moved rows. `recovered`: it only registered a snapshot that an earlier worker had
+    committed; more rows may wait.
+    """
+
+    table: str
+    kind: Literal["tiered", "recovered"]
+    snapshot_id: int
+    tiered_offsets: Mapping[int, int]
+    row_count: int = 0
+    file_count: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TieringRound:
+    """Everything one round needs; `run` does it.
+
+    `token` goes to tasks, which open their own connections. `checkpoint` is called with each step
+    once it is done; tests raise or die there. `is_stopping` ends the round early.
+    """
+
+    client: TieringClient
+    lake: IcebergLake
+    runner: TaskRunner
+    assignment: TieringAssignment
+    token: str | None = field(default=None, repr=False)
+    limits: PlanLimits = field(default_factory=PlanLimits)
+    observer: RoundObserver = field(default_factory=SilentObserver)
+    checkpoint: Callable[[str], None] = lambda _: None
+    is_stopping: Callable[[], bool] = lambda: False
+
+    def run(self) -> RoundResult:
+        """Move the assignment's rows into the lake and tell the service.
+
+        Raises:
+            FencedError: another worker owns the table now; nothing of this round is in the lake,
+                or it is and the other worker registers it.
+            StreamhouseError: the round failed; the claim was given back.
+        """
+        table = str(self.assignment.state.table.path)
+        started_s = time.monotonic()
+        self.checkpoint("claimed")
+        lease = Lease(
+            self.client,
+            table=table,
+            epoch=self.assignment.epoch,
+            lease_ms=self.assignment.lease_ms,
+        )
+        try:
+            with lease:
+                result = self._run(lease, started_s=started_s)
+        except FencedError:
+            raise
+        except StreamhouseError as error:
+            # The service hands the table out again after a pause, instead of a whole lease.
+            with contextlib.suppress(StreamhouseError):
+                self.client.fail_tiering(
+                    table, epoch=self.assignment.epoch, error=f"{error.code}: {error}"
+                )
+            raise
+        self.checkpoint("completed")
+        return result
+
+    def _run(self, lease: Lease, *, started_s: float) -> RoundResult:
+        state = self.assignment.state
+        if state.table.is_primary_key_table:
+            raise UnsupportedError(
+                f"table '{state.table.path}' has a primary key; only log tables are tiered yet"
+            )
+        lake_table = self.lake.open_or_create(state.table, state.lake)
+        self.checkpoint("lake-opened")
+        base = self._base_offsets(lake_table)
+        if dict(base) != dict(state.lake.tiered_offsets):
+            return self._recover(lake_table, base)
+        plan = plan_round(
+            table=str(state.table.path),
+            covered=base,
+            positions=state.positions,
+            limits=self.limits,
+        )
+        self.checkpoint("planned")
+        folder = (
+            f"{lake_table.data_location}/round-{self.assignment.epoch:06d}-{uuid.uuid4().hex[:12]}"
+        )
+        files = LakeFilesystem(self.lake.file_properties)
+        try:
+            results = self._write(lake_table, plan, folder=folder, files=files, lease=lease)
+            self.checkpoint("files-written")
+            lease.check()
+            snapshot_id = self._commit(lake_table, plan, results)
+        except UnknownOutcomeError:
+            # The files may be part of the table.
+            raise
+        except StreamhouseError:
+            with contextlib.suppress(StreamhouseError):
+                files.delete_folder(folder)
+            raise
+        self.checkpoint("committed")
+        self._complete(lake_table, snapshot_id, plan.target_offsets)
+        self._drop_leftovers(files, folder, results)
+        written = [file for result in results for file in result.files]
+        return RoundResult(
+            table=str(state.table.path),
+            kind="tiered",
+            snapshot_id=snapshot_id,
+            tiered_offsets=plan.target_offsets,
+            row_count=plan.row_count,
+            file_count=len(written),
+            size_bytes=sum(file.size_bytes for file in written),
+            seconds=time.monotonic() - started_s,
+        )
+
+    def _base_offsets(self, lake_table: IcebergLakeTable) -> Mapping[int, int]:
+        """Return the offsets the lake covers; it is never behind the service."""
+        state = self.assignment.state
+        table = state.table.path
+        recorded = state.lake.tiered_offsets
+        covered = lake_table.covered
+        if covered is None:
+            if state.lake.snapshot_id is None:
+                return recorded
+            raise CorruptDataError(
+                f"lake table '{table}' no longer has the rows tiered to it: its snapshots of"
+                " tiering were rolled back; set its current snapshot to"
+                f" {state.lake.snapshot_id} or a later one"
+            )
+        if covered.epoch > self.assignment.epoch:
+            raise FencedError(
+                f"lake table '{table}' was advanced by tiering epoch {covered.epoch}; this worker"
+                f" has epoch {self.assignment.epoch}"
+            )
+        behind = [b for b, end in recorded.items() if covered.tiered_offsets.get(b, 0) < end]
+        if behind:
+            raise CorruptDataError(
+                f"lake table '{table}', bucket {behind[0]}: it covers offsets up to"
+                f" {covered.tiered_offsets.get(behind[0], 0)}, but {recorded[behind[0]]} were"
+                f" tiered; it was rolled back: set its current snapshot to {state.lake.snapshot_id}"
+                " or a later one"
+            )
+        return covered.tiered_offsets
+
+    def _recover(self, lake_table: IcebergLakeTable, covered: Mapping[int, int]) -> RoundResult:
+        """Tell the service of a snapshot that a worker committed and did not report."""
+        snapshot_id = lake_table.snapshot_id
+        assert snapshot_id is not None
+        table = str(self.assignment.state.table.path)
+        _logger.info("table %s: lake snapshot %s was not reported; registering", table, snapshot_id)
+        self._complete(lake_table, snapshot_id, covered)
+        return RoundResult(
+            table=table, kind="recovered", snapshot_id=snapshot_id, tiered_offsets=covered
+        )
+
+    def _write(
+        self,
+        lake_table: IcebergLakeTable,
+        plan: RoundPlan,
+        *,
+        folder: str,
+        files: LakeFilesystem,
+        lease: Lease,
+    ) -> list[SplitResult]:
+        state = self.assignment.state
+        table = str(state.table.path)
+        splits = [
+            TieringSplit(
+                endpoint=self.client.endpoint,
+                token=self.token,
+                table=table,
+                table_id=state.table.table_id,
+                range=split,
+                lake_schema=lake_table.file_schema.serialize().to_pybytes(),
+                partitioning=lake_table.layout.partitioning,
+                folder=folder,
+                file_format=FileFormat(
+                    target_file_bytes=state.table.properties().datalake_target_file_bytes
+                ),
+                files=files,
+            )
+            for split in plan.splits
+        ]
+        self.observer.started(table, rows=plan.row_count, splits=len(splits))
+        try:
+            results = self.runner.run(
+                splits,
+                on_rows=lambda rows: self.observer.wrote(table, rows=rows),
+                is_cancelled=lambda: lease.is_lost or self.is_stopping(),
+            )
+        except StreamhouseError:
+            # A task that was told to stop says so; why it was told is the better error.
+            lease.check()
+            raise
+        finally:
+            self.observer.ended(table)
+        _check_results(plan, results, table=table)
+        return results
+
+    def _commit(
+        self, lake_table: IcebergLakeTable, plan: RoundPlan, results: list[SplitResult]
+    ) -> int:
+        commit = LakeCommit(
+            files=[file for result in results for file in result.files],
+            base_offsets=plan.base_offsets,
+            tiered_offsets=plan.target_offsets,
+            epoch=self.assignment.epoch,
+        )
+        return lake_table.commit(commit, checkpoint=self.checkpoint)
+
+    def _complete(
+        self, lake_table: IcebergLakeTable, snapshot_id: int, offsets: Mapping[int, int]
+    ) -> None:
+        table = self.assignment.state.table
+        self.client.complete_tiering(
+            str(table.path),
+            table_id=table.table_id,
+            epoch=self.assignment.epoch,
+            lake_snapshot_id=snapshot_id,
+            lake_table_uuid=lake_table.uuid,
+            tiered_offsets=offsets,
+        )
+
+    def _drop_leftovers(
+        self, files: LakeFilesystem, folder: str, results: list[SplitResult]
+    ) -> None:
+        """Delete what attempts left that were not the ones that counted (retries, speculation)."""
+        kept = {file.path for result in results for file in result.files}
+        with contextlib.suppress(StreamhouseError):
+            for path in files.list_folder(folder):
+                if path not in kept:
+                    files.delete(path)
+
+
+def _check_results(plan: RoundPlan, results: list[SplitResult], *, table: str) -> None:
+    """Raise unless every split was written, once and whole."""
+    done = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
+    planned = sorted((s.bucket, s.start, s.end) for s in plan.splits)
+    rows = sum(file.row_count for result in results for file in result.files)
+    if done != planned or rows != plan.row_count:
+        raise CorruptDataError(
+            f"table '{table}': the tasks wrote {rows} rows in {len(done)} splits;"
+            f" {plan.row_count} in {len(planned)} were planned"
+        )

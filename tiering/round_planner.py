@@ -1,0 +1,119 @@
+"""Which log ranges one round moves, and how they are cut into tasks. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
+from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRange
+
+__all__ = ["PlanLimits", "RoundPlan", "plan_round"]
+
+ROWS_PER_ROUND_MAX: Final = 50_000_000
+ROWS_PER_SPLIT_MIN: Final = 500_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """Bounds of a round: it may take `rows_max` rows, and should keep `parallelism` tasks busy.
+
+    A split is not made smaller than `split_rows_min` by cutting a bucket's range.
+    """
+
+    rows_max: int = ROWS_PER_ROUND_MAX
+    parallelism: int = 1
+    split_rows_min: int = ROWS_PER_SPLIT_MIN
+
+    def __post_init__(self) -> None:
+        if self.rows_max < 1 or self.parallelism < 1 or self.split_rows_min < 1:
+            raise ValueError(f"limits of a round must be positive: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """`splits` cover exactly the rows from `base_offsets` to `target_offsets`, largest first.
+
+    Both have every bucket of the table.
+    """
+
+    splits: tuple[OffsetRange, ...]
+    base_offsets: Mapping[int, int]
+    target_offsets: Mapping[int, int]
+
+    @property
+    def row_count(self) -> int:
+        """Rows the round moves."""
+        return sum(split.row_count for split in self.splits)
+
+
+def plan_round(
+    *,
+    table: str,
+    covered: Mapping[int, int],
+    positions: Mapping[int, BucketPositions],
+    limits: PlanLimits,
+) -> RoundPlan:
+    """Plan a round from the offsets the lake covers to the high watermarks of `positions`.
+
+    When more than `limits.rows_max` rows wait, every bucket gets an equal share of them, and what
+    a bucket cannot use goes to the others.
+
+    Raises:
+        OffsetOutOfRangeError: rows that are not in the lake are gone from the log.
+        CorruptDataError: the lake covers rows the log never had.
+    """
+    base = {bucket: covered.get(bucket, 0) for bucket in sorted(positions)}
+    for bucket, start in base.items():
+        position = positions[bucket]
+        if start > position.high_watermark:
+            raise CorruptDataError(
+                f"table '{table}', bucket {bucket}: the lake table covers offsets up to {start},"
+                f" but the log ends at {position.high_watermark}; the lake table belongs to other"
+                " data, or the service was restored from an older copy"
+            )
+        if start < position.log_start_offset:
+            raise OffsetOutOfRangeError(
+                f"table '{table}', bucket {bucket}: offsets {start} to"
+                f" {position.log_start_offset - 1} are neither in the lake nor in the log"
+            )
+    lags = {bucket: positions[bucket].high_watermark - start for bucket, start in base.items()}
+    shares = _shares(lags, rows_max=limits.rows_max)
+    ranges = [
+        OffsetRange(bucket=bucket, start=base[bucket], end=base[bucket] + rows)
+        for bucket, rows in shares.items()
+        if rows
+    ]
+    total = sum(shares.values())
+    split_rows = max(limits.split_rows_min, -(-total // limits.parallelism))
+    splits = [piece for whole in ranges for piece in _cut(whole, split_rows)]
+    return RoundPlan(
+        splits=tuple(sorted(splits, key=lambda s: (-s.row_count, s.bucket, s.start))),
+        base_offsets=base,
+        target_offsets={bucket: start + shares[bucket] for bucket, start in base.items()},
+    )
+
+
+def _shares(lags: Mapping[int, int], *, rows_max: int) -> dict[int, int]:
+    """Return how many rows each bucket gets: all of a small lag, an equal share of large ones."""
+    shares: dict[int, int] = {}
+    left = rows_max
+    by_lag = sorted(lags, key=lambda bucket: (lags[bucket], bucket))
+    for position, bucket in enumerate(by_lag):
+        # Rounded up, so that a budget below the number of buckets still moves rows.
+        share = -(-left // (len(by_lag) - position))
+        shares[bucket] = min(lags[bucket], share, left)
+        left -= shares[bucket]
+    return shares
+
+
+def _cut(whole: OffsetRange, rows: int) -> list[OffsetRange]:
+    """Cut a range into pieces of nearly equal size, of about `rows` rows at most."""
+    pieces = max(1, -(-whole.row_count // rows))
+    bounds = [whole.start + whole.row_count * i // pieces for i in range(pieces + 1)]
+    return [
+        OffsetRange(bucket=whole.bucket, start=start, end=end)
+        for start, end in itertools.pairwise(bounds)
+    ]
