@@ -119,17 +119,22 @@ def literals(t: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def rows(draw: st.DrawFn, *, size_max: int = 12) -> list[dict[str, Any]]:
-    """Rows of all columns, with NULLs; some columns of some batches are wholly NULL."""
+def rows(draw: st.DrawFn, *, size_max: int = 12, only: str | None = None) -> list[dict[str, Any]]:
+    """Rows of all columns, with NULLs; some columns of some batches are wholly NULL.
+
+    With `only`, the other columns are NULL.
+    """
     count = draw(st.integers(0, size_max))
     columns: dict[str, list[Any]] = {}
     for name, data_type in TYPES.items():
-        if draw(st.integers(0, 9)) == 0:
+        if only not in (None, name) or draw(st.integers(0, 9)) == 0:
             columns[name] = [None] * count
         else:
             column = st.one_of(st.none(), values(data_type), values(data_type))
             columns[name] = draw(st.lists(column, min_size=count, max_size=count))
     zone = st.one_of(st.none(), st.just({"zone": None}), integers(32).map(lambda n: {"zone": n}))
+    if only is not None:
+        zone = st.none()
     columns["place"] = draw(st.lists(zone, min_size=count, max_size=count))
     return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 
@@ -149,6 +154,20 @@ def to_batch(table_rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.record_batch([*arrays, place], names=[*TYPES, "place"])
 
 
+def leaves_of(column: PredicateColumn) -> st.SearchStrategy[Node]:
+    """Conditions on one column, plain or negated."""
+    listed = st.lists(literals(column.type), max_size=4, unique_by=repr).map(tuple)
+    found: list[st.SearchStrategy[Node]] = [
+        st.builds(Compare, st.just(column), st.sampled_from(OPERATORS), literals(column.type)),
+        st.builds(In, st.just(column), listed),
+        st.just(IsNull(column)),
+    ]
+    if pa.types.is_string(column.type):
+        found.append(st.builds(Like, st.just(column), like_parts()))
+    plain = st.one_of(found)
+    return st.one_of(plain, st.builds(Not, plain))
+
+
 def leaves() -> st.SearchStrategy[Node]:
     """Conditions on one column or on two that can be compared."""
     pairs = [
@@ -159,26 +178,14 @@ def leaves() -> st.SearchStrategy[Node]:
     ]
     operators = st.sampled_from(OPERATORS)
     columns = st.sampled_from([*COLUMNS.values(), NESTED])
-    compares = columns.flatmap(
-        lambda column: st.builds(Compare, st.just(column), operators, literals(column.type))
-    )
-    lists = columns.flatmap(
-        lambda column: st.builds(
-            In,
-            st.just(column),
-            st.lists(literals(column.type), max_size=4, unique_by=repr).map(tuple),
-        )
-    )
     return st.one_of(
         st.builds(Constant, st.sampled_from([True, False, None])),
-        compares,
-        compares,
+        columns.flatmap(leaves_of),
+        columns.flatmap(leaves_of),
+        leaves_of(COLUMNS["name"]),
         st.sampled_from(pairs).flatmap(
             lambda pair: st.builds(CompareColumns, st.just(pair[0]), operators, st.just(pair[1]))
         ),
-        lists,
-        st.builds(IsNull, columns),
-        st.builds(Like, st.just(COLUMNS["name"]), like_parts()),
     )
 
 
@@ -262,9 +269,8 @@ def _cast(value: Any, t: pa.DataType, common: pa.DataType) -> Any:
 
 def order(left: Any, right: Any) -> int:
     """Spark's total order of two values of one type: negative, zero or positive."""
-    if isinstance(left, float) and isinstance(right, float):
-        if math.isnan(left) or math.isnan(right):
-            return int(math.isnan(left)) - int(math.isnan(right))
+    if isinstance(left, float) and (math.isnan(left) or math.isnan(right)):
+        return int(math.isnan(left)) - int(math.isnan(right))
     if isinstance(left, str):
         left, right = left.encode(), right.encode()
     return int(left > right) - int(left < right)
