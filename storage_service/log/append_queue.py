@@ -57,9 +57,12 @@ class AppendQueue:
     def __len__(self) -> int:
         return len(self._queued)
 
-    @property
-    def last_timestamp_us(self) -> int:
-        """The timestamp of the latest batch, queued or durable."""
+    def now_us(self) -> int:
+        """Return the time; no later batch is stamped earlier.
+
+        A clock that goes backwards stops time, it never reverses it.
+        """
+        self._last_timestamp_us = max(self._last_timestamp_us, self._clock_us())
         return self._last_timestamp_us
 
     def add(
@@ -77,8 +80,7 @@ class AppendQueue:
         base_offset = self._next_offset
         end_offset = base_offset + row_count
         timestamp_before = self._last_timestamp_us
-        # A clock that goes backwards stops time, it never reverses it.
-        timestamp_us = max(timestamp_before, self._clock_us())
+        timestamp_us = self.now_us()
         buffers = encode_frame(
             payload,
             base_offset=base_offset,
@@ -96,7 +98,6 @@ class AppendQueue:
         frame = WrittenFrame(base_offset, end_offset, timestamp_us, sum(map(len, buffers)))
         self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
         self._next_offset = end_offset
-        self._last_timestamp_us = timestamp_us
         return AppendResult(base_offset, end_offset, timestamp_us, False)
 
     def buffers(self) -> list[Buffer]:

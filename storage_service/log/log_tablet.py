@@ -46,13 +46,12 @@ class LogTablet:
         recovered: RecoveredLog,
         *,
         roll: SegmentRoll,
+        queue: AppendQueue,
         options: LogOptions,
-        clock_us: Callable[[], int],
     ) -> None:
         self._roll_segment = roll
         self._identity = roll.identity
         self._options = options
-        self._clock_us = clock_us
         self._active = recovered.active
         self._chain = SegmentChain(
             (*recovered.sealed, recovered.active),
@@ -61,12 +60,7 @@ class LogTablet:
         )
         self._writers = recovered.writers
         self._mark = recovered.mark
-        self._queue = AppendQueue(
-            writers=recovered.writers,
-            next_offset=recovered.active.end_offset,
-            last_timestamp_us=recovered.active.last_timestamp_us,
-            clock_us=clock_us,
-        )
+        self._queue = queue
         self._high_watermark = recovered.active.end_offset
         self._read_only_reason = ""
         self._closed = False
@@ -111,7 +105,13 @@ class LogTablet:
             filesystem=filesystem,
             index_interval_bytes=options.index_interval_bytes,
         )
-        return cls(recovered, roll=roll, options=options, clock_us=clock_us)
+        queue = AppendQueue(
+            writers=recovered.writers,
+            next_offset=recovered.active.end_offset,
+            last_timestamp_us=recovered.active.last_timestamp_us,
+            clock_us=clock_us,
+        )
+        return cls(recovered, roll=roll, queue=queue, options=options)
 
     def __str__(self) -> str:
         return str(self._identity)
@@ -290,7 +290,7 @@ class LogTablet:
         """Seal the active segment and begin a new one; raises StorageFailedError."""
         assert not self._queue
         assert not self._active.needs_sync
-        timestamp_us = max(self._queue.last_timestamp_us, self._clock_us())
+        timestamp_us = self._queue.now_us()
         self._writers.expire(timestamp_us - self._options.writer_expiry_us)
         try:
             sealed, active = self._roll_segment.run(
