@@ -1,0 +1,32 @@
+"""Spark's format `streamhouse`: batch and stream reads and writes of Streamhouse tables.
+
+Importing this package loads neither Spark nor the lake library; each public name loads what it
+needs on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+# Public name -> the module that defines it.
+_HOMES: Final = {
+    "StreamhouseDataSource": "streamhouse.connector.data_source",
+    "attach": "streamhouse.connector.registration",
+    "register": "streamhouse.connector.registration",
+}
+
+__all__ = ["StreamhouseDataSource", "attach", "register"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'streamhouse.connector' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,143 @@
+"""Manifests decoded once per process: they never change after they are written.
+
+A manifest becomes columns (`ManifestFiles`) for its data files, or `DeleteEntry`s. The cache is
+bounded by files, not by manifests, because their sizes differ a thousandfold.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntry, ManifestFile
+
+from streamhouse.connector.lake_pruning import ManifestFiles
+from streamhouse.storage_service.errors import UnsupportedError
+
+__all__ = ["DeleteEntry", "data_files", "delete_files"]
+
+FILES_KEPT_MAX: Final = 200_000
+_PATH_FIELD_ID: Final = 2147483546
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteEntry:
+    """One file of position deletes. It applies to data files of the same or a lower sequence
+    whose path lies between the bounds; None is unbounded.
+    """
+
+    path: str
+    file_bytes: int
+    sequence: int
+    row_count: int
+    path_lower: str | None
+    path_upper: str | None
+
+    def may_apply(self, path: str, sequence: int) -> bool:
+        """Return False if no row of the data file can be deleted by this file."""
+        return (
+            sequence <= self.sequence
+            and (self.path_lower is None or self.path_lower <= path)
+            and (self.path_upper is None or path <= self.path_upper)
+        )
+
+
+class _Cache:
+    """Decoded manifests by path, least recently used first; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: OrderedDict[str, Any] = OrderedDict()
+        self._file_count = 0
+
+    def get(self, path: str) -> Any:
+        with self._lock:
+            if path in self._items:
+                self._items.move_to_end(path)
+            return self._items.get(path)
+
+    def put(self, path: str, value: Any) -> None:
+        with self._lock:
+            if path not in self._items:
+                self._items[path] = value
+                self._file_count += len(value)
+            while self._file_count > FILES_KEPT_MAX and len(self._items) > 1:
+                self._file_count -= len(self._items.popitem(last=False)[1])
+
+
+_cache: Final = _Cache()
+
+
+def data_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
+    """Return the live data files of a data manifest."""
+    found = _cache.get(manifest.manifest_path)
+    if found is None:
+        found = _data_columns(manifest, manifest.fetch_manifest_entry(io))
+        _cache.put(manifest.manifest_path, found)
+    files: ManifestFiles = found
+    return files
+
+
+def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[DeleteEntry]:
+    """Return the live delete files of a delete manifest.
+
+    Raises `UnsupportedError` for equality deletes and deletion vectors: leaving them out would
+    return deleted rows.
+    """
+    found = _cache.get(manifest.manifest_path)
+    if found is None:
+        found = [_delete_entry(entry, table=table) for entry in manifest.fetch_manifest_entry(io)]
+        _cache.put(manifest.manifest_path, found)
+    entries: Sequence[DeleteEntry] = found
+    return entries
+
+
+def _data_columns(manifest: ManifestFile, entries: Sequence[ManifestEntry]) -> ManifestFiles:
+    codes: dict[tuple[Any, ...], int] = {}
+    files = [entry.data_file for entry in entries]
+    partitions = [tuple(file.partition._data) for file in files]
+    return ManifestFiles(
+        paths=[file.file_path for file in files],
+        file_bytes=[file.file_size_in_bytes for file in files],
+        row_counts=[file.record_count for file in files],
+        row_group_starts=[file.split_offsets for file in files],
+        sequences=[entry.sequence_number or 0 for entry in entries],
+        formats=[str(file.file_format.value) for file in files],
+        spec_id=manifest.partition_spec_id,
+        partition_codes=np.array(
+            [codes.setdefault(partition, len(codes)) for partition in partitions], dtype=np.int64
+        ),
+        partitions=list(codes),
+        lower_bounds=[file.lower_bounds or {} for file in files],
+        upper_bounds=[file.upper_bounds or {} for file in files],
+        null_counts=[file.null_value_counts or {} for file in files],
+    )
+
+
+def _delete_entry(entry: ManifestEntry, *, table: str) -> DeleteEntry:
+    file = entry.data_file
+    if file.content == DataFileContent.EQUALITY_DELETES:
+        raise UnsupportedError(
+            f"lake table '{table}' has equality deletes (file '{file.file_path}'), which"
+            " Streamhouse does not read: rewrite them with the engine that wrote them"
+        )
+    if file.file_format != FileFormat.PARQUET:
+        raise UnsupportedError(
+            f"lake table '{table}' has deletes in {file.file_format} (file '{file.file_path}');"
+            " Streamhouse reads position deletes in Parquet only"
+        )
+    lower = (file.lower_bounds or {}).get(_PATH_FIELD_ID)
+    upper = (file.upper_bounds or {}).get(_PATH_FIELD_ID)
+    return DeleteEntry(
+        path=file.file_path,
+        file_bytes=file.file_size_in_bytes,
+        sequence=entry.sequence_number or 0,
+        row_count=file.record_count,
+        path_lower=None if lower is None else lower.decode("utf-8", "replace"),
+        path_upper=None if upper is None else upper.decode("utf-8", "replace"),
+    )

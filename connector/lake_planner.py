@@ -1,0 +1,313 @@
+"""Planning a read of the lake, on the driver only; beside lake_manifests.py and
+predicate_iceberg.py the connector's only door to the Iceberg library.
+
+A plan is made on one snapshot. When the pinned snapshot was expired by somebody's maintenance, the
+table's current one is read and cut at the pinned offsets: it holds the same rows of a log table.
+Catalogs are kept per process; what manifests say is pruned in lake_pruning.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions.visitors import (
+    expression_evaluator,
+    inclusive_projection,
+    manifest_evaluator,
+)
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+
+from streamhouse.connector.lake_manifests import DeleteEntry, data_files, delete_files
+from streamhouse.connector.lake_pruning import (
+    LakeQuery,
+    ManifestFiles,
+    SystemFields,
+    select_files,
+)
+from streamhouse.connector.predicate_iceberg import to_iceberg_expression
+from streamhouse.connector.scan import DeleteFile, LakeFile
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    SnapshotNotFoundError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.lake import (
+    TIERED_OFFSETS_PROPERTY,
+    LakeCatalog,
+    tiered_offsets_from_property,
+)
+from streamhouse.storage_service.model.schema import (
+    BUCKET_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    Schema,
+)
+
+__all__ = ["LakeTable", "open_lake_table"]
+
+_lock: Final = threading.Lock()
+_catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
+
+PartitionTest = Callable[[tuple[Any, ...]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFiles:
+    """The files one read needs, and the field ids of the table's columns in them."""
+
+    snapshot_id: int
+    files: tuple[LakeFile, ...]
+    field_ids: Mapping[str, int | None]
+
+
+def open_lake_table(
+    catalog: LakeCatalog, table: str, *, table_uuid: str | None = None
+) -> LakeTable:
+    """Open the lake table of `table` (`database.table`) as it is now.
+
+    Raises `SnapshotNotFoundError` when the catalog has no such table, or another one than
+    `table_uuid`.
+    """
+    key = (catalog.name, tuple(sorted(catalog.properties.items())))
+    with _lock:
+        if key not in _catalogs:
+            _catalogs[key] = load_catalog(catalog.name, **catalog.properties)
+        opened = _catalogs[key]
+    try:
+        found = opened.load_table(table)
+    except NoSuchTableError as error:
+        raise SnapshotNotFoundError(
+            f"table '{table}' has no lake table in catalog '{catalog.name}'; was it dropped there?"
+        ) from error
+    if table_uuid is not None and str(found.metadata.table_uuid) != table_uuid:
+        raise SnapshotNotFoundError(
+            f"table '{table}': the lake table in catalog '{catalog.name}' is another one"
+            f" ({found.metadata.table_uuid}) than was tiered to ({table_uuid})"
+        )
+    return LakeTable(table, found)
+
+
+class LakeTable:
+    """One lake table at one state of its metadata."""
+
+    def __init__(self, name: str, table: Table) -> None:
+        self._name = name
+        self._table = table
+
+    def snapshot_ids(self) -> list[int]:
+        """Return the ids of the snapshots that still exist, oldest first."""
+        return [snapshot.snapshot_id for snapshot in self._table.metadata.snapshots]
+
+    def tiered_offsets(self, snapshot_id: int) -> dict[int, int]:
+        """Return the end offsets a snapshot covers: those of its newest ancestor that has them."""
+        snapshot: Snapshot | None = self._snapshot(snapshot_id)
+        while snapshot is not None:
+            properties = {} if snapshot.summary is None else snapshot.summary.additional_properties
+            if (value := properties.get(TIERED_OFFSETS_PROPERTY)) is not None:
+                return tiered_offsets_from_property(value)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        raise SnapshotNotFoundError(
+            f"lake table '{self._name}': neither snapshot {snapshot_id} nor an ancestor of it was"
+            " written by Streamhouse"
+        )
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """Return one row per snapshot for `table$snapshots`, oldest first."""
+        current = self._table.metadata.current_snapshot_id
+        rows = []
+        for snapshot in self._table.metadata.snapshots:
+            summary = snapshot.summary
+            properties = {} if summary is None else summary.additional_properties
+            rows.append(
+                {
+                    "snapshot_id": snapshot.snapshot_id,
+                    "parent_snapshot_id": snapshot.parent_snapshot_id,
+                    "committed_at_ms": snapshot.timestamp_ms,
+                    "operation": None if summary is None else str(summary.operation.value),
+                    "is_current": snapshot.snapshot_id == current,
+                    "tiered_offsets": properties.get(TIERED_OFFSETS_PROPERTY),
+                    "properties": {str(k): str(v) for k, v in properties.items()},
+                }
+            )
+        return rows
+
+    def plan(
+        self, schema: Schema, query: LakeQuery, *, snapshot_id: int, allow_successor: bool
+    ) -> LakeFiles:
+        """Return the files of a snapshot that may hold rows of `query`.
+
+        Args:
+            schema: the table's own schema; its columns are looked up in the lake's.
+            allow_successor: when the snapshot is gone, plan on the current one.
+        """
+        snapshot = self._table.snapshot_by_id(snapshot_id)
+        if snapshot is None and allow_successor:
+            snapshot = self._table.current_snapshot()
+        if snapshot is None:
+            snapshot = self._snapshot(snapshot_id)
+        lake_schema = self._table.schema()
+        field_ids = self._field_ids(schema, lake_schema)
+        planner = _FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
+        files = tuple(planner.files(snapshot))
+        return LakeFiles(snapshot_id=snapshot.snapshot_id, files=files, field_ids=field_ids)
+
+    def _snapshot(self, snapshot_id: int) -> Snapshot:
+        snapshot = self._table.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            raise SnapshotNotFoundError(
+                f"lake table '{self._name}' has no snapshot {snapshot_id}: it never existed or was"
+                f" expired; see '{self._name}$snapshots'"
+            )
+        return snapshot
+
+    def _field_ids(self, schema: Schema, lake: IcebergSchema) -> dict[str, int | None]:
+        """Return each column's field id: by its id for life, else by name, else None."""
+        ids = {f.field_id: f.name for f in lake.fields}
+        names = {f.name: f.field_id for f in lake.fields}
+        found: dict[str, int | None] = {}
+        for column in schema.columns:
+            is_ours = column.column_id in ids and not ids[column.column_id].startswith("__")
+            found[column.name] = column.column_id if is_ours else names.get(column.name)
+        for name in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN):
+            if name not in names:
+                raise CorruptDataError(
+                    f"lake table '{self._name}' has no column '{name}'; it is not a Streamhouse"
+                    " table any more"
+                )
+            found[name] = names[name]
+        return found
+
+
+class _FilePlanner:
+    """One plan over the manifests of one snapshot."""
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        lake_schema: IcebergSchema,
+        schema: Schema,
+        query: LakeQuery,
+        field_ids: Mapping[str, int | None],
+    ) -> None:
+        self._name = name
+        self._table = table
+        self._lake_schema = lake_schema
+        self._query = query
+        self._system = SystemFields(
+            bucket=field_ids[BUCKET_COLUMN] or 0,
+            offset=field_ids[OFFSET_COLUMN] or 0,
+            timestamp=field_ids[TIMESTAMP_COLUMN] or 0,
+        )
+        wanted = () if query.predicate is None else query.predicate.columns
+        self._columns = [
+            (c.name, field_id, c.type)
+            for c in schema.columns
+            if c.name in wanted and (field_id := field_ids[c.name]) is not None
+        ]
+        self._tests: dict[int, tuple[Callable[[ManifestFile], bool], PartitionTest] | None] = {}
+
+    def files(self, snapshot: Snapshot) -> Iterator[LakeFile]:
+        manifests = snapshot.manifests(self._table.io)
+        deletes = [
+            entry
+            for manifest in manifests
+            if manifest.content == ManifestContent.DELETES
+            for entry in delete_files(self._table.io, manifest, table=self._name)
+        ]
+        for manifest in manifests:
+            if manifest.content != ManifestContent.DATA:
+                continue
+            test = self._partition_test(manifest.partition_spec_id)
+            if test is not None and not test[0](manifest):
+                continue
+            files = data_files(self._table.io, manifest)
+            chosen = select_files(
+                files,
+                self._query,
+                system=self._system,
+                columns=self._columns,
+                partition_may_match=None if test is None else test[1],
+            )
+            yield from self._lake_files(files, chosen.tolist(), deletes)
+
+    def _partition_test(
+        self, spec_id: int
+    ) -> tuple[Callable[[ManifestFile], bool], PartitionTest] | None:
+        """Return tests of a manifest's summary and of a partition, or None when nothing prunes."""
+        if self._query.predicate is None:
+            return None
+        if spec_id not in self._tests:
+            self._tests[spec_id] = self._make_partition_test(spec_id)
+        return self._tests[spec_id]
+
+    def _make_partition_test(
+        self, spec_id: int
+    ) -> tuple[Callable[[ManifestFile], bool], PartitionTest] | None:
+        assert self._query.predicate is not None
+        spec = self._table.specs()[spec_id]
+        try:
+            projected = inclusive_projection(self._lake_schema, spec)(
+                to_iceberg_expression(self._query.predicate)
+            )
+        except ValueError:
+            # A column that the lake does not have yet cannot be bound; its rows are filtered later.
+            return None
+        partition_schema = IcebergSchema(*spec.partition_type(self._lake_schema).fields)
+        matches = expression_evaluator(partition_schema, projected, case_sensitive=True)
+        return (
+            manifest_evaluator(spec, self._lake_schema, projected),
+            lambda partition: matches(Record(*partition)),
+        )
+
+    def _lake_files(
+        self, files: ManifestFiles, chosen: Sequence[int], deletes: Sequence[DeleteEntry]
+    ) -> Iterator[LakeFile]:
+        spec = self._table.specs()[files.spec_id]
+        buckets = files.integer_bounds(self._system.bucket)
+        offsets = files.integer_bounds(self._system.offset)
+        times = files.integer_bounds(self._system.timestamp)
+        labels = [spec.partition_to_path(Record(*p), self._lake_schema) for p in files.partitions]
+        constants = [
+            {
+                field.source_id: value
+                for field, value in zip(spec.fields, partition, strict=True)
+                if isinstance(field.transform, IdentityTransform)
+            }
+            for partition in files.partitions
+        ]
+        for i in chosen:
+            if files.formats[i] != "PARQUET":
+                raise UnsupportedError(
+                    f"lake table '{self._name}': file '{files.paths[i]}' is {files.formats[i]};"
+                    " Streamhouse reads Parquet only"
+                )
+            code = int(files.partition_codes[i])
+            one_bucket = buckets.is_known[i] and buckets.lower[i] == buckets.upper[i]
+            path = files.paths[i]
+            ours = [entry for entry in deletes if entry.may_apply(path, files.sequences[i])]
+            yield LakeFile(
+                path=path,
+                file_bytes=files.file_bytes[i],
+                row_count=files.row_counts[i],
+                bucket=int(buckets.lower[i]) if one_bucket else None,
+                offset_start=int(offsets.lower[i]) if offsets.is_known[i] else None,
+                offset_end=int(offsets.upper[i]) + 1 if offsets.is_known[i] else None,
+                timestamp_min_us=int(times.lower[i]) if times.is_known[i] else None,
+                timestamp_max_us=int(times.upper[i]) if times.is_known[i] else None,
+                row_group_starts=tuple(files.row_group_starts[i] or ()),
+                deletes=tuple(DeleteFile(path=e.path, file_bytes=e.file_bytes) for e in ours),
+                constants=constants[code],
+                partition=labels[code],
+            )

@@ -1,0 +1,254 @@
+"""Reading a piece of a lake file on an executor: pyarrow only, row group by row group.
+
+Invariants:
+- every row group belongs to exactly one of the byte ranges a file is cut into
+- memory is one row group's compressed columns and one decoded batch, whatever the file's size
+- columns are found by field id, so a renamed column is read and a missing one is null
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streamhouse.connector.position_deletes import read_deleted_positions
+from streamhouse.connector.predicate import Predicate
+from streamhouse.connector.predicate_pruning import may_match, row_group_statistics
+from streamhouse.connector.scan import LakePiece, ScanColumn, ScanContext
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    SnapshotNotFoundError,
+    StorageFailedError,
+)
+
+__all__ = ["read_lake_piece"]
+
+_FIELD_ID: Final = b"PARQUET:field_id"
+_BATCH_BYTES_MAX: Final = 32 << 20
+
+
+def read_lake_piece(
+    filesystem: LakeFilesystem,
+    piece: LakePiece,
+    context: ScanContext,
+    columns: Sequence[ScanColumn],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the piece's rows with exactly `columns`, after deletes, offset ranges and time bounds.
+
+    The predicate only skips row groups here. Raises `SnapshotNotFoundError` when the file is gone.
+    """
+    needed = {column.name: column for column in columns}
+    if piece.ranges is not None:
+        needed |= {c.name: c for c in (context.bucket_column, context.offset_column)}
+    if piece.check_timestamp:
+        needed[context.timestamp_column.name] = context.timestamp_column
+    schema = pa.schema([column.to_arrow() for column in columns])
+    with _open(filesystem, piece.path, context) as source:
+        file = pq.ParquetFile(source)
+        layout = _Layout.of(file, tuple(needed.values()), piece, context)
+        deleted = read_deleted_positions(filesystem, piece)
+        for group, first_row in _row_groups(file.metadata, piece):
+            if not _may_hold_rows(file.metadata, group, piece, layout, context):
+                continue
+            position = first_row
+            for batch in layout.read(file, group, context.batch_rows):
+                mask = _mask(batch, position, deleted, piece, context)
+                position += batch.num_rows
+                rows = batch if mask is None else batch.filter(mask)
+                if rows.num_rows:
+                    arrays = [rows.column(column.name) for column in columns]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _open(filesystem: LakeFilesystem, path: str, context: ScanContext) -> pa.NativeFile:
+    try:
+        return filesystem.open_input(path)
+    except StorageFailedError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise SnapshotNotFoundError(
+            f"table '{context.table}': lake file '{path}' of snapshot {context.lake_snapshot_id} is"
+            " gone: the snapshot was expired after this read was planned; load the table again"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the wanted columns lie in one file: each with its name there, or None."""
+
+    columns: tuple[tuple[ScanColumn, str | None], ...]
+    constants: Mapping[int, Any]
+    path: str
+    table: str
+
+    @classmethod
+    def of(
+        cls,
+        file: pq.ParquetFile,
+        wanted: Sequence[ScanColumn],
+        piece: LakePiece,
+        context: ScanContext,
+    ) -> _Layout:
+        fields = file.schema_arrow
+        by_id = {
+            int(field.metadata[_FIELD_ID]): field.name
+            for field in fields
+            if field.metadata and _FIELD_ID in field.metadata
+        }
+        found = [(c, _name_in_file(c, by_id, fields.names)) for c in wanted]
+        return cls(tuple(found), piece.constants, piece.path, context.table)
+
+    def name_of(self, column: ScanColumn) -> str | None:
+        """Return the column's name in this file, or None."""
+        return next((name for c, name in self.columns if c.name == column.name), None)
+
+    def read(self, file: pq.ParquetFile, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield one row group's rows as batches of exactly the wanted columns and types."""
+        metadata = file.metadata.row_group(group)
+        row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
+        rows = max(1, min(batch_rows, _BATCH_BYTES_MAX // row_bytes))
+        names = [name for _, name in self.columns if name is not None]
+        if not names:
+            # Nothing of the file is wanted but its number of rows.
+            for start in range(0, metadata.num_rows, rows):
+                yield self._adapt({}, min(rows, metadata.num_rows - start))
+            return
+        for batch in file.iter_batches(
+            batch_size=rows, row_groups=[group], columns=names, use_threads=False
+        ):
+            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield self._adapt(arrays, batch.num_rows)
+
+    def _adapt(self, arrays: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
+        adapted = []
+        for column, name in self.columns:
+            if name is not None:
+                array = arrays[name]
+                if array.type != column.type:
+                    array = array.cast(column.type)
+            elif column.field_id is not None and column.field_id in self.constants:
+                array = pa.repeat(pa.scalar(self.constants[column.field_id], column.type), count)
+            elif column.nullable:
+                array = pa.nulls(count, column.type)
+            else:
+                raise CorruptDataError(
+                    f"table '{self.table}': lake file '{self.path}' lacks column"
+                    f" '{column.name}', which must not be null"
+                )
+            adapted.append(array)
+        schema = pa.schema([column.to_arrow() for column, _ in self.columns])
+        return pa.RecordBatch.from_arrays(adapted, schema=schema)
+
+
+def _name_in_file(column: ScanColumn, by_id: Mapping[int, str], names: Sequence[str]) -> str | None:
+    if by_id:
+        return None if column.field_id is None else by_id.get(column.field_id)
+    # A file written without ids can only be matched by name (Iceberg: name mapping).
+    return column.name if column.name in names else None
+
+
+def _row_groups(metadata: pq.FileMetaData, piece: LakePiece) -> Iterator[tuple[int, int]]:
+    """Yield (row group, position of its first row) of the groups that start in the piece."""
+    first_row = 0
+    for group in range(metadata.num_row_groups):
+        info = metadata.row_group(group)
+        if piece.start_byte <= row_group_start(info) < piece.end_byte:
+            yield group, first_row
+        first_row += info.num_rows
+
+
+def row_group_start(group: pq.RowGroupMetaData) -> int:
+    """Return where a row group's first column starts, as Iceberg's split offsets count."""
+    column = group.column(0)
+    dictionary = column.dictionary_page_offset
+    data = int(column.data_page_offset)
+    return data if dictionary is None or dictionary > data else int(dictionary)
+
+
+def _may_hold_rows(
+    metadata: pq.FileMetaData,
+    group: int,
+    piece: LakePiece,
+    layout: _Layout,
+    context: ScanContext,
+) -> bool:
+    """Return False when statistics prove that no row of the group is wanted."""
+    if piece.ranges is not None:
+        bounds = _bounds(metadata, group, layout.name_of(context.offset_column))
+        if bounds is not None:
+            low, high = bounds
+            if not any(r.start <= high and low < r.end for r in piece.ranges):
+                return False
+    predicate = context.predicate
+    return predicate is None or _may_match(predicate, metadata, group, layout)
+
+
+def _bounds(metadata: pq.FileMetaData, group: int, name: str | None) -> tuple[int, int] | None:
+    """Return the smallest and largest value of an integer column in a row group, if known."""
+    if name is None:
+        return None
+    bounds = row_group_statistics(metadata, group, columns=[name]).get(name)
+    if bounds is None or not isinstance(bounds.minimum, int) or not isinstance(bounds.maximum, int):
+        return None
+    return bounds.minimum, bounds.maximum
+
+
+def _may_match(
+    predicate: Predicate, metadata: pq.FileMetaData, group: int, layout: _Layout
+) -> bool:
+    names = {name: c.name for c, name in layout.columns if name is not None}
+    if any(name != ours for name, ours in names.items()):
+        # Statistics go by the file's names; of a renamed column nothing is known then.
+        names = {name: ours for name, ours in names.items() if name == ours}
+    return may_match(predicate, row_group_statistics(metadata, group, columns=names))
+
+
+def _mask(
+    batch: pa.RecordBatch,
+    position: int,
+    deleted: npt.NDArray[np.int64] | None,
+    piece: LakePiece,
+    context: ScanContext,
+) -> pa.BooleanArray | None:
+    """Return which rows to keep, or None for all; `position` is the first row's in the file."""
+    keep: npt.NDArray[np.bool_] | None = None
+    if deleted is not None:
+        first, last = np.searchsorted(deleted, [position, position + batch.num_rows])
+        if last > first:
+            keep = np.ones(batch.num_rows, dtype=np.bool_)
+            keep[deleted[first:last] - position] = False
+    mask = None if keep is None else pa.array(keep)
+    if piece.ranges is not None:
+        mask = _and(mask, _in_ranges(batch, piece, context))
+    if piece.check_timestamp:
+        times = batch.column(context.timestamp_column.name).cast(pa.int64())
+        if context.from_timestamp_us is not None:
+            mask = _and(mask, pc.greater_equal(times, context.from_timestamp_us))
+        if context.to_timestamp_us is not None:
+            mask = _and(mask, pc.less(times, context.to_timestamp_us))
+    return mask
+
+
+def _in_ranges(batch: pa.RecordBatch, piece: LakePiece, context: ScanContext) -> pa.BooleanArray:
+    buckets = batch.column(context.bucket_column.name)
+    offsets = batch.column(context.offset_column.name)
+    found = None
+    for wanted in piece.ranges or ():
+        inside = pc.and_(
+            pc.equal(buckets, wanted.bucket),
+            pc.and_(pc.greater_equal(offsets, wanted.start), pc.less(offsets, wanted.end)),
+        )
+        found = inside if found is None else pc.or_(found, inside)
+    return pa.repeat(pa.scalar(False), batch.num_rows) if found is None else found
+
+
+def _and(left: pa.BooleanArray | None, right: pa.BooleanArray) -> pa.BooleanArray:
+    return right if left is None else pc.and_(left, right)

@@ -1,0 +1,94 @@
+"""Where a stream stands: one offset per bucket, as JSON in Spark's checkpoint.
+
+The JSON is `{"version": 1, "table_id": 7, "offsets": {"0": 12, "1": 9}}`: everything below an
+offset was read. It names no tier: where a row lives is looked up when a range is planned, so a
+replay finds the same rows after they moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
+
+__all__ = ["StreamPosition", "advance"]
+
+POSITION_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """One offset per bucket of one table."""
+
+    table_id: int
+    offsets: Mapping[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form Spark keeps; equal positions give equal JSON."""
+        return {
+            "version": POSITION_VERSION,
+            "table_id": self.table_id,
+            "offsets": {str(bucket): offset for bucket, offset in sorted(self.offsets.items())},
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, *, table: str, table_id: int) -> StreamPosition:
+        """Read a position and check that it belongs to the table as it is now.
+
+        Raises `TableNotFoundError` when the table was dropped and created again since.
+        """
+        try:
+            version = value["version"]
+            if version != POSITION_VERSION:
+                raise InvalidRequestError(
+                    f"table '{table}': the checkpoint's position has version {version}, but this"
+                    f" Streamhouse reads version {POSITION_VERSION}; use the one that wrote it"
+                )
+            found = cls(
+                table_id=int(value["table_id"]),
+                offsets={int(b): int(offset) for b, offset in value["offsets"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidRequestError(
+                f"table '{table}': {value!r} in the checkpoint is not a Streamhouse position"
+            ) from error
+        if found.table_id != table_id:
+            raise TableNotFoundError(
+                f"table '{table}' was dropped and created again since the stream's checkpoint was"
+                f" made (table id {found.table_id}, now {table_id}); start with a new checkpoint"
+            )
+        return found
+
+
+def advance(
+    start: Mapping[int, int], available: Mapping[int, int], *, rows_max: int | None
+) -> dict[int, int]:
+    """Return how far to read: from `start` towards `available`, at most `rows_max` rows in all.
+
+    The rows are spread fairly: no bucket waits for another's backlog, and a small one is
+    read to its end. It depends on nothing but the arguments.
+    """
+    waiting = {
+        bucket: available[bucket] - offset
+        for bucket, offset in sorted(start.items())
+        if available.get(bucket, offset) > offset
+    }
+    if rows_max is None or sum(waiting.values()) <= rows_max:
+        return {b: offset + waiting.get(b, 0) for b, offset in start.items()}
+    granted = dict.fromkeys(waiting, 0)
+    left = rows_max
+    hungry = list(waiting)
+    while left >= len(hungry) > 0:
+        share = min(left // len(hungry), min(waiting[b] - granted[b] for b in hungry))
+        for bucket in hungry:
+            granted[bucket] += share
+        left -= share * len(hungry)
+        hungry = [b for b in hungry if granted[b] < waiting[b]]
+    if hungry:
+        # Fewer rows than buckets: the turn moves on with every row ever read.
+        first = sum(start.values()) % len(hungry)
+        for bucket in (hungry[first:] + hungry[:first])[:left]:
+            granted[bucket] += 1
+    return {b: offset + granted.get(b, 0) for b, offset in start.items()}

@@ -1,0 +1,239 @@
+"""Spark's side of a stream: offsets from the service, ranges planned per micro-batch.
+
+Invariants:
+- `partitions(start, end)` gives exactly the rows of that range whenever it is called, from
+  whichever tier has them then; so a replay after a restart is the same micro-batch
+- a range that is still in the log is read from the log alone: live data never waits for the lake
+- the constructor does nothing: Spark builds a second reader just to ship `read` to executors
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from streamhouse.connector.batch_reader import StreamhousePartition, in_schema
+from streamhouse.connector.options import ReadOptions
+from streamhouse.connector.read_plan import log_pieces, pack
+from streamhouse.connector.scan import Piece, ScanColumn, ScanContext
+from streamhouse.connector.scan_schema import scan_context
+from streamhouse.connector.service_connection import client_for
+from streamhouse.connector.spark_errors import spark_errors, spark_iterator_errors
+from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.stream_position import StreamPosition, advance
+from streamhouse.connector.tier_ranges import (
+    Readable,
+    cut_by_tier,
+    readable,
+    refuse_loss,
+    resolve_starts,
+)
+from streamhouse.connector.time_lookup import offsets_at
+from streamhouse.connector.union_read import check_is_log_table, plan_lake, split_sizes
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.table_state import TableState
+
+__all__ = ["StreamhouseStreamReader"]
+
+_log = logging.getLogger(__name__)
+
+LOG_ROWS_PREFERRED_MAX: Final = 200_000
+"""Tiered rows of a micro-batch that are still in the log are read there, up to this many: for
+fewer, opening the lake costs more than it saves."""
+
+
+class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows one table from history into live data."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        state: TableState,
+        output: Sequence[ScanColumn],
+        schema: pa.Schema,
+    ) -> None:
+        self._options = options
+        self._table = str(options.connection.name.path)
+        self._state = state
+        self._output = tuple(output)
+        self._schema = schema
+        self._initial: StreamPosition | None = None
+        self._last: Mapping[int, int] | None = None
+        self._is_current = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks need nothing but the schema: each partition carries its context.
+        return {"_schema": self._schema}
+
+    # -- offsets -------------------------------------------------------------------------------
+
+    @spark_errors
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a stream without a checkpoint starts; repeated calls agree."""
+        if self._initial is None:
+            state = self._refresh()
+            check_is_log_table(state)
+            if self._options.from_timestamp_us is not None:
+                offsets = offsets_at(self._client(), state, self._options.from_timestamp_us)
+            else:
+                offsets = resolve_starts(
+                    self._options.starting, self._readable(state), table=self._table
+                )
+            self._initial = StreamPosition(table_id=state.table.table_id, offsets=offsets)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how much one micro-batch reads unless its trigger says otherwise."""
+        return ReadMaxRows(self._options.max_offsets_per_trigger)
+
+    @spark_errors
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next micro-batch; waits briefly at the service for new rows."""
+        if self._last is None:
+            state = self._wait_for_rows(start)
+            available: Mapping[int, int] = _high_watermarks(state)
+        else:
+            state, available = self._state, self._last
+        position = self._position(start, state)
+        rows_max = None if isinstance(limit, ReadAllAvailable) else _rows_of(limit)
+        offsets = advance(position.offsets, available, rows_max=rows_max)
+        return StreamPosition(table_id=position.table_id, offsets=offsets).to_json()
+
+    @spark_errors
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix what is there now as the end of the query."""
+        self._last = _high_watermarks(self._refresh())
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the newest end seen, for progress reports; it asks nobody."""
+        if not self._is_current:
+            return None
+        state = self._state
+        return StreamPosition(
+            table_id=state.table.table_id, offsets=_high_watermarks(state)
+        ).to_json()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: retention goes by age and tiering, not by readers."""
+
+    def stop(self) -> None:
+        """Nothing to do: the connection ends with the process."""
+
+    # -- one micro-batch -----------------------------------------------------------------------
+
+    @spark_errors
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plan the rows from `start` to `end`."""
+        state = self._state_covering(end)
+        first, last = self._position(start, state), self._position(end, state)
+        ranges = {
+            bucket: OffsetRange(bucket=bucket, start=first.offsets.get(bucket, 0), end=offset)
+            for bucket, offset in last.offsets.items()
+            if first.offsets.get(bucket, 0) < offset
+        }
+        buckets = self._readable(state)
+        tiers = cut_by_tier(ranges, _log_first(ranges, buckets))
+        refuse_loss(
+            tiers.lost,
+            buckets,
+            table=self._table,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        context = self._context(state)
+        pieces: list[Piece] = []
+        if tiers.lake:
+            scan = plan_lake(self._client(), state, context, tiers.lake)
+            context, pieces = scan.context, list(scan.pieces)
+        pieces += log_pieces(tiers.log)
+        return [
+            StreamhousePartition(split, context)
+            for split in pack(pieces, split_sizes(self._options))
+        ]
+
+    @spark_iterator_errors
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one split."""
+        assert isinstance(partition, StreamhousePartition)
+        assert partition.context is not None, "a stream's partitions carry their context"
+        yield from in_schema(read_split(partition.split, partition.context), self._schema)
+
+    # -- the table -----------------------------------------------------------------------------
+
+    def _client(self) -> StorageClient:
+        connection = self._options.connection
+        return client_for(connection.endpoint, connection.token)
+
+    def _readable(self, state: TableState) -> dict[int, Readable]:
+        return readable(state, part=self._options.connection.name.part)
+
+    def _context(self, state: TableState) -> ScanContext:
+        context = scan_context(
+            state,
+            output=self._output,
+            where=self._options.where,
+            endpoint=self._options.connection.endpoint,
+            token=self._options.connection.token,
+        )
+        return replace(context, fail_on_data_loss=self._options.fail_on_data_loss)
+
+    def _refresh(self) -> TableState:
+        self._state = self._client().table_state(self._table)
+        self._is_current = True
+        return self._state
+
+    def _wait_for_rows(self, start: Mapping[str, Any]) -> TableState:
+        offsets = {int(bucket): int(offset) for bucket, offset in start["offsets"].items()}
+        self._state = self._client().table_state(
+            self._table, after=offsets, max_wait_ms=self._options.long_poll_ms
+        )
+        self._is_current = True
+        return self._state
+
+    def _state_covering(self, end: Mapping[str, Any]) -> TableState:
+        """Return the state the end was taken from; after a restart, a fresh one."""
+        ends = end["offsets"].items()
+        if self._is_current:
+            at = self._state.positions
+            if all(int(b) in at and int(o) <= at[int(b)].high_watermark for b, o in ends):
+                return self._state
+        return self._refresh()
+
+    def _position(self, value: Mapping[str, Any], state: TableState) -> StreamPosition:
+        return StreamPosition.from_json(value, table=self._table, table_id=state.table.table_id)
+
+
+def _high_watermarks(state: TableState) -> dict[int, int]:
+    return {bucket: at.high_watermark for bucket, at in state.positions.items()}
+
+
+def _rows_of(limit: ReadLimit) -> int | None:
+    return limit.max_rows if isinstance(limit, ReadMaxRows) else None
+
+
+def _log_first(
+    ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]
+) -> dict[int, Readable]:
+    """Return `buckets` with the lake left out where the log still holds a small range whole."""
+    in_both = {
+        bucket: min(buckets[bucket].lake_end, wanted.end) - wanted.start
+        for bucket, wanted in ranges.items()
+        if buckets[bucket].log_start <= wanted.start < buckets[bucket].lake_end
+    }
+    if sum(in_both.values()) > LOG_ROWS_PREFERRED_MAX:
+        return dict(buckets)
+    return {
+        bucket: replace(has, lake_end=0) if bucket in in_both else has
+        for bucket, has in buckets.items()
+    }

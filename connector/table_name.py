@@ -1,0 +1,46 @@
+"""Names users load: `database.table`, and `database.table$part` for one tier or its metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.storage_service.errors import InvalidNameError, suggestion
+from streamhouse.storage_service.model.table import TablePath
+
+__all__ = ["BUCKETS", "FILES", "LAKE", "LOG", "METADATA_PARTS", "SNAPSHOTS", "TableName"]
+
+LAKE: Final = "lake"
+LOG: Final = "log"
+SNAPSHOTS: Final = "snapshots"
+BUCKETS: Final = "buckets"
+FILES: Final = "files"
+METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES)
+_PARTS: Final = (LAKE, LOG, *METADATA_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table, and which part of it; an empty part is the union of both tiers."""
+
+    path: TablePath
+    part: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read `database.table` or `database.table$part`."""
+        table, dollar, part = text.strip().partition("$")
+        if dollar and part not in _PARTS:
+            raise InvalidNameError(
+                f"table '{table}' has no part '${part}'{suggestion(part, list(_PARTS))}"
+                f" (parts: {', '.join('$' + known for known in _PARTS)})"
+            )
+        return cls(TablePath.parse(table), part)
+
+    @property
+    def is_metadata(self) -> bool:
+        """Whether it describes the table instead of holding its rows."""
+        return self.part in METADATA_PARTS
+
+    def __str__(self) -> str:
+        return f"{self.path}${self.part}" if self.part else str(self.path)

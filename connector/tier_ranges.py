@@ -1,0 +1,204 @@
+"""Which rows of a table a read wants, and which tier each of them comes from. Pure decisions.
+
+Invariants:
+- an offset comes from exactly one tier: below its bucket's lake end from the lake, from it on from
+  the log
+- an offset that neither tier has is reported as lost, never skipped silently
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streamhouse.connector.offset_option import EARLIEST, LATEST, StartingPosition
+from streamhouse.connector.table_name import LAKE, LOG
+from streamhouse.storage_service.errors import (
+    BucketNotFoundError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+)
+from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.table_state import TableState
+
+__all__ = [
+    "Readable",
+    "TierRanges",
+    "cut_by_tier",
+    "narrowed",
+    "readable",
+    "refuse_loss",
+    "resolve_starts",
+    "wanted_ranges",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What one bucket offers a read: lake rows [0, lake_end), log rows [log_start, end)."""
+
+    lake_end: int
+    log_start: int
+    end: int
+
+    @property
+    def start(self) -> int:
+        """The oldest offset there is."""
+        return 0 if self.lake_end else self.log_start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierRanges:
+    """Wanted offsets by tier and bucket, without empty ranges; `lost` are in neither tier."""
+
+    lake: Mapping[int, OffsetRange] = field(default_factory=dict)
+    log: Mapping[int, OffsetRange] = field(default_factory=dict)
+    lost: Sequence[OffsetRange] = ()
+
+
+def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
+    """Return what every bucket offers to a read of the table, or of one tier of it."""
+    found = {}
+    for bucket, at in state.positions.items():
+        tiered = at.tiered_offset if state.lake.snapshot_id is not None else 0
+        if part == LAKE:
+            found[bucket] = Readable(lake_end=tiered, log_start=tiered, end=tiered)
+        else:
+            found[bucket] = Readable(
+                lake_end=0 if part == LOG else tiered,
+                log_start=at.log_start_offset,
+                end=at.high_watermark,
+            )
+    return found
+
+
+def resolve_starts(
+    starting: StartingPosition, buckets: Mapping[int, Readable], *, table: str
+) -> dict[int, int]:
+    """Return the offset every bucket starts at; a time starts at the oldest row.
+
+    Raises `OffsetOutOfRangeError` for an offset above the end, `BucketNotFoundError` for a bucket
+    that does not exist. An offset below the oldest row is returned as it is: it is a loss.
+    """
+    _check_buckets(starting.offsets, buckets, table=table)
+    starts = {}
+    for bucket, has in sorted(buckets.items()):
+        given = starting.offsets.get(bucket, EARLIEST)
+        if given == LATEST or starting.kind == "latest":
+            starts[bucket] = has.end
+        elif given == EARLIEST:
+            starts[bucket] = has.start
+        elif given > has.end:
+            raise _out_of_range("startingOffsets", bucket, given, has, table=table)
+        else:
+            starts[bucket] = given
+    return starts
+
+
+def wanted_ranges(
+    starts: Mapping[int, int],
+    ending: Mapping[int, int] | None,
+    buckets: Mapping[int, Readable],
+    *,
+    table: str,
+) -> dict[int, OffsetRange]:
+    """Return the wanted offsets of every bucket: from `starts` to `ending`, else to the end."""
+    ending = ending or {}
+    _check_buckets(ending, buckets, table=table)
+    ranges = {}
+    for bucket, has in sorted(buckets.items()):
+        end = ending.get(bucket, LATEST)
+        if end == LATEST:
+            end = has.end
+        elif end > has.end:
+            raise _out_of_range("endingOffsets", bucket, end, has, table=table)
+        start = starts[bucket]
+        if bucket in ending and start > end:
+            raise InvalidRequestError(
+                f"table '{table}', bucket {bucket}: the read ends at offset {end}, before it starts"
+                f" at {start}"
+            )
+        ranges[bucket] = OffsetRange(bucket=bucket, start=min(start, end), end=end)
+    return ranges
+
+
+def cut_by_tier(ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]) -> TierRanges:
+    """Cut each range at its bucket's lake end, and set aside what has left the log untiered."""
+    lake: dict[int, OffsetRange] = {}
+    log: dict[int, OffsetRange] = {}
+    lost = []
+    for bucket, wanted in sorted(ranges.items()):
+        has = buckets[bucket]
+        lake_end = min(max(has.lake_end, wanted.start), wanted.end)
+        log_start = min(max(has.log_start, lake_end), wanted.end)
+        if wanted.start < lake_end:
+            lake[bucket] = OffsetRange(bucket=bucket, start=wanted.start, end=lake_end)
+        if lake_end < log_start:
+            lost.append(OffsetRange(bucket=bucket, start=lake_end, end=log_start))
+        if log_start < wanted.end:
+            log[bucket] = OffsetRange(bucket=bucket, start=log_start, end=wanted.end)
+    return TierRanges(lake=lake, log=log, lost=lost)
+
+
+def refuse_loss(
+    lost: Sequence[OffsetRange],
+    buckets: Mapping[int, Readable],
+    *,
+    table: str,
+    fail_on_data_loss: bool,
+) -> None:
+    """Raise `OffsetOutOfRangeError` naming the first lost range, or warn of each."""
+    for gone in lost:
+        has = buckets[gone.bucket]
+        text = (
+            f"table '{table}', bucket {gone.bucket}: rows [{gone.start}, {gone.end}) are gone from"
+            f" the log and are not in the lake; readable are"
+            f" {f'[0, {has.lake_end}) and ' if has.lake_end else ''}[{has.log_start}, {has.end})"
+        )
+        if fail_on_data_loss:
+            raise OffsetOutOfRangeError(f"{text}; set failOnDataLoss=false to skip them")
+        _log.warning("%s; skipping them", text)
+
+
+def narrowed(
+    ranges: Mapping[int, OffsetRange],
+    *,
+    starts: Mapping[int, int] | None,
+    ends: Mapping[int, int] | None,
+) -> dict[int, OffsetRange]:
+    """Return the parts of log ranges between `starts` and `ends`, without empty ones.
+
+    The service's offsets for a time are exact for the log: within a bucket time never goes back.
+    """
+    found = {}
+    for bucket, wanted in ranges.items():
+        start, end = wanted.start, wanted.end
+        if starts is not None:
+            start = max(start, starts.get(bucket, start))
+        if ends is not None:
+            end = min(end, ends.get(bucket, end))
+        if start < end:
+            found[bucket] = OffsetRange(bucket=bucket, start=start, end=end)
+    return found
+
+
+def _check_buckets(
+    offsets: Mapping[int, int], buckets: Mapping[int, Readable], *, table: str
+) -> None:
+    unknown = sorted(set(offsets) - set(buckets))
+    if unknown:
+        raise BucketNotFoundError(
+            f"table '{table}' has no bucket {unknown[0]}; its buckets are 0 to {len(buckets) - 1}"
+        )
+
+
+def _out_of_range(
+    option: str, bucket: int, offset: int, has: Readable, *, table: str
+) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"table '{table}', bucket {bucket}: option '{option}' asks for offset {offset}, but the"
+        f" valid range is [{has.start}, {has.end}]"
+    )
