@@ -27,6 +27,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     UnauthorizedError,
 )
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
@@ -212,10 +213,32 @@ class IcebergLakeTable:
             epoch=commit.epoch,
             tiered_offsets=commit.tiered_offsets,
         )
-        kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
         attempts = _Attempts()
         self._check_base(commit)
+        try:
+            return self._try_until_landed(commit, files, properties, attempts, checkpoint)
+        except FencedError:
+            # The base is gone: no attempt, lost on the way or not, can land any more.
+            raise
+        except StreamhouseError as error:
+            if attempts.is_unknown and not isinstance(error, UnknownOutcomeError):
+                raise UnknownOutcomeError(
+                    f"lake table '{self._info.path}': a commit may still land; then came: {error}"
+                ) from error
+            raise
+
+    def _try_until_landed(
+        self,
+        commit: LakeCommit,
+        files: Sequence[DataFile],
+        properties: Mapping[str, str],
+        attempts: _Attempts,
+        checkpoint: Callable[[str], None],
+    ) -> int:
+        kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
         for attempt in range(COMMIT_ATTEMPTS_MAX):
+            if attempt:
+                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
             with _catalog_errors(f"write metadata of lake table '{self._info.path}'"):
                 staged = stage_append(
                     self._table,
@@ -226,23 +249,18 @@ class IcebergLakeTable:
             checkpoint("manifests-written")
             attempts.start(staged)
             error = self._send(staged, attempts)
-            if error is None:
-                attempts.clean_up(self._table, landed=staged.snapshot_id)
-                return staged.snapshot_id
-            _logger.warning("commit to lake table %s failed: %s", self._info.path, error)
-            landed = self._look(commit, attempts)
+            landed = staged.snapshot_id if error is None else self._look(commit, attempts)
             if landed is not None:
                 attempts.clean_up(self._table, landed=landed)
                 return landed
+            _logger.warning("commit to lake table %s failed: %s", self._info.path, error)
             if isinstance(error, _REFUSALS):
-                attempts.clean_up(self._table, landed=None)
-                raise UnavailableError(
-                    f"the catalog refused a commit to lake table '{self._info.path}': {error}"
-                ) from error
-            if attempt + 1 < COMMIT_ATTEMPTS_MAX:
-                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
-        attempts.raise_exhausted(self._table, str(self._info.path))
-        raise AssertionError("unreachable")
+                break
+        attempts.clean_up(self._table, landed=None)
+        raise UnavailableError(
+            f"lake table '{self._info.path}': {len(attempts.snapshot_ids)} commits failed,"
+            f" the last with {type(error).__name__}: {error}"
+        )
 
     def _send(self, staged: StagedSnapshot, attempts: _Attempts) -> BaseException | None:
         """Send the commit; return None when it landed for certain, else what was raised."""
@@ -319,13 +337,6 @@ class _Attempts:
             for path in staged.metadata_paths:
                 with contextlib.suppress(OSError):
                     table.io.delete(path)
-
-    def raise_exhausted(self, table: Table, path: str) -> None:
-        self.clean_up(table, landed=None)
-        message = f"{len(self._staged)} commits to lake table '{path}' failed in a row"
-        if self.is_unknown:
-            raise UnknownOutcomeError(f"{message}, and one of them may still land")
-        raise UnavailableError(f"{message}: other writers were always faster")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,55 @@
+"""`streamhouse tier`: moves the log into Iceberg, in this process or on Spark."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import click
+
+from streamhouse.tiering.job import JobOptions, job_options, run_job
+
+__all__ = ["command"]
+
+
+@click.command("tier")
+@job_options
+@click.option(
+    "--master",
+    help="Spark master, as in local[4] or spark://host:7077. Default: threads of this process,"
+    " without Spark and Java.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Tasks at once without --master. Default: one per core.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="What is logged to stderr.",
+)
+def command(*, master: str | None, threads: int | None, log_level: str, **options: Any) -> None:
+    """Move rows from the log into their Iceberg tables.
+
+    Several workers may run at once, here and on other machines: each table is tiered by one of
+    them at a time. Exit code 1 when a table could not be tiered.
+    """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    job = JobOptions.from_command_line(**options)
+    if master is None:
+        from streamhouse.tiering.thread_runner import ThreadRunner
+
+        sys.exit(run_job(job, ThreadRunner(threads)))
+    sys.exit(_run_on_spark(job, master))
+
+
+def _run_on_spark(job: JobOptions, master: str) -> int:
+    from streamhouse.tiering.spark_job import run_on_spark
+
+    return run_on_spark(job, master=master)
