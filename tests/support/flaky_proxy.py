@@ -1,0 +1,87 @@
+"""A loopback TCP proxy that loses answers: the request arrives, the reply never does."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+
+__all__ = ["FlakyProxy"]
+
+
+class FlakyProxy:
+    """Forwards connections to `port`; while `answers_to_lose` is positive, cuts before an answer.
+
+    A cut happens when the first byte of the answer arrives, so the service has done the work.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self.answers_to_lose = 0
+        self.answers_lost = 0
+
+    def __enter__(self) -> FlakyProxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._listener.close()
+        self.cut_all()
+
+    @property
+    def endpoint(self) -> str:
+        """The URL to give to a client."""
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def cut_all(self) -> None:
+        """Break every open connection."""
+        with self._lock:
+            for opened in self._sockets:
+                with contextlib.suppress(OSError):
+                    opened.shutdown(socket.SHUT_RDWR)
+            self._sockets.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                downstream, _ = self._listener.accept()
+            except OSError:
+                return
+            upstream = socket.create_connection(("127.0.0.1", self._port))
+            with self._lock:
+                self._sockets += [downstream, upstream]
+            for source, sink, is_answer in (
+                (downstream, upstream, False),
+                (upstream, downstream, True),
+            ):
+                threading.Thread(
+                    target=self._pump, args=(source, sink, is_answer), daemon=True
+                ).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_answer and self._loses_this_one():
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _loses_this_one(self) -> bool:
+        with self._lock:
+            if self.answers_to_lose <= 0:
+                return False
+            self.answers_to_lose -= 1
+            self.answers_lost += 1
+            return True
