@@ -74,7 +74,7 @@ lint: setup ## ruff (rules and format), mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --no-cache
 
 .PHONY: typecheck
 typecheck: setup ## mypy --strict on the package

@@ -7,15 +7,19 @@ milliseconds and brings in none of Spark, Iceberg or the storage service.
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from streamhouse.client import StreamhouseClient
+    from streamhouse.connector.registration import attach, register
 
 __version__: Final = "0.1.0"
 
 # Public name -> the module that defines it.
 _HOMES: Final = {
     "StreamhouseClient": "streamhouse.client",
-    "attach": "streamhouse.connector",
-    "register": "streamhouse.connector",
+    "attach": "streamhouse.connector.registration",
+    "register": "streamhouse.connector.registration",
 }
 
 __all__ = ["StreamhouseClient", "__version__", "attach", "register"]

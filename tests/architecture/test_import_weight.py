@@ -64,6 +64,41 @@ def test_the_client_loads_no_engine_and_no_spark() -> None:
     assert not loaded & (ENGINES | SPARK)
 
 
-@pytest.mark.parametrize("package", ["streamhouse.storage_service.log"])
-def test_the_log_loads_no_web_framework_and_no_lake(package: str) -> None:
-    assert not _loaded_by(package, *_modules_of(package)) & (ENGINES | SPARK)
+def test_the_log_loads_no_web_framework_and_no_lake() -> None:
+    modules = _modules_of("streamhouse.storage_service.log")
+    assert modules
+
+    loaded = _loaded_by(*modules)
+
+    assert not loaded & (ENGINES | SPARK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        # What Spark unpickles on an executor: a source, its readers, its writers.
+        "streamhouse.connector.data_source",
+        "streamhouse.connector.batch_reader",
+        "streamhouse.connector.stream_reader",
+        "streamhouse.connector.split_reader",
+        "streamhouse.connector.writers",
+    ],
+)
+def test_an_executor_loads_no_engine_and_no_sql_parser(module: str) -> None:
+    loaded = _loaded_by(module)
+
+    # pandas is not ours to keep out: pyarrow loads it with the first array made from Python.
+    assert not loaded & (ENGINES | {"sqlglot", "click", "rich"})
+
+
+def test_a_tiering_task_is_plain_python() -> None:
+    loaded = _loaded_by("streamhouse.tiering.lake_task")
+
+    assert not loaded & (ENGINES | {"pyspark", "py4j", "sqlglot"})
+
+
+def test_help_waits_for_nothing() -> None:
+    loaded = _loaded_by("streamhouse.cli")
+
+    assert not loaded & (ENGINES | SPARK | {"pyarrow", "sqlglot"})

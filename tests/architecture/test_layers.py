@@ -15,7 +15,11 @@ from tests.architecture.source_files import ROOT, library_files
 # Engine -> the modules that may import it. What stands behind a door can be replaced by changing
 # only these, and is not loaded by a process that never goes through it.
 DOORS: Final[dict[str, tuple[str, ...]]] = {
-    "click": ("streamhouse.cli*",),
+    "click": (
+        "streamhouse.cli*",
+        "streamhouse.tiering.job",
+        "streamhouse.tiering.spark_job",
+    ),
     "crc32c": ("streamhouse.storage_service.log.*",),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
@@ -29,7 +33,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.partition_layout",
     ),
     "pyspark": ("streamhouse.connector*", "streamhouse.tiering.spark_*"),
-    "rich": ("streamhouse.cli*",),
+    "rich": ("streamhouse.cli*", "streamhouse.tiering.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": ("streamhouse.connector.predicate*",),
     "starlette": ("streamhouse.storage_service.server.*",),
@@ -44,7 +48,12 @@ def test_import_contracts_hold() -> None:
     lint_imports = Path(sys.executable).with_name("lint-imports")
 
     done = subprocess.run(
-        [str(lint_imports), "--no-logo"], capture_output=True, text=True, cwd=ROOT, check=False
+        # Its cache forgets that a module which was missing has appeared.
+        [str(lint_imports), "--no-logo", "--no-cache"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
