@@ -66,7 +66,7 @@ class ServiceApp:
             pass
         except StreamhouseError as error:
             await self._answer_error(exchange, error)
-        except Exception:
+        except Exception:  # the outermost loop of a request: a bug is answered, not dropped
             _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
             bug = InternalError(
                 "the service met a bug; its log has the details under this request id"
