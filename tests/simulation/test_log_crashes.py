@@ -192,3 +192,21 @@ def test_every_disk_error_refuses_or_reports_and_loses_nothing(seed: int) -> Non
         life.filesystem.restart(Crash.POWER)
 
         life.recover_and_go_on()
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_refused_rows_stay_away_when_the_power_fails_right_after(seed: int) -> None:
+    """Refuse a write, then crash while the log goes on: what was refused must not come back."""
+    steps = _steps_of(seed)
+    for step, (operation, name) in enumerate(steps):
+        if operation != "write" or not name.endswith(".log"):
+            continue
+        for delay in (1, 2, 3, 4):
+            life = _Life(seed)
+            life.filesystem.errors = {step: errno.ENOSPC}
+            life.filesystem.crash_step = step + delay
+            with contextlib.suppress(SimulatedCrash):
+                life.run(_OPERATIONS)
+            life.filesystem.restart(Crash.POWER)
+
+            life.recover_and_go_on()

@@ -1,0 +1,476 @@
+"""Appending, publishing and reading one bucket's log."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    RequestTooLargeError,
+    StorageFailedError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.log_tablet import AppendResult, LogOptions
+from tests.support.crash_filesystem import Crash, CrashFilesystem
+from tests.support.log_harness import (
+    DIRECTORY,
+    SettableClock,
+    open_log,
+    payloads_of,
+    read_all,
+    store,
+)
+
+
+@pytest.fixture
+def disk() -> CrashFilesystem:
+    return CrashFilesystem(0)
+
+
+def test_a_new_log_is_empty(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, 0, 0)
+    assert log.read(0, bytes_max=100) == []
+    assert not log.is_read_only
+
+
+def test_offsets_are_dense_and_rows_come_back_as_sent(disk: CrashFilesystem) -> None:
+    clock = SettableClock(5)
+    log = open_log(disk, clock_us=clock)
+
+    first = log.append(b"first", row_count=3, schema_id=1)
+    second = log.append(memoryview(b"second"), row_count=2, schema_id=9)
+    log.flush()
+    log.publish()
+
+    assert first == AppendResult(0, 3, 5, False)
+    assert second == AppendResult(3, 5, 5, False)
+    stored = log.read(0, bytes_max=1000)
+    assert [tuple(batch[:4]) for batch in stored] == [(0, 3, 5, 1), (3, 2, 5, 9)]
+    assert payloads_of(stored) == [b"first", b"second"]
+
+
+def test_a_payload_of_wider_items_is_stored_by_its_bytes(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+
+    store(log, memoryview(bytes(range(16))).cast("Q"))  # type: ignore[arg-type]
+
+    assert payloads_of(read_all(log)) == [bytes(range(16))]
+
+
+def test_rows_are_invisible_before_publish_and_not_durable_before_flush(
+    disk: CrashFilesystem,
+) -> None:
+    log = open_log(disk)
+
+    log.append(b"rows", row_count=4, schema_id=1)
+    assert (log.high_watermark, log.log_end_offset) == (0, 0)
+    log.flush()
+    assert (log.high_watermark, log.log_end_offset) == (0, 4)
+    assert log.read(0, bytes_max=100) == []
+    log.publish()
+
+    assert log.high_watermark == 4
+    assert payloads_of(log.read(0, bytes_max=100)) == [b"rows"]
+
+
+def test_publish_up_to_an_end_shows_no_more(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    log.append(b"a", row_count=1, schema_id=1)
+    log.flush()
+    log.append(b"b", row_count=1, schema_id=1)
+    log.flush()
+
+    log.publish(1)
+    assert payloads_of(log.read(0, bytes_max=100)) == [b"a"]
+    log.publish(2)
+    log.publish(1)
+
+    assert log.high_watermark == 2
+
+
+def test_flush_without_appends_touches_nothing(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    steps = disk.steps
+
+    log.flush()
+
+    assert disk.steps == steps
+
+
+def test_a_group_is_one_write_and_one_sync(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    before = len(disk.history)
+
+    store(log, b"a", b"b", b"c")
+
+    segment = f"{0:020d}.log"
+    assert disk.history[before:] == [
+        ("write", segment),
+        ("sync", segment),
+        ("write", "durable.mark"),
+    ]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4, 5, 9])
+def test_read_begins_with_the_batch_that_holds_the_offset(
+    disk: CrashFilesystem, offset: int
+) -> None:
+    log = open_log(disk)
+    store(log, b"zero", b"one", rows=5)
+
+    batches = log.read(offset, bytes_max=100)
+
+    assert batches[0].base_offset == offset // 5 * 5
+    assert batches[-1].end_offset == 10
+
+
+def test_read_returns_up_to_bytes_max_but_at_least_one_batch(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    store(log, b"a" * 100, b"b" * 100, b"c" * 100)
+
+    assert [len(log.read(0, bytes_max=n)) for n in (0, 1, 199, 200, 299, 300)] == [1, 1, 1, 2, 2, 3]
+    assert log.read(1, bytes_max=1)[0].base_offset == 1
+
+
+def test_read_stops_before_end_offset_with_whole_batches(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    store(log, b"a", b"b", b"c", rows=10)
+
+    ends = {end: len(log.read(5, bytes_max=99, end_offset=end)) for end in (0, 5, 6, 10, 11, 99)}
+
+    assert ends == {0: 0, 5: 0, 6: 1, 10: 1, 11: 2, 99: 3}
+
+
+def test_read_outside_the_range_names_the_range(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    store(log, b"a", rows=10)
+
+    for offset in (-1, 11):
+        with pytest.raises(OffsetOutOfRangeError, match=rf"offset {offset} .* \[0, 10\]"):
+            log.read(offset, bytes_max=1)
+    assert log.read(10, bytes_max=1) == []
+
+
+def test_reads_cross_segments_within_the_limit(disk: CrashFilesystem) -> None:
+    log = open_log(disk, segment_bytes_max=400)
+    payloads = [bytes([n]) * 100 for n in range(20)]
+    for payload in payloads:
+        store(log, payload)
+
+    assert log.segment_count > 5
+    for offset in range(20):
+        assert payloads_of(log.read(offset, bytes_max=700)) == payloads[offset : offset + 7]
+    assert payloads_of(read_all(log)) == payloads
+
+
+def test_a_group_larger_than_a_segment_goes_into_one(disk: CrashFilesystem) -> None:
+    log = open_log(disk, segment_bytes_max=400)
+    store(log, b"small")
+
+    store(log, *[b"x" * 300] * 5)
+
+    assert log.segment_count == 2
+    assert len(read_all(log)) == 6
+
+
+def test_size_bytes_counts_all_segments(disk: CrashFilesystem) -> None:
+    log = open_log(disk, segment_bytes_max=400)
+    for _ in range(9):
+        store(log, b"x" * 100)
+
+    names = [name for name in disk.list_names(DIRECTORY) if name.endswith(".log")]
+
+    assert log.size_bytes == sum(disk.size_bytes(DIRECTORY / name) for name in names)
+
+
+def test_a_roll_is_durable_step_by_step(disk: CrashFilesystem) -> None:
+    """Index and writer state, their names, and only then the next segment."""
+    log = open_log(disk, segment_bytes_max=200)
+    store(log, b"x" * 150)
+    before = len(disk.history)
+
+    log.append(b"y" * 150, row_count=1, schema_id=1)
+
+    assert disk.history[before:] == [
+        ("create", f"{0:020d}.index.tmp"),
+        ("write", f"{0:020d}.index.tmp"),
+        ("sync", f"{0:020d}.index.tmp"),
+        ("rename", f"{0:020d}.index"),
+        ("create", f"{1:020d}.writers.tmp"),
+        ("write", f"{1:020d}.writers.tmp"),
+        ("sync", f"{1:020d}.writers.tmp"),
+        ("rename", f"{1:020d}.writers"),
+        ("sync_directory", DIRECTORY.name),
+        ("create", f"{1:020d}.log.tmp"),
+        ("write", f"{1:020d}.log.tmp"),
+        ("sync", f"{1:020d}.log.tmp"),
+        ("rename", f"{1:020d}.log"),
+        ("sync_directory", DIRECTORY.name),
+    ]
+
+
+def test_timestamps_never_decrease(disk: CrashFilesystem) -> None:
+    clock = SettableClock(100)
+    log = open_log(disk, clock_us=clock, segment_bytes_max=300)
+    times = []
+    for now in (100, 90, 250, 10, 10, 300):
+        clock.now_us = now
+        times += [result.timestamp_us for result in store(log, b"x" * 100)]
+    log.close()
+
+    assert times == [100, 100, 250, 250, 250, 300]
+    clock.now_us = 5
+    assert store(open_log(disk, clock_us=clock), b"y")[0].timestamp_us == 300
+
+
+def test_a_log_emptied_by_retention_still_knows_the_time(disk: CrashFilesystem) -> None:
+    clock = SettableClock(500)
+    log = open_log(disk, clock_us=clock)
+    store(log, b"x")
+    log.apply_retention(timestamp_us_before=501, offset_max=1)
+    log.close()
+
+    clock.now_us = 3
+
+    assert store(open_log(disk, clock_us=clock), b"y")[0] == AppendResult(1, 2, 500, False)
+
+
+@pytest.mark.parametrize("segment_bytes_max", [300, 1 << 20])
+@pytest.mark.parametrize("index_interval_bytes", [1, 500])
+def test_offset_for_timestamp(
+    disk: CrashFilesystem, segment_bytes_max: int, index_interval_bytes: int
+) -> None:
+    clock = SettableClock(0)
+    log = open_log(
+        disk,
+        clock_us=clock,
+        segment_bytes_max=segment_bytes_max,
+        index_interval_bytes=index_interval_bytes,
+    )
+    for now in (10, 10, 20, 30, 30, 30, 50):
+        clock.now_us = now
+        store(log, b"x" * 80, rows=2)
+
+    wanted = {0: 0, 10: 0, 11: 4, 20: 4, 21: 6, 30: 6, 31: 12, 50: 12, 51: 14}
+
+    assert {t: log.offset_for_timestamp(t) for t in wanted} == wanted
+
+
+def test_offset_for_timestamp_ignores_unpublished_rows(disk: CrashFilesystem) -> None:
+    clock = SettableClock(10)
+    log = open_log(disk, clock_us=clock)
+    store(log, b"a")
+    clock.now_us = 20
+    log.append(b"b", row_count=1, schema_id=1)
+    log.flush()
+
+    assert log.offset_for_timestamp(15) == log.high_watermark == 1
+
+
+def test_a_repeated_sequence_is_answered_with_its_first_offsets(disk: CrashFilesystem) -> None:
+    clock = SettableClock(10)
+    log = open_log(disk, clock_us=clock)
+    first = store(log, b"a", rows=3, writer_id=9, sequence=1)[0]
+    clock.now_us = 99
+
+    again = store(log, b"a", rows=3, writer_id=9, sequence=1)[0]
+
+    assert again == first._replace(is_duplicate=True)
+    assert log.high_watermark == 3
+
+
+def test_a_repetition_within_one_group_is_recognised(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+
+    first = log.append(b"a", row_count=1, schema_id=1, writer_id=9, sequence=1)
+    again = log.append(b"a", row_count=1, schema_id=1, writer_id=9, sequence=1)
+
+    assert again == first._replace(is_duplicate=True)
+    assert again.end_offset > log.log_end_offset, "it depends on the flush to come"
+
+
+def test_an_out_of_order_sequence_is_refused_and_changes_nothing(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    store(log, b"a", writer_id=9, sequence=1)
+
+    with pytest.raises(OutOfOrderSequenceError):
+        log.append(b"b", row_count=1, schema_id=1, writer_id=9, sequence=3)
+
+    assert store(log, b"b", writer_id=9, sequence=2)[0].base_offset == 1
+
+
+def test_take_back_forgets_batches_and_their_sequences(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    log.append(b"a", row_count=5, schema_id=1, writer_id=9, sequence=1)
+    log.append(b"b", row_count=5, schema_id=1, writer_id=9, sequence=2)
+
+    log.take_back(keep=1)
+    retried = store(log, b"c", rows=2, writer_id=9, sequence=2)[0]
+
+    assert (retried.base_offset, retried.is_duplicate) == (5, False)
+    assert payloads_of(read_all(log)) == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("payload", [b"", b"x" * 101])
+def test_a_batch_over_the_limit_is_refused(disk: CrashFilesystem, payload: bytes) -> None:
+    log = open_log(disk, frame_bytes_max=100)
+
+    with pytest.raises(RequestTooLargeError, match=f"a batch of {len(payload)} bytes"):
+        log.append(payload, row_count=1, schema_id=1)
+
+    assert log.queued_count == 0
+
+
+def test_disk_full_refuses_the_group_and_the_log_goes_on(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    store(log, b"kept", writer_id=9, sequence=1)
+    log.append(b"refused", row_count=7, schema_id=1, writer_id=9, sequence=2)
+    disk.errors = {disk.steps: errno.ENOSPC}
+
+    with pytest.raises(StorageFailedError, match="nothing was stored"):
+        log.flush()
+
+    assert (log.high_watermark, log.log_end_offset, log.queued_count) == (1, 1, 0)
+    assert store(log, b"again", writer_id=9, sequence=2)[0] == AppendResult(1, 2, 1_000_000, False)
+    assert payloads_of(read_all(log)) == [b"kept", b"again"]
+
+
+def test_a_failed_sync_makes_the_log_read_only_until_restart(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    store(log, b"kept")
+    log.append(b"unknown", row_count=1, schema_id=1, writer_id=9, sequence=1)
+    disk.errors = {disk.steps + 1: errno.EIO}
+
+    with pytest.raises(UnknownOutcomeError, match="may or may not be stored"):
+        log.flush()
+
+    assert log.is_read_only
+    assert payloads_of(read_all(log)) == [b"kept"]
+    with pytest.raises(StorageFailedError, match="read-only"):
+        log.append(b"more", row_count=1, schema_id=1)
+    log.close()
+    disk.restart(Crash.POWER)
+    log = open_log(disk)
+    store(log, b"unknown", writer_id=9, sequence=1)
+    assert payloads_of(read_all(log)) == [b"kept", b"unknown"]
+
+
+def test_a_bucket_that_cannot_be_truncated_is_read_only(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    log.append(b"x", row_count=1, schema_id=1)
+    disk.errors = {disk.steps: errno.ENOSPC, disk.steps + 1: errno.EIO}
+
+    with pytest.raises(StorageFailedError):
+        log.flush()
+
+    assert log.is_read_only
+
+
+def test_disk_full_while_rolling_refuses_appends_until_there_is_room(
+    disk: CrashFilesystem,
+) -> None:
+    log = open_log(disk, segment_bytes_max=200)
+    store(log, b"x" * 150)
+    for step in range(14):
+        if step in (8, 13):
+            continue  # a directory that cannot be synced is another test
+        disk.errors = {disk.steps + step: errno.ENOSPC}
+        with pytest.raises(StorageFailedError, match="new segment"):
+            log.append(b"y" * 150, row_count=1, schema_id=1)
+        assert not log.is_read_only
+    disk.errors = {}
+
+    store(log, b"y" * 150)
+
+    assert (log.segment_count, len(read_all(log))) == (2, 2)
+
+
+def test_a_new_segment_whose_name_may_be_lost_makes_the_log_read_only(
+    disk: CrashFilesystem,
+) -> None:
+    log = open_log(disk, segment_bytes_max=200)
+    store(log, b"x" * 150)
+    disk.errors = {disk.steps + 13: errno.EIO}
+
+    with pytest.raises(StorageFailedError, match="new segment"):
+        log.append(b"y" * 150, row_count=1, schema_id=1)
+
+    assert log.is_read_only
+    assert len(read_all(log)) == 1
+
+
+def test_a_mark_that_cannot_be_written_does_not_fail_the_append(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    log.append(b"x", row_count=1, schema_id=1)
+    disk.errors = {disk.steps + 2: errno.EIO}
+
+    log.flush()
+    store(log, b"y")
+
+    assert disk.history[-1][0] == "sync", "the mark is not tried again"
+    log.close()
+    assert len(read_all(open_log(disk))) == 2
+
+
+def test_a_damaged_batch_is_never_returned_and_good_ones_before_it_are(
+    disk: CrashFilesystem,
+) -> None:
+    log = open_log(disk)
+    store(log, b"a" * 100, b"b" * 100, b"c" * 100)
+    disk.damage(DIRECTORY / f"{0:020d}.log", 64 + (64 + 104) + 64 + 50)
+
+    assert payloads_of(log.read(0, bytes_max=1000)) == [b"a" * 100]
+    with pytest.raises(CorruptDataError, match=r"0\.log at byte 232: frame checksum mismatch"):
+        log.read(1, bytes_max=1000)
+    assert payloads_of(log.read(2, bytes_max=1000)) == [b"c" * 100]
+
+
+def test_a_closed_log_takes_nothing_more(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    log.append(b"never flushed", row_count=1, schema_id=1)
+
+    log.close()
+    log.close()
+
+    with pytest.raises(StorageFailedError, match="closed"):
+        log.append(b"x", row_count=1, schema_id=1)
+    assert open_log(disk).high_watermark == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"frame_bytes_max": 0},
+        {"frame_bytes_max": (1 << 30) + 1},
+        {"segment_bytes_max": 0},
+        {"index_interval_bytes": -1},
+        {"writer_window": 0},
+        {"writers_max": 0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        LogOptions(**options)
+
+
+def test_on_the_local_disk_too(tmp_path: Path) -> None:
+    directory = tmp_path / "t" / "b"
+    log = open_log(LocalFilesystem(), directory=directory, segment_bytes_max=2000)
+    payloads = [bytes([n]) * (37 * n + 1) for n in range(50)]
+    for start in range(0, 50, 5):
+        store(log, *payloads[start : start + 5])
+    kept = log.read(0, bytes_max=1 << 20)
+    log.close()
+
+    log = open_log(LocalFilesystem(), directory=directory, segment_bytes_max=2000)
+
+    assert payloads_of(read_all(log, bytes_max=999)) == payloads == payloads_of(kept)
+    log.close()
