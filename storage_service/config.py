@@ -18,6 +18,7 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
     suggestion,
 )
+from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.properties import parse_bytes, parse_duration_ms
 
@@ -99,7 +100,7 @@ class ServiceConfig:
         1 * _MIB, "bytes", "Most bytes a subscription reads ahead of what its client has taken."
     )
     keep_alive_timeout_ms: int = _limit(
-        75_000, "ms", "How long an idle connection is kept between requests."
+        75_000, "ms", "How long a connection may be idle, or take to send a request's headers."
     )
     drain_timeout_ms: int = _limit(
         15_000, "ms", "How long a stopping service waits for requests in progress."
@@ -146,6 +147,11 @@ class ServiceConfig:
                     f"{small} = {getattr(self, small)} must not exceed"
                     f" {large} = {getattr(self, large)}"
                 )
+        if self.batch_bytes_max > PAYLOAD_BYTES_LIMIT:
+            raise InvalidRequestError(
+                f"batch_bytes_max = {self.batch_bytes_max} must not exceed {PAYLOAD_BYTES_LIMIT},"
+                " the most that a frame of the log holds"
+            )
         if not 0 <= self.port <= 65_535:
             raise InvalidRequestError(f"port {self.port} is not in 0..65535 (0 picks a free one)")
         if self.token is None and not is_loopback(self.host):

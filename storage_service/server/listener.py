@@ -23,6 +23,7 @@ import uvloop
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
+from streamhouse.storage_service.server.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
@@ -132,7 +133,9 @@ def _uvicorn_config(config: ServiceConfig, app: ServiceApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=bounded_protocol(
+            connections_max=config.connections_max, head_timeout_ms=config.keep_alive_timeout_ms
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -49,7 +49,9 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.retention_bytes = self._counter("retention_deleted_bytes", "Bytes of expired log.")
+        self._segments_deleted = self._counter(
+            "retention_deleted_segments", "Log segments deleted because they expired."
+        )
         self.errors = Counter(
             "streamhouse_errors",
             "Errors answered, by their stable code.",
@@ -74,6 +76,10 @@ class ServiceMetrics:
         """Count one group commit of this many appends."""
         self.commits.inc()
         self.committed_units.inc(units)
+
+    def segments_deleted(self, count: int) -> None:
+        """Count log segments that retention deleted."""
+        self._segments_deleted.inc(count)
 
     def watch(
         self,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -32,6 +33,7 @@ from streamhouse.storage_service.tablet.group_commit import (
 )
 from streamhouse.storage_service.tablet.lake_store import load_lake_state, save_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
@@ -42,8 +44,8 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class CommitObserver(Protocol):
-    """Told of every group commit, on the event loop."""
+class Observer(RetentionObserver, Protocol):
+    """Told of what happens in the background, on the event loop."""
 
     def committed(self, *, units: int) -> None:
         """Count one group commit."""
@@ -81,7 +83,7 @@ class TabletManager:
         directory: DataDirectory,
         registry: TableRegistry,
         executor: Executor,
-        observer: CommitObserver,
+        observer: Observer,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -91,6 +93,7 @@ class TabletManager:
         self._filesystem = LocalFilesystem()
         self._loop = asyncio.get_running_loop()
         self._changing_tables = asyncio.Lock()
+        self._retention: asyncio.Task[None] | None = None
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
@@ -109,7 +112,7 @@ class TabletManager:
 
     @classmethod
     async def open(
-        cls, config: ServiceConfig, *, executor: Executor, observer: CommitObserver
+        cls, config: ServiceConfig, *, executor: Executor, observer: Observer
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible."""
         directory = DataDirectory.open(config.data_dir)
@@ -136,7 +139,19 @@ class TabletManager:
         except BaseException:
             await manager.close()
             raise
+        manager._start_retention()
         return manager
+
+    def _start_retention(self) -> None:
+        self._retention = self._loop.create_task(
+            run_retention(
+                self.open_tables,
+                run_blocking=self._run_blocking,
+                clock_us=clock_us,
+                interval_ms=self._config.retention_interval_ms,
+                observer=self._observer,
+            )
+        )
 
     @property
     def service_id(self) -> str:
@@ -206,14 +221,19 @@ class TabletManager:
         """Drop a table: at once for everybody, durably, its files deleted."""
         async with self._changing_tables:
             table = self.table(path)
-            info = await self._run_blocking(self._registry.drop_table, path)
+            # Gone for new requests first: none of them may meet a half-dropped table.
             self._remove(table)
-            await self._run_blocking(self._close_and_purge, table, info.table_id)
+            try:
+                await self._run_blocking(self._registry.drop_table, path)
+            except StreamhouseError:
+                if path in {info.path for info in self._registry.tables()}:
+                    self._add(table)
+                raise
+            await self._run_blocking(self._close_and_purge, table)
 
-    def _close_and_purge(self, table: OpenTable, table_id: int) -> None:
-        for tablet in table.tablets:
-            tablet.close()
-        self._registry.purge(table_id)
+    def _close_and_purge(self, table: OpenTable) -> None:
+        _close_tablets(table.tablets)
+        self._registry.purge(table.info.table_id)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -247,7 +267,8 @@ class TabletManager:
         self._committer.submit(unit, on_done)
         outcome = await done
         if outcome.error is not None:
-            raise outcome.error
+            # The log of a table dropped meanwhile is closed, which is not what the caller asked.
+            raise self._registry.not_found(table.path) if table.is_dropped else outcome.error
         ranges: dict[int, tuple[int, int]] = {}
         for batch, result in zip(batches, outcome.results, strict=True):
             start, end = ranges.get(batch.bucket, (result.base_offset, result.end_offset))
@@ -288,6 +309,8 @@ class TabletManager:
 
     async def close(self) -> None:
         """Commit what is queued, close all logs, unlock the directory."""
+        if self._retention is not None:
+            self._retention.cancel()
         await self._run_blocking(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)
@@ -326,6 +349,7 @@ class TabletManager:
         )
 
     def _add(self, table: OpenTable) -> None:
+        table.is_dropped = False
         self._tables[table.path] = table
         for bucket, tablet in enumerate(table.tablets):
             self._places[tablet] = (table, bucket)

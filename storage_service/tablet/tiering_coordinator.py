@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
     FencedError,
@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_schedule import TableDue, backoff_ms, due
 
@@ -31,12 +32,6 @@ __all__ = ["ClaimAnswer", "TieringCoordinator", "TieringRound"]
 
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
-
-
-class RunBlocking(Protocol):
-    """Runs a function that blocks, on another thread."""
-
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,105 @@
+"""uvicorn's HTTP connection with bounds it does not have: how many, how long and how large a head.
+
+Everything here is about peers that are no well-behaved client: too many of them, silent ones, ones
+that send a request line for ever, ones that do not speak HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.server.http_exchange import error_to_json
+
+__all__ = ["bounded_protocol"]
+
+HEAD_BYTES_MAX: Final = 64 << 10
+
+
+def bounded_protocol(*, connections_max: int, head_timeout_ms: int) -> type[asyncio.Protocol]:
+    """Return a connection class with these limits; uvicorn makes one object a connection."""
+
+    class BoundedHttpProtocol(_BoundedHttpProtocol):
+        limit_of_connections = connections_max
+        head_timeout_s = head_timeout_ms / 1000
+
+    return BoundedHttpProtocol
+
+
+class _BoundedHttpProtocol(HttpToolsProtocol):
+    limit_of_connections: int
+    head_timeout_s: float
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limit_of_connections:
+            self._refuse(
+                OverloadedError(
+                    f"{self.limit_of_connections} connections are open (connections_max); try"
+                    " again later"
+                )
+            )
+            return
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse(
+                InvalidRequestError(f"the request's headers have more than {HEAD_BYTES_MAX} bytes")
+            )
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP request like any other error."""
+        self._refuse(InvalidRequestError(msg))
+
+    def _begin_head(self) -> None:
+        self._end_head()
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
+
+    def _end_head(self) -> None:
+        self._is_in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: StreamhouseError) -> None:
+        """Answer `error` without a request to answer to, and close the connection."""
+        self._end_head()
+        body = json.dumps(error_to_json(error, request_id="")).encode()
+        self.transport.write(
+            b"HTTP/1.1 %d Refused\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%s" % (error.http_status, len(body), body)
+        )
+        self.transport.close()

@@ -1,0 +1,69 @@
+"""Deleting what has expired: log segments older than `table.log.ttl`, whole ones only.
+
+Rows of a table with a lake stay until they are tiered, however old they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.tablet.blocking import RunBlocking
+from streamhouse.storage_service.tablet.open_table import OpenTable
+
+__all__ = ["RetentionObserver", "apply_retention", "run_retention"]
+
+_logger = logging.getLogger(__name__)
+
+
+class RetentionObserver(Protocol):
+    """Told of what was deleted, on the event loop."""
+
+    def segments_deleted(self, count: int) -> None:
+        """Count deleted segments."""
+
+
+async def run_retention(
+    tables: Callable[[], Iterable[OpenTable]],
+    *,
+    run_blocking: RunBlocking,
+    clock_us: Callable[[], int],
+    interval_ms: int,
+    observer: RetentionObserver,
+) -> None:
+    """Apply the retention of every table each `interval_ms`, for ever."""
+    while True:
+        await asyncio.sleep(interval_ms / 1000)
+        for table in tables():
+            try:
+                deleted = await apply_retention(table, now_us=clock_us(), run_blocking=run_blocking)
+            except StreamhouseError as error:
+                # A table dropped meanwhile has closed logs.
+                if not table.is_dropped:
+                    _logger.warning("event=retention_failed table=%s why=%r", table.path, error)
+                continue
+            if deleted:
+                observer.segments_deleted(deleted)
+                _logger.info("event=retention table=%s segments=%d", table.path, deleted)
+
+
+async def apply_retention(table: OpenTable, *, now_us: int, run_blocking: RunBlocking) -> int:
+    """Delete the table's expired segments; return how many."""
+    properties = table.info.properties()
+    timestamp_us_before = now_us - properties.log_ttl_ms * 1_000
+    deleted = 0
+    for bucket, tablet in enumerate(table.tablets):
+        offset_max = tablet.high_watermark
+        if properties.datalake_enabled:
+            offset_max = min(offset_max, table.lake.tiered_offsets.get(bucket, 0))
+        if offset_max > tablet.log_start_offset:
+            deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max)
+    return deleted
+
+
+def _delete(tablet: LogTablet, timestamp_us_before: int, offset_max: int) -> int:
+    return tablet.apply_retention(timestamp_us_before=timestamp_us_before, offset_max=offset_max)
