@@ -31,6 +31,8 @@ def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
     builder = SparkSession.builder.appName("streamhouse-tiering")
     if master is not None:
         builder = builder.master(master).config("spark.ui.enabled", "false")
+    # Our own progress says rows, not tasks, and both cannot share a terminal.
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     spark = builder.getOrCreate()
     try:
         return run_job(job, SparkRunner(spark))
