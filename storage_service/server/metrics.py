@@ -41,11 +41,12 @@ class ServiceMetrics:
         self.sent_bytes = self._counter("sent_bytes", "Bytes of fetch answers and subscriptions.")
         self.appended_rows = self._counter("appended_rows", "Rows appended, repeats included.")
         self.sent_rows = self._counter("sent_rows", "Rows sent by fetches and subscriptions.")
-        self.commits = self._counter("commits", "Group commits, one sync of each touched log.")
-        self.committed_units = self._counter("committed_appends", "Appends in those commits.")
-        self.commit_seconds = Histogram(
+        self._committed_appends = self._counter(
+            "committed_appends", "Appends that the commit thread has decided about."
+        )
+        self._commit_seconds = Histogram(
             "streamhouse_commit_seconds",
-            "Time of one group commit: write and sync.",
+            "Time of one group commit: one write and one sync of each log it touches.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -72,10 +73,10 @@ class ServiceMetrics:
         self.sent_rows.inc(row_count)
         self.sent_bytes.inc(byte_count)
 
-    def committed(self, *, units: int) -> None:
+    def committed(self, *, units: int, seconds: float) -> None:
         """Count one group commit of this many appends."""
-        self.commits.inc()
-        self.committed_units.inc(units)
+        self._committed_appends.inc(units)
+        self._commit_seconds.observe(seconds)
 
     def segments_deleted(self, count: int) -> None:
         """Count log segments that retention deleted."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -98,7 +99,10 @@ class _Unit:
 
 
 class CommitGroup:
-    """Units that were committed together, and how far their logs became durable."""
+    """Units that were committed together, and how far their logs became durable.
+
+    `seconds` is how long writing and syncing them took.
+    """
 
     def __init__(
         self,
@@ -107,6 +111,7 @@ class CommitGroup:
     ) -> None:
         self.ends = ends
         self.outcomes = outcomes
+        self.seconds = 0.0
 
     def complete(self) -> None:
         """Move all high watermarks, then tell every unit. Groups are completed in order.
@@ -209,7 +214,9 @@ class GroupCommitter:
                 self._waiting.clear()
             if not units:
                 return
+            started = time.perf_counter()
             group = self._commit_safely(units)
+            group.seconds = time.perf_counter() - started
             with self._changed:
                 self._units -= len(units)
                 self._rows -= sum(unit.rows for unit in units)

@@ -47,8 +47,8 @@ _T = TypeVar("_T")
 class Observer(RetentionObserver, Protocol):
     """Told of what happens in the background, on the event loop."""
 
-    def committed(self, *, units: int) -> None:
-        """Count one group commit."""
+    def committed(self, *, units: int, seconds: float) -> None:
+        """Count one group commit: how many appends, how long writing and syncing took."""
 
 
 class RoutedBatch(NamedTuple):
@@ -282,7 +282,7 @@ class TabletManager:
     def _publish(self, group: CommitGroup) -> None:
         """Make a commit group visible in one step, then wake who waits for any of it."""
         group.complete()
-        self._observer.committed(units=len(group.outcomes))
+        self._observer.committed(units=len(group.outcomes), seconds=group.seconds)
         touched: dict[OpenTable, list[int]] = {}
         for tablet, _ in group.ends:
             place = self._places.get(tablet)
