@@ -136,10 +136,16 @@ def test_the_partition_of_every_kept_row_is_accepted(
         )
         accepts = expression_evaluator(part_schema, projected, case_sensitive=True)
         for row in table_rows:
-            if evaluate(node, row) is True:
-                assert accepts(Record(partition_of(row[column])))
+            partition = partition_of(row[column])
+            if evaluate(node, row) is True and _exists(partition, TYPES[column]):
+                assert accepts(Record(partition))
 
     check()
+
+
+def _exists(partition: Any, t: pa.DataType) -> bool:
+    """Truncating the lowest integers leaves their type; Iceberg has no partition for them."""
+    return not pa.types.is_signed_integer(t) or (partition or 0) >= -(1 << (t.bit_width - 1))
 
 
 @given(st.lists(nodes(), min_size=1, max_size=10), rows(size_max=4))
