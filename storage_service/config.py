@@ -102,6 +102,9 @@ class ServiceConfig:
     keep_alive_timeout_ms: int = _limit(
         75_000, "ms", "How long a connection may be idle, or take to send a request's headers."
     )
+    answer_stall_timeout_ms: int = _limit(
+        60_000, "ms", "How long an answer waits for a client that does not read it."
+    )
     drain_timeout_ms: int = _limit(
         15_000, "ms", "How long a stopping service waits for requests in progress."
     )

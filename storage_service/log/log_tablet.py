@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from streamhouse.storage_service.errors import (
@@ -189,6 +190,10 @@ class LogTablet:
                 sequence=sequence,
                 durable_offset=self._active.end_offset,
             )
+
+    def change_segment_bytes_max(self, segment_bytes_max: int) -> None:
+        """Start new segments at another size, from the next append on."""
+        self._options = replace(self._options, segment_bytes_max=segment_bytes_max)
 
     def take_back(self, *, keep: int) -> None:
         """Forget the latest appends until `keep` are queued; before `write` only."""

@@ -58,7 +58,13 @@ class ServiceApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; `lifespan` and web sockets are not spoken here."""
         assert scope["type"] == "http", scope["type"]
-        exchange = HttpExchange(scope, receive, send, request_id=self._request_id(scope))
+        exchange = HttpExchange(
+            scope,
+            receive,
+            send,
+            request_id=self._request_id(scope),
+            stall_timeout_ms=self._service.config.answer_stall_timeout_ms,
+        )
         started = time.perf_counter()
         try:
             await self._answer(exchange)

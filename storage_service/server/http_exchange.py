@@ -27,6 +27,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Piece: TypeAlias = bytes | memoryview
 
+ABORT_KEY: Final = "streamhouse.abort"
 _JOIN_BYTES_MAX: Final = 128 << 10
 
 
@@ -37,11 +38,20 @@ class ClientGone(Exception):
 class HttpExchange:
     """One request being answered. `route` names it in metrics, `status` is 0 until answered."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        request_id: str,
+        stall_timeout_ms: int,
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self._send = send
         self.request_id = request_id
+        self._stall_timeout_s = stall_timeout_ms / 1000
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.route = "unknown"
@@ -194,7 +204,21 @@ class HttpExchange:
         await self._send_piece(b"", is_last=True)
 
     async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._send(
+                    {"type": "http.response.body", "body": piece, "more_body": not is_last}
+                )
+        except TimeoutError:
+            self.abort()
+            raise ClientGone from None
+
+    def abort(self) -> None:
+        """Cut the connection; whoever answers this request meets `ClientGone`."""
+        self._is_gone = True
+        abort = self.scope.get(ABORT_KEY)
+        if abort is not None:
+            abort()
 
     async def answer_json(self, value: Any, *, status: int = 200) -> None:
         """Send a JSON answer."""

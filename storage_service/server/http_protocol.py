@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.server.http_exchange import error_to_json
+from streamhouse.storage_service.server.http_exchange import ABORT_KEY, error_to_json
 
 __all__ = ["bounded_protocol"]
 
@@ -72,6 +72,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        # A stalled answer is given up by cutting the connection: closing would wait for the peer.
+        self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self._begin_head()
 
     def on_headers_complete(self) -> None:

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import (
@@ -26,6 +26,8 @@ __all__ = ["BodyMemory", "Service"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+_SUBSCRIPTION_END_S: Final = 1.0
 
 
 class BodyMemory:
@@ -76,7 +78,7 @@ class Service:
         self.metrics = metrics
         self.body_memory = BodyMemory(config.bodies_bytes_max)
         self.open_requests = 0
-        self.subscription_count = 0
+        self._subscriptions: set[HttpExchange] = set()
         self.is_draining = False
         self._executor = executor
         self._idle = asyncio.Event()
@@ -126,6 +128,20 @@ class Service:
             if self.open_requests == 0:
                 self._idle.set()
 
+    @contextlib.contextmanager
+    def subscription(self, exchange: HttpExchange) -> Iterator[None]:
+        """Count a subscription; refuses it when there are too many."""
+        if len(self._subscriptions) >= self.config.subscriptions_max:
+            raise OverloadedError(
+                f"{self.config.subscriptions_max} subscriptions are open (subscriptions_max);"
+                " try again later"
+            )
+        self._subscriptions.add(exchange)
+        try:
+            yield
+        finally:
+            self._subscriptions.discard(exchange)
+
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered, and log it unless it is the client's doing."""
         self.metrics.errors.labels(error.code).inc()
@@ -143,13 +159,19 @@ class Service:
         """Refuse new requests, end waits and subscriptions, return when the others are done."""
         self.is_draining = True
         self.manager.wake_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUBSCRIPTION_END_S):
+                await self._idle.wait()
+        # Those left do not read: they would hold the stop up until it is cut short.
+        for exchange in tuple(self._subscriptions):
+            exchange.abort()
         await self._idle.wait()
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What metrics report of the moment: name -> help, value."""
         return {
             "open_requests": ("Requests in progress.", self.open_requests),
-            "subscriptions": ("Open subscriptions.", self.subscription_count),
+            "subscriptions": ("Open subscriptions.", len(self._subscriptions)),
             "waiting_requests": ("Requests waiting for rows.", self.manager.waiter_limit.count),
             "body_bytes": ("Bytes held by request bodies.", self.body_memory.bytes_held),
             "commit_queue_bytes": (

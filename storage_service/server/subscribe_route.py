@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from streamhouse.storage_service.errors import OverloadedError, StreamhouseError
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.fetch_route import check_offset
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.log_page import (
@@ -39,17 +39,9 @@ async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: st
     table = service.table(path)
     columns = column_names(query.get("columns"), table.info)
     positions = _start(table, query.get("start", "latest"))
-    if service.subscription_count >= service.config.subscriptions_max:
-        raise OverloadedError(
-            f"{service.config.subscriptions_max} subscriptions are open (subscriptions_max);"
-            " try again later"
-        )
-    service.subscription_count += 1
-    try:
+    with service.subscription(exchange):
         await exchange.start(200, content_type=ARROW_STREAM, length=None)
         await _push(exchange, service, table, positions, columns=columns)
-    finally:
-        service.subscription_count -= 1
 
 
 def _start(table: OpenTable, text: str) -> dict[int, int]:

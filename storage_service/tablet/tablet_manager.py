@@ -214,7 +214,10 @@ class TabletManager:
                 self._registry.alter_properties, path, updates=updates, removals=removals
             )
             info = await self._run_blocking(alter)
-            self.table(path).info = info
+            table = self.table(path)
+            table.info = info
+            for tablet in table.tablets:
+                tablet.change_segment_bytes_max(info.properties().log_segment_bytes)
             return info
 
     async def drop_table(self, path: TablePath) -> None:
