@@ -52,6 +52,7 @@ class _Truncate:
 
 @dataclass
 class _Inode:
+    path: Path
     live: bytearray = field(default_factory=bytearray)
     synced: bytearray = field(default_factory=bytearray)
     pending: list[_Write | _Truncate] = field(default_factory=list)
@@ -207,14 +208,14 @@ class CrashFilesystem:
         """See `Filesystem`."""
         self._before("create", path)
         directory = self._directory(path)
-        inode = _Inode()
+        inode = _Inode(path)
         directory.live[path.name] = inode
         directory.pending.append(_NameChange((), {path.name: inode}))
-        return _CrashFile(self, path, inode)
+        return _CrashFile(self, inode)
 
     def open(self, path: Path) -> WritableFile:
         """See `Filesystem`."""
-        return _CrashFile(self, path, self._inode(path))
+        return _CrashFile(self, self._inode(path))
 
     def read(self, path: Path, *, bytes_max: int) -> bytes:
         """See `Filesystem`."""
@@ -232,6 +233,7 @@ class CrashFilesystem:
         directory = self._directory(source)
         inode = directory.live.pop(source.name)
         directory.live[target.name] = inode
+        inode.path = target
         directory.pending.append(_NameChange((source.name,), {target.name: inode}))
 
     def remove(self, path: Path) -> None:
@@ -249,9 +251,9 @@ class CrashFilesystem:
         entries.synced = dict(entries.live)
         entries.pending.clear()
 
-    def write(self, path: Path, inode: _Inode, buffers: Sequence[Buffer], *, position: int) -> None:
+    def write(self, inode: _Inode, buffers: Sequence[Buffer], *, position: int) -> None:
         """Write to an open file; a crash or an error leaves some first part of it."""
-        error = self._step("write", path)
+        error = self._step("write", inode.path)
         data = b"".join(buffers)
         assert position <= len(inode.live), "a hole in the file"
         if self._dead or error is not None:
@@ -264,9 +266,9 @@ class CrashFilesystem:
         if error is not None:
             raise error
 
-    def sync(self, path: Path, inode: _Inode) -> None:
+    def sync(self, inode: _Inode) -> None:
         """Sync an open file."""
-        error = self._step("sync", path)
+        error = self._step("sync", inode.path)
         if self._dead:
             raise SimulatedCrash
         for change in inode.pending:
@@ -278,9 +280,9 @@ class CrashFilesystem:
         if error is not None:
             raise error
 
-    def truncate(self, path: Path, inode: _Inode, size_bytes: int) -> None:
+    def truncate(self, inode: _Inode, size_bytes: int) -> None:
         """Cut an open file."""
-        self._before("truncate", path)
+        self._before("truncate", inode.path)
         inode.pending.append(_Truncate(size_bytes))
         _apply(inode.live, inode.pending[-1])
 
@@ -288,19 +290,18 @@ class CrashFilesystem:
 class _CrashFile:
     """`WritableFile` of a CrashFilesystem."""
 
-    def __init__(self, filesystem: CrashFilesystem, path: Path, inode: _Inode) -> None:
+    def __init__(self, filesystem: CrashFilesystem, inode: _Inode) -> None:
         self._filesystem = filesystem
-        self._path = path
         self._inode = inode
 
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
-        self._filesystem.write(self._path, self._inode, buffers, position=position)
+        self._filesystem.write(self._inode, buffers, position=position)
 
     def sync(self) -> None:
-        self._filesystem.sync(self._path, self._inode)
+        self._filesystem.sync(self._inode)
 
     def truncate(self, size_bytes: int) -> None:
-        self._filesystem.truncate(self._path, self._inode, size_bytes)
+        self._filesystem.truncate(self._inode, size_bytes)
 
     def close(self) -> None:
         pass
