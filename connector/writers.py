@@ -6,6 +6,7 @@ a failed job had appended before stays: writes are at-least-once across task ret
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from streamhouse.connector.spark_errors import spark_errors
 from streamhouse.connector.split_reader import coalesce
 from streamhouse.storage_service.client import AppendWriter, StorageClient
 from streamhouse.storage_service.errors import (
+    DatabaseExistsError,
     SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
@@ -146,14 +148,17 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> _
 def _existing_or_created(
     client: StorageClient, options: WriteOptions, schema: pa.Schema
 ) -> TableInfo:
-    path = str(options.connection.name.path)
+    path = options.connection.name.path
     try:
-        return client.describe_table(path)
+        return client.describe_table(str(path))
     except TableNotFoundError:
         _log.info("creating table=%s from the DataFrame's schema", path)
+    # The first write sets up all it needs; a database is only a name.
+    with contextlib.suppress(DatabaseExistsError):
+        client.create_database(path.database)
     try:
         return client.create_table(
-            path,
+            str(path),
             schema,
             primary_key=options.primary_key,
             bucket_count=options.bucket_count,
@@ -163,7 +168,7 @@ def _existing_or_created(
         )
     except TableExistsError:
         # Another job created it in between; its schema is checked like any other's.
-        return client.describe_table(path)
+        return client.describe_table(str(path))
 
 
 def _in_utc(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
