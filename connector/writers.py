@@ -28,6 +28,7 @@ from streamhouse.connector.split_reader import coalesce
 from streamhouse.storage_service.client import AppendWriter, StorageClient
 from streamhouse.storage_service.errors import (
     DatabaseExistsError,
+    DatabaseNotFoundError,
     SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
@@ -151,7 +152,7 @@ def _existing_or_created(
     path = options.connection.name.path
     try:
         return client.describe_table(str(path))
-    except TableNotFoundError:
+    except (DatabaseNotFoundError, TableNotFoundError):
         _log.info("creating table=%s from the DataFrame's schema", path)
     # The first write sets up all it needs; a database is only a name.
     with contextlib.suppress(DatabaseExistsError):
