@@ -39,6 +39,8 @@ class ScanResult(NamedTuple):
 
 
 class _RawFrame(NamedTuple):
+    """A frame whose checksum is right; `row_count` is 0 if nothing else can be made of it."""
+
     payload_bytes: int
     base_offset: int
     row_count: int
@@ -69,6 +71,9 @@ def scan_frames(
         found = _frame_at(view, position)
         if isinstance(found, str):
             problem = found
+            break
+        if not found.row_count:
+            problem = "a whole frame that this release cannot read"
             break
         if found.base_offset != expected:
             problem = f"frame of offset {found.base_offset} where {expected} was expected"
@@ -116,8 +121,10 @@ def _frame_at(view: memoryview, position: int) -> _RawFrame | str:
         return f"frame claims {payload_bytes} bytes of payload, past the end of the file"
     if crc32c(view[position + 8 : position + FRAME_HEADER_BYTES + payload_bytes]) != crc:
         return "frame checksum mismatch"
-    if version != FRAME_VERSION or flags or zero or not rows or not payload_bytes or dur > base:
-        return f"frame of version {version}, flags {flags}, {rows} rows: not one this release reads"
+    known = version == FRAME_VERSION and not flags and not zero
+    if not known or not rows or not payload_bytes or dur > base:
+        # Whole, hence no torn write. Vouching for itself makes recovery refuse, not cut it off.
+        return _RawFrame(payload_bytes, base, 0, timestamp, writer, seq, base + 1)
     return _RawFrame(payload_bytes, base, rows, timestamp, writer, seq, dur)
 
 
