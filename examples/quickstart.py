@@ -33,6 +33,8 @@ from rich.table import Table
 
 # Spark's Python workers run what this variable names, not the Python that started them.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+# Without it Spark warns about the address it found for this machine's name.
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -41,6 +43,7 @@ import streamhouse
 
 TABLE = "nyc.flights"
 LIVE_BATCHES = 12
+LOG4J = Path(__file__).resolve().parents[1] / "spark_conf" / "log4j2.properties"
 console = Console(highlight=False, width=100)
 
 
@@ -49,8 +52,7 @@ def main() -> None:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="streamhouse-quickstart-") as directory:
         home = Path(directory)
-        with storage_service(home / "data") as endpoint, spark_session(home) as spark:
-            os.environ["STREAMHOUSE_ENDPOINT"] = endpoint
+        with storage_service(home / "data"), spark_session(home) as spark:
             streamhouse.register(spark)
             history, recent, live = split_by_month(load_flights())
 
@@ -79,9 +81,10 @@ def step(title: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def storage_service(data_dir: Path) -> Iterator[str]:
-    """Run `streamhouse serve` on a free port; yield its URL once it is ready."""
-    command = [str(streamhouse_command()), "serve", "--data-dir", str(data_dir), "--port", "0"]
+def storage_service(data_dir: Path) -> Iterator[None]:
+    """Run `streamhouse serve` on a free port, and name it to everything started after it."""
+    arguments = ["serve", "--data-dir", str(data_dir), "--port", "0", "--log-level", "warning"]
+    command = [str(streamhouse_command()), *arguments]
     console.print("[dim]$ streamhouse serve --data-dir DIR --port 0[/]")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         try:
@@ -90,7 +93,8 @@ def storage_service(data_dir: Path) -> Iterator[str]:
             if not ready.startswith("streamhouse listening on "):
                 raise SystemExit("the storage service did not start; its message is above")
             console.print(ready)
-            yield ready.removeprefix("streamhouse listening on ")
+            os.environ["STREAMHOUSE_ENDPOINT"] = ready.removeprefix("streamhouse listening on ")
+            yield
         finally:
             service.terminate()
 
@@ -108,7 +112,7 @@ def spark_session(home: Path) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         # Stopping a stream inside foreachBatch prints a stack overflow with the default stack.
-        .config("spark.driver.extraJavaOptions", "-Xss16m")
+        .config("spark.driver.extraJavaOptions", f"-Xss16m -Dlog4j2.configurationFile={LOG4J}")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

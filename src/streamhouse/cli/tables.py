@@ -25,8 +25,9 @@ def command(path: str | None, endpoint: str | None) -> None:
 
 
 def _overview(client: StorageClient) -> Table:
-    overview = Table("table", "columns", "buckets")
-    for heading in ("rows in all", "in the log", "in the lake", "not yet tiered"):
+    overview = Table()
+    overview.add_column("table", no_wrap=True)
+    for heading in ("columns", "buckets", "rows", "in the log", "in the lake", "untiered"):
         overview.add_column(heading, justify="right")
     for path in client.list_tables():
         state = client.table_state(path)
