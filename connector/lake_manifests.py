@@ -6,9 +6,11 @@ bounded by files, not by manifests, because their sizes differ a thousandfold.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ import numpy as np
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntry, ManifestFile
 
+from streamhouse.connector.lake_avro import DELETED_STATUS, read_manifest
 from streamhouse.connector.lake_pruning import ManifestFiles
 from streamhouse.storage_service.errors import UnsupportedError
 
@@ -77,7 +80,7 @@ def data_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
     """Return the live data files of a data manifest."""
     found = _cache.get(manifest.manifest_path)
     if found is None:
-        found = _data_columns(manifest, manifest.fetch_manifest_entry(io))
+        found = _data_columns(io, manifest)
         _cache.put(manifest.manifest_path, found)
     files: ManifestFiles = found
     return files
@@ -97,25 +100,39 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
     return entries
 
 
-def _data_columns(manifest: ManifestFile, entries: Sequence[ManifestEntry]) -> ManifestFiles:
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Stop the garbage collector from walking, again and again, what is all still in use."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _data_columns(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
     codes: dict[tuple[Any, ...], int] = {}
-    files = [entry.data_file for entry in entries]
-    partitions = [tuple(file.partition._data) for file in files]
+    with _collector_paused():
+        entries = [row for row in read_manifest(io, manifest) if row.status != DELETED_STATUS]
+    inherited = manifest.sequence_number or 0
     return ManifestFiles(
-        paths=[file.file_path for file in files],
-        file_bytes=[file.file_size_in_bytes for file in files],
-        row_counts=[file.record_count for file in files],
-        row_group_starts=[file.split_offsets for file in files],
-        sequences=[entry.sequence_number or 0 for entry in entries],
-        formats=[str(file.file_format.value) for file in files],
+        paths=[entry.path for entry in entries],
+        file_bytes=[entry.file_bytes for entry in entries],
+        row_counts=[entry.row_count for entry in entries],
+        row_group_starts=[entry.row_group_starts for entry in entries],
+        # A sequence number that is absent is the manifest's own (spec: inheritance).
+        sequences=[inherited if e.sequence is None else e.sequence for e in entries],
+        formats=[entry.format for entry in entries],
         spec_id=manifest.partition_spec_id,
         partition_codes=np.array(
-            [codes.setdefault(partition, len(codes)) for partition in partitions], dtype=np.int64
+            [codes.setdefault(entry.partition, len(codes)) for entry in entries], dtype=np.int64
         ),
         partitions=list(codes),
-        lower_bounds=[file.lower_bounds or {} for file in files],
-        upper_bounds=[file.upper_bounds or {} for file in files],
-        null_counts=[file.null_value_counts or {} for file in files],
+        lower_bounds=[entry.lower_bounds for entry in entries],
+        upper_bounds=[entry.upper_bounds for entry in entries],
+        null_counts=[entry.null_counts for entry in entries],
     )
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -20,6 +21,7 @@ from pyiceberg.expressions.visitors import (
     inclusive_projection,
     manifest_evaluator,
 )
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table import Table
@@ -27,6 +29,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
+from streamhouse.connector.lake_io import READ_ONLY_IO, SCHEMES
 from streamhouse.connector.lake_manifests import DeleteEntry, data_files, delete_files
 from streamhouse.connector.lake_pruning import (
     LakeQuery,
@@ -81,7 +84,7 @@ def open_lake_table(
     key = (catalog.name, tuple(sorted(catalog.properties.items())))
     with _lock:
         if key not in _catalogs:
-            _catalogs[key] = load_catalog(catalog.name, **catalog.properties)
+            _catalogs[key] = _load_catalog(catalog)
         opened = _catalogs[key]
     try:
         found = opened.load_table(table)
@@ -95,6 +98,14 @@ def open_lake_table(
             f" ({found.metadata.table_uuid}) than was tiered to ({table_uuid})"
         )
     return LakeTable(table, found)
+
+
+def _load_catalog(catalog: LakeCatalog) -> Catalog:
+    properties = dict(catalog.properties)
+    scheme = urlsplit(properties.get("warehouse", "")).scheme
+    if scheme in SCHEMES and PY_IO_IMPL not in properties:
+        properties[PY_IO_IMPL] = READ_ONLY_IO
+    return load_catalog(catalog.name, **properties)
 
 
 class LakeTable:
