@@ -1,0 +1,115 @@
+"""One HTTP request to an ASGI application without a socket, piece by piece if need be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from streamhouse.storage_service.server.http_exchange import Message, Scope
+
+__all__ = ["AsgiAnswer", "AsgiCall"]
+
+
+@dataclass
+class AsgiAnswer:
+    """What the application sent."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_complete: bool = False
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    def error(self) -> tuple[int, str, str]:
+        """Status, code and message of an error answer, which has exactly the one form."""
+        error = self.json()["error"]
+        assert set(error) == {"code", "message", "retriable", "request_id"}
+        assert error["request_id"] == self.headers["x-request-id"]
+        return self.status, error["code"], error["message"]
+
+
+class AsgiCall:
+    """A request under way: `answer` grows as the application sends; `disconnect` hangs up.
+
+    `chunks` is the body; None as the last chunk means that the client stalls there.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        chunks: Iterable[bytes | None] = (b"",),
+        content_length: int | None = None,
+    ) -> None:
+        pairs = {} if content_length is None else {"content-length": str(content_length)}
+        pairs |= headers or {}
+        self._app = app
+        self._scope: Scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "http_version": "1.1",
+            "query_string": urlencode(query or {}).encode(),
+            "headers": [(k.lower().encode(), v.encode()) for k, v in pairs.items()],
+            "server": ("in-process", 80),
+            "client": ("test", 1),
+            "state": {},
+        }
+        self._chunks = list(chunks)
+        self._disconnected = asyncio.Event()
+        self._sent = asyncio.Event()
+        self.answer = AsgiAnswer()
+        # Cleared by a test, it makes the connection take nothing more.
+        self.takes_more = asyncio.Event()
+        self.takes_more.set()
+
+    def disconnect(self) -> None:
+        """Close the connection from the client's side."""
+        self._disconnected.set()
+
+    async def run(self) -> AsgiAnswer:
+        """Let the application answer; return when it is done."""
+        await self._app(self._scope, self._receive, self._send)
+        return self.answer
+
+    async def sent(self, byte_count: int) -> None:
+        """Wait until the answer's body has more than `byte_count` bytes."""
+        while len(self.answer.body) <= byte_count:
+            self._sent.clear()
+            await self._sent.wait()
+
+    async def _receive(self) -> Message:
+        if self._chunks and self._chunks[0] is not None:
+            chunk = self._chunks.pop(0)
+            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
+        await self._disconnected.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        await self.takes_more.wait()
+        if message["type"] == "http.response.start":
+            assert self.answer.status == 0, "a second status line"
+            self.answer.status = message["status"]
+            self.answer.headers = {
+                bytes(k).decode(): bytes(v).decode() for k, v in message["headers"]
+            }
+            return
+        assert self.answer.status, "a body before the status line"
+        assert not self.answer.is_complete, "more after the end"
+        self.answer.body += message.get("body", b"")
+        self.answer.is_complete = not message.get("more_body", False)
+        self._sent.set()

@@ -1,0 +1,337 @@
+"""Claims, leases, fencing and reports of tiering rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamhouse.storage_service.errors import (
+    FencedError,
+    InvalidRequestError,
+    StreamhouseError,
+    TableNotFoundError,
+)
+from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+from streamhouse.storage_service.tablet.tiering_coordinator import (
+    ClaimAnswer,
+    TieringCoordinator,
+)
+from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
+
+
+class World:
+    """One service with tables to tier, and clocks that a test moves."""
+
+    def __init__(self, manager: TabletManager) -> None:
+        self.manager = manager
+        self.seconds = 1_000.0
+        self.tiering = TieringCoordinator(
+            tables=manager.open_tables,
+            save=manager._save_lake_state,
+            run_blocking=manager._run_blocking,
+            clock_us=self._clock_us,
+            lease_ms=10_000,
+            backoff_ms_min=1_000,
+            backoff_ms_max=4_000,
+            monotonic_s=lambda: self.seconds,
+        )
+        self._last_append_us = 0
+
+    def _clock_us(self) -> int:
+        return self._last_append_us + int((self.seconds - 1_000.0) * 1_000_000)
+
+    async def table(self, path: str = "events", **fields: Any) -> OpenTable:
+        """Make a table with 5 rows in each of its two buckets."""
+        table = await self.manager.create_table(table_descriptor(path, bucket_count=2, **fields))
+        return await self.append(table)
+
+    async def append(self, table: OpenTable) -> OpenTable:
+        rows = event_rows(0, 5)
+        appended = await self.manager.append(table, [routed(0, rows), routed(1, rows)], writer_id=0)
+        self._last_append_us = appended.timestamp_us
+        return table
+
+    async def claim(self, worker: str = "one", **arguments: Any) -> ClaimAnswer:
+        return await self.tiering.claim(worker, **{"tables": None, "force": True, **arguments})
+
+    async def granted(self, worker: str = "one", **arguments: Any) -> TieringAssignment:
+        answer = await self.claim(worker, **arguments)
+        assert answer.assignment is not None, answer
+        return answer.assignment
+
+    async def complete(self, table: OpenTable, epoch: int, **changes: Any) -> Any:
+        report = {
+            "table_id": table.info.table_id,
+            "snapshot_id": 11,
+            "table_uuid": "uuid",
+            "tiered_offsets": {0: 5, 1: 5},
+            **changes,
+        }
+        return await self.tiering.complete(table, epoch=epoch, **report)
+
+
+def run(data_dir: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
+    """Run a scenario in a world of its own."""
+
+    async def main() -> None:
+        async with open_manager(data_dir) as manager:
+            await scenario(World(manager))
+
+    asyncio.run(main())
+
+
+def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+
+        assignment = await world.granted()
+
+        assert assignment.epoch == assignment.state.lake.tiering_epoch == 1
+        assert assignment.lease_ms == 10_000
+        assert assignment.state.positions == table.positions()
+
+    async def after_restart(world: World) -> None:
+        assert (await world.granted()).epoch == 2
+
+    run(tmp_path, scenario)
+    run(tmp_path, after_restart)
+
+
+def test_a_claimed_table_is_not_given_to_another_worker_until_its_lease_ends(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        first = await world.granted("one")
+
+        answer = await world.claim("two")
+        assert (answer.assignment, answer.reason) == (None, "leased")
+        assert answer.retry_after_ms == 5_000
+        world.seconds += 9
+        await world.tiering.heartbeat(table, epoch=first.epoch)
+        world.seconds += 9
+        assert (await world.claim("two")).reason == "leased"
+        world.seconds += 2
+        assert (await world.granted("two")).epoch == 2
+
+        for call in (
+            world.tiering.heartbeat(table, epoch=first.epoch),
+            world.complete(table, first.epoch),
+            world.tiering.fail(table, epoch=first.epoch, error="late"),
+        ):
+            with pytest.raises(FencedError, match="epoch 1 is not the current one, 2 of worker"):
+                await call
+
+    run(tmp_path, scenario)
+
+
+def test_only_one_of_many_claims_at_once_wins(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.table()
+
+        answers = await asyncio.gather(*(world.claim(f"w{i}") for i in range(8)))
+
+        assert sum(answer.assignment is not None for answer in answers) == 1
+        assert {a.reason for a in answers if a.assignment is None} == {"leased"}
+
+    run(tmp_path, scenario)
+
+
+def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        assignment = await world.granted()
+
+        lake = await world.complete(table, assignment.epoch)
+
+        assert (lake.snapshot_id, lake.tiered_offsets) == (11, {0: 5, 1: 5})
+        assert table.state().lake == lake
+        assert (await world.claim()).reason == "nothing_to_tier"
+
+    async def after_restart(world: World) -> None:
+        (table,) = world.manager.open_tables()
+        assert (table.lake.snapshot_id, table.lake.table_uuid) == (11, "uuid")
+        assert [p.tiered_offset for p in table.positions().values()] == [5, 5]
+
+    run(tmp_path, scenario)
+    run(tmp_path, after_restart)
+
+
+def test_a_round_that_outlived_a_restart_may_still_report(tmp_path: Path) -> None:
+    epochs = []
+
+    async def scenario(world: World) -> None:
+        await world.table()
+        epochs.append((await world.granted()).epoch)
+
+    async def after_restart(world: World) -> None:
+        (table,) = world.manager.open_tables()
+        await world.tiering.heartbeat(table, epoch=epochs[0])
+        assert (await world.claim("two")).reason == "leased", "the heartbeat renewed the lease"
+        await world.complete(table, epochs[0])
+
+    run(tmp_path, scenario)
+    run(tmp_path, after_restart)
+
+
+def test_reporting_twice_answers_the_same(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        epoch = (await world.granted()).epoch
+
+        first = await world.complete(table, epoch)
+        world.seconds += 5
+
+        assert await world.complete(table, epoch) == first
+
+    run(tmp_path, scenario)
+
+
+def test_a_late_heartbeat_does_not_take_back_a_finished_rounds_lease(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        epoch = (await world.granted()).epoch
+        await world.complete(table, epoch, tiered_offsets={0: 5, 1: 4})
+
+        await world.tiering.heartbeat(table, epoch=epoch)
+
+        assert (await world.granted("two")).epoch == 2
+
+    run(tmp_path, scenario)
+
+
+def test_a_round_that_registers_an_ahead_snapshot_may_keep_its_lease(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        epoch = (await world.granted()).epoch
+
+        await world.complete(table, epoch, tiered_offsets={0: 5, 1: 0}, keep_lease=True)
+
+        assert (await world.claim("two")).reason == "leased"
+        await world.complete(table, epoch, snapshot_id=12)
+        assert table.lake.snapshot_id == 12
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tiered_offsets": {0: 5}}, InvalidRequestError, "exactly the buckets 0..1; bucket 1 is"),
+        ({"tiered_offsets": {0: 5, 1: 5, 2: 0}}, InvalidRequestError, "bucket 2 is missing or unk"),
+        ({"tiered_offsets": {0: 3, 1: 5}}, InvalidRequestError, "offset 3 would go back from 4"),
+        ({"tiered_offsets": {0: 6, 1: 5}}, InvalidRequestError, "6 is beyond the high watermark 5"),
+        ({"table_id": 99}, TableNotFoundError, "with id 99 does not exist: it was dropped"),
+        ({"epoch": 7}, FencedError, "epoch 7 is not the current one, 1; stop this round"),
+    ],
+)
+def test_a_wrong_report_is_refused_and_changes_nothing(
+    tmp_path: Path, changes: dict[str, Any], error: type[StreamhouseError], message: str
+) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        epoch = (await world.granted()).epoch
+        await world.complete(table, epoch, tiered_offsets={0: 4, 1: 4})
+        before = table.lake
+
+        with pytest.raises(error, match=re.escape(message)):
+            await world.complete(table, **{"epoch": epoch, "snapshot_id": 12, **changes})
+
+        assert table.lake == before
+
+    run(tmp_path, scenario)
+
+
+def test_a_table_nobody_claimed_has_no_epoch_to_report_under(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+
+        with pytest.raises(FencedError, match="epoch 0 is not the current one, 0"):
+            await world.complete(table, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_after_failures_a_table_rests_longer_each_time(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table(properties={"table.datalake.freshness": "1ms"})
+        world.seconds += 1
+        for pause_ms in (1_000, 2_000, 4_000, 4_000):
+            epoch = (await world.granted(force=False)).epoch
+            assert await world.tiering.fail(table, epoch=epoch, error="boom") == pause_ms
+            answer = await world.claim(force=False)
+            assert answer.reason == "paused_after_failure"
+            assert answer.retry_after_ms == pause_ms + 1
+            world.seconds += pause_ms / 1000 + 0.001
+        assert world.tiering.round_of(table).last_error == "boom"
+
+        await world.complete(table, (await world.granted()).epoch)
+
+        assert world.tiering.round_of(table).failures == 0
+
+    run(tmp_path, scenario)
+
+
+def test_force_takes_a_resting_table_at_once(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        await world.tiering.fail(table, epoch=(await world.granted()).epoch, error="boom")
+
+        assert (await world.granted(force=True)).epoch == 2
+
+    run(tmp_path, scenario)
+
+
+def test_a_table_is_handed_out_when_its_rows_get_too_old(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.table(properties={"table.datalake.freshness": "3s"})
+
+        answer = await world.claim(force=False)
+        assert (answer.reason, answer.retry_after_ms) == ("not_due", 3_000)
+        world.seconds += 3
+
+        assert (await world.granted(force=False)).epoch == 1
+
+    run(tmp_path, scenario)
+
+
+def test_the_table_furthest_behind_its_freshness_comes_first(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        slow = await world.table("slow", properties={"table.datalake.freshness": "1h"})
+        fast = await world.table("fast", properties={"table.datalake.freshness": "1s"})
+        world.seconds += 2
+
+        claimed = [(await world.granted()).state.table.path for _ in range(2)]
+
+        assert claimed == [fast.path, slow.path]
+
+    run(tmp_path, scenario)
+
+
+def test_only_the_wanted_tables_are_handed_out(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        wanted = await world.table("wanted")
+        await world.table("other")
+
+        assert (await world.granted(tables=[wanted])).state.table.path == wanted.path
+        assert (await world.claim(tables=[wanted])).reason == "leased"
+
+    run(tmp_path, scenario)
+
+
+def test_tables_that_cannot_be_tiered_are_not_handed_out(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        assert (await world.claim()).reason == "no_tables"
+        await world.manager.create_table(table_descriptor("empty"))
+        assert (await world.claim()).reason == "nothing_to_tier"
+        off = await world.table("off", properties={"table.datalake.enabled": "false"})
+        assert (await world.claim(tables=[off])).reason == "datalake_disabled"
+
+    run(tmp_path, scenario)

@@ -1,0 +1,102 @@
+"""The service's configuration: texts in, a checked object out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.config import ServiceConfig, is_loopback
+from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("body_bytes_max", "128mb", 128 << 20),
+        ("body_bytes_max", "67108864", 67_108_864),
+        ("fetch_wait_ms_max", "30s", 30_000),
+        ("tables_max", "7", 7),
+    ],
+)
+def test_settings_are_read_in_their_unit(tmp_path: Path, name: str, text: str, value: int) -> None:
+    config = ServiceConfig.from_texts({name: text}, data_dir=tmp_path)
+
+    assert getattr(config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tables_max", "many", "--tables-max = 'many' is not a number of tables"),
+        ("tables_max", "0", "--tables-max must be at least 1 tables"),
+        ("body_bytes_max", "1light", "--body-bytes-max = '1light' is not a size"),
+        ("batch_bytes_max", "65mb", "batch_bytes_max = 68157440 must not exceed body_bytes_max"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        ServiceConfig.from_texts({name: text}, data_dir=tmp_path)
+
+
+def test_a_batch_larger_than_a_frame_holds_is_refused(tmp_path: Path) -> None:
+    sizes = dict.fromkeys(
+        ("batch_bytes_max", "body_bytes_max", "bodies_bytes_max", "commit_queue_bytes_max"), "2gb"
+    )
+
+    with pytest.raises(InvalidRequestError, match="the most that a frame of the log holds"):
+        ServiceConfig.from_texts(sizes, data_dir=tmp_path)
+
+
+def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(UnknownOptionError, match="did you mean 'tables_max'"):
+        ServiceConfig.from_texts({"table_max": "1"}, data_dir=tmp_path)
+
+
+def test_a_port_beyond_16_bits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"port 65536 is not in 0\.\.65535"):
+        ServiceConfig(data_dir=tmp_path, port=65_536)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
+def test_a_host_others_can_reach_needs_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(InvalidRequestError, match="give --token-file, or bind"):
+        ServiceConfig(data_dir=tmp_path, host=host)
+
+    assert ServiceConfig(data_dir=tmp_path, host=host, token="secret").host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_token(host: str) -> None:
+    assert is_loopback(host)
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    config = ServiceConfig(
+        data_dir=tmp_path, token="token-value", catalog_properties={"password": "password-value"}
+    )
+
+    assert "-value" not in repr(config)
+    assert "-value" not in repr(config.lake_catalog())
+
+
+def test_the_default_catalog_lies_in_the_data_directory(tmp_path: Path) -> None:
+    catalog = ServiceConfig(data_dir=tmp_path).lake_catalog()
+
+    assert catalog.name == "streamhouse"
+    assert catalog.properties == {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/lake/catalog.db",
+        "warehouse": f"file://{tmp_path}/lake/warehouse",
+    }
+
+
+def test_another_catalog_is_passed_on(tmp_path: Path) -> None:
+    config = ServiceConfig(
+        data_dir=tmp_path, catalog_name="glue", catalog_properties={"type": "glue"}
+    )
+
+    assert config.lake_catalog().to_json() == {"name": "glue", "properties": {"type": "glue"}}
