@@ -137,14 +137,18 @@ def test_the_partition_of_every_kept_row_is_accepted(
         accepts = expression_evaluator(part_schema, projected, case_sensitive=True)
         for row in table_rows:
             partition = partition_of(row[column])
-            if evaluate(node, row) is True and _exists(partition, TYPES[column]):
+            if evaluate(node, row) is True and _fits(partition, TYPES[column]):
                 assert accepts(Record(partition))
 
     check()
 
 
-def _exists(partition: Any, t: pa.DataType) -> bool:
-    """Truncating the lowest integers leaves their type; Iceberg has no partition for them."""
+def _fits(partition: Any, t: pa.DataType) -> bool:
+    """Return whether the partition fits its type.
+
+    Truncating the lowest integers does not: writers wrap it around, pyiceberg's projection does
+    not, so such rows are pruned wrongly. It is a known limit (docs/predicates.md), not covered.
+    """
     return not pa.types.is_signed_integer(t) or (partition or 0) >= -(1 << (t.bit_width - 1))
 
 
