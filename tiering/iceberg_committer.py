@@ -42,8 +42,6 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import (
     TABLE_ID_PROPERTY,
-    TIERED_OFFSETS_PROPERTY,
-    TIERING_EPOCH_PROPERTY,
     LakeCatalog,
     LakeState,
 )
@@ -54,6 +52,7 @@ from streamhouse.tiering.iceberg_offsets import (
     covered_offsets,
     has_ancestor,
     round_properties,
+    table_properties,
 )
 from streamhouse.tiering.iceberg_snapshot import StagedSnapshot, stage_append
 from streamhouse.tiering.iceberg_writer import data_files
@@ -235,7 +234,6 @@ class IcebergLakeTable:
         attempts: _Attempts,
         checkpoint: Callable[[str], None],
     ) -> int:
-        kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             if attempt:
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
@@ -244,7 +242,9 @@ class IcebergLakeTable:
                     self._table,
                     files,
                     summary=properties,
-                    table_properties={key: properties[key] for key in kept},
+                    table_properties=lambda number: table_properties(
+                        properties, sequence_number=number
+                    ),
                 )
             checkpoint("manifests-written")
             attempts.start(staged)

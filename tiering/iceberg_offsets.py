@@ -1,14 +1,17 @@
 """Which offsets a lake table covers: read from its snapshots, the one truth about the lake.
 
 A snapshot of another engine (compaction) carries no offsets; it covers what its newest ancestor
-that has them covers. Every round also sets them as table properties in the same commit: they
-answer when an engine has expired all the snapshots that carried them.
+that has them covers. Every round also sets them as table properties in the same commit, with the
+sequence number of its snapshot: they answer when an engine has expired all the snapshots that
+carried them. A table that was rolled back to before that snapshot has ancestors older than it, and
+is not taken for one that covers its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -24,7 +27,16 @@ from streamhouse.storage_service.model.lake import (
     tiered_offsets_to_property,
 )
 
-__all__ = ["CoveredOffsets", "covered_offsets", "has_ancestor", "round_properties"]
+__all__ = [
+    "CoveredOffsets",
+    "covered_offsets",
+    "has_ancestor",
+    "round_properties",
+    "table_properties",
+]
+
+
+SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,12 @@ def round_properties(
     }
 
 
+def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
+    """Return the table properties that go with a snapshot of those properties."""
+    kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
+    return {key: snapshot[key] for key in kept} | {SEQUENCE_PROPERTY: str(sequence_number)}
+
+
 def covered_offsets(metadata: TableMetadata, *, table_id: int) -> CoveredOffsets | None:
     """Return what the current snapshot covers, or None when no round of `table_id` is in it."""
     oldest: Snapshot | None = None
@@ -56,7 +74,8 @@ def covered_offsets(metadata: TableMetadata, *, table_id: int) -> CoveredOffsets
             if found is not None:
                 return found
         oldest = snapshot
-    if oldest is None or oldest.parent_snapshot_id is None:
+    sequence_number = int(metadata.properties.get(SEQUENCE_PROPERTY, "0"))
+    if oldest is None or (oldest.sequence_number or 0) < sequence_number:
         return None
     return _read(metadata.properties, table_id)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, cast
@@ -70,12 +70,12 @@ def stage_append(
     files: Sequence[DataFile],
     *,
     summary: Mapping[str, str],
-    table_properties: Mapping[str, str],
+    table_properties: Callable[[int], Mapping[str, str]],
 ) -> StagedSnapshot:
     """Write the metadata of a snapshot that adds `files` to the table's current one.
 
     The commit asserts the table's identity and that this current snapshot is still the current
-    one. `table_properties` are set by the same commit.
+    one. It also sets `table_properties`, a function of the snapshot's sequence number.
     """
     return _AppendStaging(table, summary=summary).stage(files, table_properties=table_properties)
 
@@ -98,7 +98,10 @@ class _AppendStaging:
         )
 
     def stage(
-        self, files: Sequence[DataFile], *, table_properties: Mapping[str, str]
+        self,
+        files: Sequence[DataFile],
+        *,
+        table_properties: Callable[[int], Mapping[str, str]],
     ) -> StagedSnapshot:
         parent = self._metadata.snapshot_by_name(MAIN_BRANCH)
         added = self._added_manifests(files)
@@ -133,7 +136,7 @@ class _AppendStaging:
             updates=(
                 AddSnapshotUpdate(snapshot=snapshot),
                 SetSnapshotRefUpdate.model_validate(branch),
-                SetPropertiesUpdate(updates=dict(table_properties)),
+                SetPropertiesUpdate(updates=dict(table_properties(sequence_number))),
             ),
             requirements=(
                 AssertTableUUID(uuid=self._metadata.table_uuid),

@@ -1,0 +1,16 @@
+"""Fixtures of the tiering tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiering_world import TieringWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[TieringWorld]:
+    with TieringWorld(tmp_path) as opened:
+        yield opened
