@@ -137,6 +137,9 @@ class ServiceApp:
 
         exchange.scope[EXCHANGE_KEY] = exchange
         await self._control_plane(exchange.scope, receive, exchange.send)
+        endpoint = exchange.scope.get("endpoint")
+        # The function's name: a path would make as many metrics as there are tables.
+        exchange.route = getattr(endpoint, "__name__", exchange.route)
 
     def _check_token(self, exchange: HttpExchange) -> None:
         if self._token is None:

@@ -169,6 +169,7 @@ async def _wait_beyond(
     ):
         if not await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):
             return
+        service.manager.check_open(table)
 
 
 def _tiering_routes(service: Service) -> APIRouter:

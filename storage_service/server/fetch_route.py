@@ -45,6 +45,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
             break
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
             break
+        service.manager.check_open(table)
     page = await read_page(
         service,
         table,

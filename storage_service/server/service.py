@@ -105,8 +105,6 @@ class Service:
         if left_s <= 0 or self.is_draining:
             return False
         await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
-        if table.is_dropped:
-            self.manager.table(table.path)
         return True
 
     @contextlib.contextmanager

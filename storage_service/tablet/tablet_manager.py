@@ -196,6 +196,11 @@ class TabletManager:
             raise self._registry.not_found(path)
         return table
 
+    def check_open(self, table: OpenTable) -> None:
+        """Raise `TableNotFoundError` if `table` was dropped since it was looked up."""
+        if table.is_dropped:
+            raise self._registry.not_found(table.path)
+
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
         """Create a table with empty logs; it is durable when it is returned."""
         async with self._changing_tables:
@@ -271,7 +276,8 @@ class TabletManager:
         outcome = await done
         if outcome.error is not None:
             # The log of a table dropped meanwhile is closed, which is not what the caller asked.
-            raise self._registry.not_found(table.path) if table.is_dropped else outcome.error
+            self.check_open(table)
+            raise outcome.error
         ranges: dict[int, tuple[int, int]] = {}
         for batch, result in zip(batches, outcome.results, strict=True):
             start, end = ranges.get(batch.bucket, (result.base_offset, result.end_offset))

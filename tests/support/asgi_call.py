@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from streamhouse.storage_service.server.http_exchange import Message, Scope
+from streamhouse.storage_service.server.http_exchange import ABORT_KEY, Message, Scope
 
 __all__ = ["AsgiAnswer", "AsgiCall"]
 
@@ -68,7 +68,9 @@ class AsgiCall:
             "server": ("in-process", 80),
             "client": ("test", 1),
             "state": {},
+            ABORT_KEY: self._abort,
         }
+        self.is_aborted = False
         self._chunks = list(chunks)
         self._disconnected = asyncio.Event()
         self._sent = asyncio.Event()
@@ -79,6 +81,10 @@ class AsgiCall:
 
     def disconnect(self) -> None:
         """Close the connection from the client's side."""
+        self._disconnected.set()
+
+    def _abort(self) -> None:
+        self.is_aborted = True
         self._disconnected.set()
 
     async def run(self) -> AsgiAnswer:
@@ -101,6 +107,8 @@ class AsgiCall:
 
     async def _send(self, message: Message) -> None:
         await self.takes_more.wait()
+        if self.is_aborted:
+            return
         if message["type"] == "http.response.start":
             assert self.answer.status == 0, "a second status line"
             self.answer.status = message["status"]

@@ -1,0 +1,342 @@
+"""What happens around every route: token, errors, request ids, limits, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.server.app import CONTROL_BODY_BYTES_MAX
+from tests.support.asgi_call import AsgiCall
+from tests.support.in_process_service import (
+    EVENTS,
+    append_body,
+    event_rows,
+    in_process_service,
+)
+
+TOKEN = "correct-horse"
+
+
+def test_only_health_is_answered_without_the_token(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, token=TOKEN) as service:
+            assert (await service.call("GET", "/health")).json() == {"status": "alive"}
+            for path in ("/ready", "/metrics", "/docs", "/openapi.json", "/v1/tables", "/nope"):
+                answer = await service.call("GET", path)
+                assert answer.error() == (
+                    401,
+                    "unauthorized",
+                    "this service needs a bearer token: send 'Authorization: Bearer TOKEN', or set"
+                    " STREAMHOUSE_TOKEN",
+                )
+                assert answer.headers["www-authenticate"] == "Bearer"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "Bearer wrong",
+        "Bearer correct-hors",
+        "Bearer correct-horse2",
+        "Basic correct-horse",
+        "correct-horse",
+        "Bearer",
+        "Bearer \u00e9",
+    ],
+)
+def test_a_wrong_token_is_refused(tmp_path: Path, given: str) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, token=TOKEN) as service:
+            answer = await service.call("GET", "/v1/tables", headers={"authorization": given})
+            assert answer.error() == (401, "unauthorized", "the bearer token is wrong")
+
+    asyncio.run(scenario())
+
+
+def test_the_right_token_is_accepted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, token=TOKEN) as service:
+            for scheme in ("Bearer", "bearer"):
+                answer = await service.call(
+                    "GET", "/ready", headers={"authorization": f"{scheme} {TOKEN}"}
+                )
+                assert answer.json()["status"] == "ready"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/nope", (404, "not_found", "there is no route /nope; /docs lists them")),
+        ("GET", "/v1/tables/", (404, "not_found", "there is no route /v1/tables/; /docs lists")),
+        (
+            "PUT",
+            "/v1/tables",
+            (400, "invalid_request", "/v1/tables: method PUT is not allowed here"),
+        ),
+        (
+            "GET",
+            "/v1/tables/events/append",
+            (404, "not_found", "there is no route /v1/tables/events/append"),
+        ),
+        ("GET", "/v1/tables/a.b.c", (400, "invalid_name", "'a.b.c' is not a table path")),
+        ("GET", "/v1/tables/..", (400, "invalid_name", "'..' is not a table path")),
+        (
+            "GET",
+            "/v1/tables/none",
+            (404, "table_not_found", "table 'default.none' does not exist"),
+        ),
+    ],
+)
+def test_what_does_not_exist_is_an_error_like_any_other(
+    tmp_path: Path, method: str, path: str, expected: tuple[int, str, str]
+) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            status, code, message = (await service.call(method, path)).error()
+            assert (status, code) == expected[:2]
+            assert message.startswith(expected[2])
+
+    asyncio.run(scenario())
+
+
+def test_a_bug_is_an_internal_error_that_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("inner secret")
+
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table()
+            monkeypatch.setattr(service.service, "table", broken)
+            for path in ("/v1/tables/events/state", "/v1/tables/events/buckets/0/fetch"):
+                status, code, message = (await service.call("GET", path)).error()
+                assert (status, code) == (500, "internal")
+                assert "secret" not in message
+
+    asyncio.run(scenario())
+
+    assert caplog.text.count("KeyError: 'inner secret'") >= 2
+
+
+def test_a_sane_request_id_is_kept_and_others_are_replaced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+
+            async def answered(given: str) -> str:
+                answer = await service.call("GET", "/ready", headers={"x-request-id": given})
+                return answer.headers["x-request-id"]
+
+            assert await answered("my-id.7") == "my-id.7"
+            assert await answered("a b") != "a b"
+            assert await answered("x" * 65) != "x" * 65
+            assert await answered("") != await answered("")
+
+    asyncio.run(scenario())
+
+
+def test_a_stopping_service_refuses_everything_but_health(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table()
+            await service.service.drain()
+
+            for method, path in (
+                ("GET", "/ready"),
+                ("GET", "/v1/tables"),
+                ("POST", "/v1/tables/events/append"),
+                ("GET", "/v1/tables/events/subscribe"),
+            ):
+                answer = await service.call(method, path)
+                assert answer.error()[:2] == (503, "unavailable")
+                assert answer.json()["error"]["retriable"] is True
+                assert answer.headers["retry-after"] == "1"
+            assert (await service.call("GET", "/health")).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_stopping_ends_waits_and_finishes_appends_before_it_returns(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table()
+            _, poll = service.start(
+                "GET",
+                "/v1/tables/events/buckets/0/fetch",
+                query={"offset": "0", "max_wait_ms": "60000"},
+            )
+            _, state = service.start(
+                "GET",
+                "/v1/tables/events/state",
+                query={"after": '{"0": 0}', "max_wait_ms": "60000"},
+            )
+            subscription, following = service.start("GET", "/v1/tables/events/subscribe")
+            await subscription.sent(0)
+            append = asyncio.ensure_future(service.append([(0, 0, event_rows(0, 3))]))
+            await asyncio.sleep(0)
+
+            await service.service.drain()
+
+            assert (await append).json()["buckets"] == {"0": [0, 3]}
+            assert (await poll).status == 200
+            assert (await state).status == 200
+            assert (await following).is_complete
+            assert service.service.open_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_stalled_subscriber_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table()
+            call, following = service.start("GET", "/v1/tables/events/subscribe")
+            await call.sent(0)
+            call.takes_more.clear()
+            await service.append([(0, 0, event_rows(0, 3))])
+            drained = asyncio.ensure_future(service.service.drain())
+            # The connection is cut, which ends a send that waits, as a real one's end would.
+            while not call.is_aborted:
+                await asyncio.sleep(0.01)
+            call.takes_more.set()
+
+            await asyncio.wait_for(drained, 10)
+
+            assert not (await following).is_complete
+
+    asyncio.run(scenario())
+
+
+def test_too_many_requests_at_once_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, open_requests_max=2) as service:
+            await service.create_table()
+            waiting = [
+                service.start(
+                    "GET",
+                    "/v1/tables/events/buckets/0/fetch",
+                    query={"offset": "0", "max_wait_ms": "60000"},
+                )
+                for _ in range(2)
+            ]
+            await asyncio.sleep(0)
+
+            status, code, message = (await service.call("GET", "/v1/tables")).error()
+
+            assert (status, code) == (503, "overloaded")
+            assert message.startswith("2 requests are in progress (open_requests_max)")
+            for call, _ in waiting:
+                call.disconnect()
+            await asyncio.gather(*(task for _, task in waiting))
+            assert (await service.call("GET", "/v1/tables")).status == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(
+    tmp_path: Path, is_announced: bool
+) -> None:
+    async def scenario() -> None:
+        limits = {"body_bytes_max": 1_000, "batch_bytes_max": 1_000}
+        async with in_process_service(tmp_path, **limits) as service:
+            await service.create_table()
+            # The client never sends the rest: only an early answer ends this request.
+            call = AsgiCall(
+                service.app,
+                "POST",
+                "/v1/tables/events/append",
+                chunks=[None] if is_announced else [b"x" * 600, b"x" * 600, None],
+                content_length=1_001 if is_announced else None,
+            )
+
+            status, code, message = (await asyncio.wait_for(call.run(), 10)).error()
+
+            assert (status, code) == (413, "request_too_large")
+            assert "larger than 1000 bytes (body_bytes_max)" in message
+            assert service.service.body_memory.bytes_held == 0
+
+    asyncio.run(scenario())
+
+
+def test_control_routes_have_a_body_limit_of_their_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            call = AsgiCall(
+                service.app,
+                "POST",
+                "/v1/databases",
+                chunks=[None],
+                content_length=CONTROL_BODY_BYTES_MAX + 1,
+            )
+            assert (await call.run()).error()[:2] == (413, "request_too_large")
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_does_not_arrive_in_time_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, body_read_timeout_ms=5) as service:
+            await service.create_table()
+            call = AsgiCall(service.app, "POST", "/v1/tables/events/append", chunks=[b"some", None])
+
+            status, code, message = (await call.run()).error()
+
+            assert (status, code) == (400, "invalid_request")
+            assert "did not arrive within 5 ms (body_read_timeout_ms)" in message
+
+    asyncio.run(scenario())
+
+
+def test_bodies_that_would_not_fit_in_memory_together_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        sizes = {"body_bytes_max": 1_000, "batch_bytes_max": 1_000, "bodies_bytes_max": 1_500}
+        async with in_process_service(tmp_path, **sizes) as service:
+            await service.create_table()
+            first = AsgiCall(
+                service.app,
+                "POST",
+                "/v1/tables/events/append",
+                chunks=[None],
+                content_length=900,
+            )
+            sending = asyncio.ensure_future(first.run())
+            await asyncio.sleep(0)
+
+            status, code, message = (
+                await service.call("POST", "/v1/tables/events/append", body=b"x" * 700)
+            ).error()
+
+            assert (status, code) == (503, "overloaded")
+            assert message.startswith("request bodies already hold 900 of 1500 bytes")
+            first.disconnect()
+            await sending
+            assert service.service.body_memory.bytes_held == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_append_happens_although_its_client_goes_away(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table()
+            call = AsgiCall(
+                service.app,
+                "POST",
+                "/v1/tables/events/append",
+                chunks=[append_body(EVENTS, [(0, 0, event_rows(0, 4))])],
+            )
+            call.disconnect()
+
+            await call.run()
+
+            state = (await service.call("GET", "/v1/tables/events/state")).json()
+            assert state["positions"]["0"]["high_watermark"] == 4
+
+    asyncio.run(scenario())

@@ -1,0 +1,40 @@
+"""Log lines: one an event, readable by machines."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+from streamhouse.storage_service.server.log_format import KeyValueFormatter
+
+
+def _line(message: str, *arguments: object, **fields: object) -> str:
+    record = logging.LogRecord("a.b", logging.INFO, "f.py", 1, message, arguments, None)
+    for name, value in fields.items():
+        setattr(record, name, value)
+    return KeyValueFormatter().format(record)
+
+
+def test_an_event_is_one_line_of_keys_and_values() -> None:
+    line = _line("event=retention table=%s segments=%d", "default.t", 3)
+
+    assert re.fullmatch(
+        r"time=\d{4}-\d\d-\d\dT\S+\+00:00 level=info logger=a\.b event=retention"
+        r" table=default\.t segments=3",
+        line,
+    )
+
+
+def test_other_messages_are_quoted_and_stay_on_one_line() -> None:
+    assert _line("two\nlines").endswith("message='two\\\\nlines'")
+
+
+def test_a_trace_follows_its_line() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError:
+        text = _line("event=bug", exc_info=sys.exc_info())
+
+    assert text.splitlines()[0].endswith("event=bug")
+    assert text.splitlines()[-1] == "ValueError: why"

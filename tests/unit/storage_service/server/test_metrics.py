@@ -1,0 +1,76 @@
+"""What Prometheus sees."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.in_process_service import InProcessService, event_rows, in_process_service
+
+
+async def _samples(service: InProcessService) -> dict[tuple[str, ...], float]:
+    """Every sample by its name and label values."""
+    answer = await service.call("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+
+
+def test_requests_rows_commits_and_tables_are_counted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table(bucket_count=2)
+            await service.append([(0, 0, event_rows(0, 3)), (1, 0, event_rows(0, 2))])
+            await service.call("GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "0"})
+            await service.call("GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "9"})
+
+            samples = await _samples(service)
+
+            assert samples["streamhouse_requests_total", "append", "200"] == 1
+            assert samples["streamhouse_requests_total", "fetch", "416"] == 1
+            assert samples["streamhouse_errors_total", "offset_out_of_range"] == 1
+            assert samples["streamhouse_appended_rows_total",] == 5
+            assert samples["streamhouse_sent_rows_total",] == 3
+            assert samples["streamhouse_commit_seconds_count",] == 1
+            assert samples["streamhouse_table_rows", "default.events"] == 5
+            assert samples["streamhouse_table_untiered_rows", "default.events"] == 5
+            assert samples["streamhouse_table_log_bytes", "default.events"] > 0
+            assert samples["streamhouse_commit_queue_bytes",] == 0
+
+    asyncio.run(scenario())
+
+
+def test_paths_nobody_serves_add_no_labels(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            for i in range(20):
+                await service.call("GET", f"/nowhere/{i}")
+                await service.call("GET", f"/v1/tables/t{i}/state")
+
+            routes = {
+                key[1] for key in await _samples(service) if key[0] == "streamhouse_requests_total"
+            }
+
+            assert routes == {"unknown", "table_state"}
+
+    asyncio.run(scenario())
+
+
+def test_tables_beyond_the_limit_are_added_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, metrics_tables_max=1) as service:
+            for name in ("a", "b", "c"):
+                await service.create_table(name)
+                await service.append([(0, 0, event_rows(0, 2))], path=name)
+
+            samples = await _samples(service)
+
+            rows = {k[1]: v for k, v in samples.items() if k[0] == "streamhouse_table_rows"}
+            assert rows == {"default.a": 2, "(other)": 4}
+
+    asyncio.run(scenario())
