@@ -209,6 +209,9 @@ class LogTablet:
         with self._lock:
             if not self._queue:
                 return
+            if self._closed:
+                self._queue.take_back(keep=0)
+                raise StorageFailedError(f"{self} was closed; nothing was stored")
             try:
                 self._active.write(self._queue.buffers(), self._queue.frames())
             except OSError as error:
@@ -226,6 +229,8 @@ class LogTablet:
         with self._lock:
             if not self._active.needs_sync:
                 return
+            if self._closed:
+                raise UnknownOutcomeError(f"{self} was closed while rows were being stored")
             assert self._active.unsynced_count == len(self._queue)
             try:
                 self._active.sync()
@@ -380,11 +385,13 @@ class LogTablet:
             self._roll()
 
     def close(self) -> None:
-        """Release the files; what was not flushed is dropped. Closing twice is harmless."""
+        """Release the files; closing twice is harmless.
+
+        A flush that is under way on another thread fails; views that readers hold stay valid.
+        """
         with self._retention_lock, self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._queue.take_back(keep=0)
             self._active.close()
             self._mark.close()

@@ -442,7 +442,20 @@ def test_a_closed_log_takes_nothing_more(disk: CrashFilesystem) -> None:
 
     with pytest.raises(StorageFailedError, match="closed"):
         log.append(b"x", row_count=1, schema_id=1)
+    with pytest.raises(StorageFailedError, match="closed; nothing was stored"):
+        log.flush()
     assert open_log(disk).high_watermark == 0
+
+
+def test_a_log_closed_between_write_and_sync_does_not_acknowledge(disk: CrashFilesystem) -> None:
+    log = open_log(disk)
+    log.append(b"x", row_count=1, schema_id=1)
+    log.write()
+
+    log.close()
+
+    with pytest.raises(UnknownOutcomeError, match="closed while"):
+        log.sync()
 
 
 @pytest.mark.parametrize(
