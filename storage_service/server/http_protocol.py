@@ -63,9 +63,11 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._head_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > HEAD_BYTES_MAX:
+        if not self._is_in_head:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(
                 InvalidRequestError(f"the request's headers have more than {HEAD_BYTES_MAX} bytes")
             )

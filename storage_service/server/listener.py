@@ -54,6 +54,8 @@ async def _serve(
     listening: socket.socket,
     on_ready: Callable[[str], Callable[[], None]],
 ) -> None:
+    # First of all: a caller may send a signal as soon as it has seen the ready line.
+    signals = _StopSignals()
     executor = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")
     metrics = ServiceMetrics()
     manager = await TabletManager.open(config, executor=executor, observer=metrics)
@@ -71,31 +73,38 @@ async def _serve(
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
         on_stop = on_ready(_endpoint(listening))
-        await _until_stopped(service, server, on_stop)
+        await _until_stopped(signals, service, server, on_stop)
         await serving
     finally:
         await manager.close()
         executor.shutdown()
 
 
-async def _until_stopped(service: Service, server: _Server, on_stop: Callable[[], None]) -> None:
+class _StopSignals:
+    """The first SIGTERM or SIGINT asks to stop, the second one to hurry."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+
+async def _until_stopped(
+    signals: _StopSignals, service: Service, server: _Server, on_stop: Callable[[], None]
+) -> None:
     """Wait for a signal, then stop in order; a second signal ends all waits."""
-    loop = asyncio.get_running_loop()
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    await stop.wait()
+    await signals.stop.wait()
     _logger.info("event=stopping open_requests=%d", service.open_requests)
     stopping = asyncio.ensure_future(_stop_in_order(service, on_stop))
-    hurried = asyncio.ensure_future(hurry.wait())
+    hurried = asyncio.ensure_future(signals.hurry.wait())
     await asyncio.wait([stopping, hurried], return_when=asyncio.FIRST_COMPLETED)
     if not (stopping.done() and stopping.result()):
         _logger.warning("event=stop_cut_short open_requests=%d", service.open_requests)
-        server.force_exit = hurry.is_set()
+        server.force_exit = signals.hurry.is_set()
     for task in (stopping, hurried):
         task.cancel()
     server.should_exit = True

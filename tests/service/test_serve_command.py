@@ -1,0 +1,133 @@
+"""`streamhouse serve` as users start and stop it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import UnauthorizedError
+from tests.support.service_process import ServiceProcess
+
+pytestmark = pytest.mark.slow
+
+
+def _refused(*arguments: str) -> str:
+    """Start a service that must refuse to start; return its one line on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from streamhouse.cli import main; main()", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_it_says_where_it_listens_and_serves_there(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "data") as service, StorageClient(service.endpoint) as client:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", service.endpoint)
+        assert client.list_databases() == ["default"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_it_with_code_0_and_no_complaint(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with ServiceProcess(tmp_path) as service:
+        assert service.stop_with(number) == 0
+        assert "level=error" not in service.log_text()
+        assert "level=warning" not in service.log_text()
+        assert "Traceback" not in service.log_text()
+
+
+def test_a_second_service_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service:
+        line = _refused("--data-dir", str(tmp_path), "--port", "0")
+
+        assert line == (
+            f"streamhouse: data directory {tmp_path} is in use by another streamhouse service"
+            f" (process {service.pid}); stop it, or use another --data-dir"
+        )
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        line = _refused("--data-dir", str(tmp_path), "--port", str(port))
+
+    assert line.startswith(f"streamhouse: cannot listen on 127.0.0.1 port {port}: Address already")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "host '0.0.0.0' is reachable from other machines: give --token-f"),
+        (["--token-file", "nope"], "token file nope cannot be read"),
+        (["--tables-max", "many"], "--tables-max = 'many' is not a number of tables"),
+        (["--catalog-property", "uri"], "--catalog-property 'uri' must be KEY=VALUE"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_line(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    assert _refused("--data-dir", str(tmp_path), *arguments).startswith(f"streamhouse: {message}")
+
+
+def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("\n")
+
+    line = _refused("--data-dir", str(tmp_path), "--token-file", str(tmp_path / "token"))
+
+    assert line.endswith("must hold one token without spaces")
+
+
+def test_with_a_token_only_its_holders_get_in_and_it_is_never_logged(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("s3cret-token\n")
+    with ServiceProcess(
+        tmp_path / "data", "--token-file", str(token_file), "--log-level", "debug"
+    ) as service:
+        with StorageClient(service.endpoint, token="s3cret-token") as client:
+            assert client.list_tables() == []
+        with (
+            StorageClient(service.endpoint, token="wrong-token") as client,
+            pytest.raises(UnauthorizedError, match="the bearer token is wrong"),
+        ):
+            client.list_tables()
+
+        log = service.log_text()
+        assert "route=list_tables status=200" in log
+        assert "code=unauthorized" in log
+        assert "-token" not in log
+
+
+def test_options_reach_the_service(tmp_path: Path) -> None:
+    with (
+        ServiceProcess(
+            tmp_path,
+            "--catalog",
+            "mine",
+            "--catalog-property",
+            "type=rest",
+            "--catalog-property",
+            "uri=http://lake/?a=b",
+        ) as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        assert client.lake_catalog().to_json() == {
+            "name": "mine",
+            "properties": {"type": "rest", "uri": "http://lake/?a=b"},
+        }

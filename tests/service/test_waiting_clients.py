@@ -1,0 +1,208 @@
+"""Many clients that wait, slow ones, and stopping under them; raw sockets where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.client import StorageClient
+from tests.support.service_process import ServiceProcess
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([pa.field("id", pa.int64())])
+ROWS = pa.table({"id": range(100)}, schema=SCHEMA)
+
+
+def _request(path: str, extra: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: x\r\n{extra}\r\n".encode()
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    parts = urlsplit(endpoint)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
+
+
+def _poll(offset: int) -> bytes:
+    return _request(f"/v1/tables/t/buckets/0/fetch?offset={offset}&max_wait_ms=60000")
+
+
+async def _status_line(reader: asyncio.StreamReader) -> str:
+    return (await asyncio.wait_for(reader.readline(), 30)).decode().strip()
+
+
+def _gauge(endpoint: str, name: str) -> float:
+    with socket.create_connection(_address(endpoint), 30) as connection:
+        connection.sendall(_request("/metrics", "connection: close\r\n"))
+        text = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return float(found.group(1))
+
+
+def test_a_thousand_idle_long_polls_cost_nothing_and_all_wake(tmp_path: Path) -> None:
+    async def scenario(endpoint: str, client: StorageClient) -> None:
+        connections = []
+        for _ in range(1_000):
+            reader, writer = await asyncio.open_connection(*_address(endpoint))
+            writer.write(_poll(0))
+            connections.append((reader, writer))
+        while await asyncio.to_thread(_gauge, endpoint, "streamhouse_waiting_requests") < 1_000:
+            await asyncio.sleep(0.01)
+        # Others are served as if nobody waited.
+        assert await asyncio.to_thread(client.list_tables) == ["default.t"]
+
+        await asyncio.to_thread(client.append, "t", ROWS)
+
+        statuses = await asyncio.gather(*(_status_line(reader) for reader, _ in connections))
+        assert set(statuses) == {"HTTP/1.1 200 OK"}
+        for _, writer in connections:
+            writer.close()
+
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        client.create_table("t", SCHEMA)
+        asyncio.run(scenario(service.endpoint, client))
+
+
+def test_waiting_clients_that_go_away_leave_nothing_behind(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        client.create_table("t", SCHEMA)
+        with contextlib.ExitStack() as stack:
+            for path in (_poll(0), _request("/v1/tables/t/subscribe")) * 20:
+                connection = socket.create_connection(_address(service.endpoint), 30)
+                stack.enter_context(connection)
+                connection.sendall(path)
+            _until(service, "streamhouse_waiting_requests", 40)
+            assert _gauge(service.endpoint, "streamhouse_subscriptions") == 20
+
+        _until(service, "streamhouse_waiting_requests", 0)
+        _until(service, "streamhouse_subscriptions", 0)
+        # This very request is the one that is open.
+        assert _gauge(service.endpoint, "streamhouse_open_requests") == 1
+
+
+def _until(service: ServiceProcess, gauge: str, value: float) -> None:
+    pause = threading.Event()
+    for _ in range(1_000):
+        if _gauge(service.endpoint, gauge) == value:
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"{gauge} is {_gauge(service.endpoint, gauge)}, not {value}")
+
+
+def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(tmp_path: Path) -> None:
+    async def scenario(service: ServiceProcess) -> None:
+        address = _address(service.endpoint)
+        poll_reader, poll_writer = await asyncio.open_connection(*address)
+        poll_writer.write(_poll(0))
+        push_reader, push_writer = await asyncio.open_connection(*address)
+        push_writer.write(_request("/v1/tables/t/subscribe"))
+        assert await _status_line(push_reader) == "HTTP/1.1 200 OK"
+        while _gauge(service.endpoint, "streamhouse_waiting_requests") < 2:
+            await asyncio.sleep(0.01)
+
+        service.send(signal.SIGTERM)
+
+        assert await _status_line(poll_reader) == "HTTP/1.1 200 OK"
+        pushed = await asyncio.wait_for(push_reader.read(), 30)
+        assert pushed.endswith(b"0\r\n\r\n"), "the last chunk of a chunked answer"
+        poll_writer.close()
+        push_writer.close()
+        assert service.wait() == 0
+
+    with ServiceProcess(tmp_path) as service:
+        with StorageClient(service.endpoint) as client:
+            client.create_table("t", SCHEMA)
+        asyncio.run(scenario(service))
+
+
+def test_a_subscriber_that_never_reads_neither_grows_memory_nor_holds_up_the_stop(
+    tmp_path: Path,
+) -> None:
+    wide = pa.table({"id": range(100_000)}, schema=SCHEMA)
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        client.create_table("t", SCHEMA)
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                connection = socket.create_connection(_address(service.endpoint), 30)
+                stack.enter_context(connection)
+                connection.sendall(_request("/v1/tables/t/subscribe?start=earliest"))
+            for _ in range(20):
+                client.append("t", wide)
+            before = _resident_bytes(service.pid)
+            for _ in range(60):
+                client.append("t", wide)
+            # 48 MB more for each of the 20: queueing them would take a gigabyte.
+            assert _resident_bytes(service.pid) - before < 250 << 20
+
+            assert service.terminate() == 0
+            assert "stop_cut_short" not in service.log_text()
+
+
+def _resident_bytes(pid: int) -> int:
+    """Anonymous memory: mapped log files are the page cache's."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found.group(1)) << 10
+
+
+def _error_of(answer: bytes) -> tuple[str, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    return head.split(b" ")[1].decode(), error["code"]
+
+
+def _exchange(endpoint: str, data: bytes) -> bytes:
+    """Send bytes and return all that comes until the service closes the connection."""
+    with socket.create_connection(_address(endpoint), 30) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+def test_peers_that_are_no_clients_are_answered_or_closed(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path, "--keep-alive-timeout-ms", "300") as service:
+        for bad in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GARBAGE\r\n\r\n", b"GET\r\n\r\n"):
+            assert _error_of(_exchange(service.endpoint, bad)) == ("400", "invalid_request")
+        endless = b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 70_000
+        assert _error_of(_exchange(service.endpoint, endless)) == ("400", "invalid_request")
+        for silent in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nhost: x\r\nx: "):
+            assert _exchange(service.endpoint, silent) == b""
+
+
+def test_too_many_connections_are_refused_with_a_reason(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path, "--connections-max", "3") as service:
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                connection = socket.create_connection(_address(service.endpoint), 30)
+                stack.enter_context(connection)
+                connection.sendall(_request("/health"))
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+
+            assert _error_of(_exchange(service.endpoint, b"")) == ("503", "overloaded")
+
+        _until_connected(service)
+
+
+def _until_connected(service: ServiceProcess) -> None:
+    """The places of closed connections are free again."""
+    pause = threading.Event()
+    for _ in range(1_000):
+        if _exchange(service.endpoint, _request("/health", "connection: close\r\n")).startswith(
+            b"HTTP/1.1 200"
+        ):
+            return
+        pause.wait(0.01)
+    raise AssertionError("the service does not take new connections")
