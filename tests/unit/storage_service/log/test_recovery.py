@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
-from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
-from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.segment_format import FRAME, encode_frame
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.log_harness import (
     DIRECTORY,
@@ -347,58 +342,3 @@ def test_a_disk_that_fails_while_opening_is_named(disk: CrashFilesystem) -> None
 
     with pytest.raises(StorageFailedError, match="cannot open the log of bucket 0 of table 7"):
         open_log(disk)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"version": 2}, {"flags": 1}, {"zero": 1}, {"row_count": 0}, {"durable_offset": 99}],
-)
-def test_a_whole_frame_of_another_release_is_never_cut_off(
-    disk: CrashFilesystem, change: dict[str, int]
-) -> None:
-    log = open_log(disk)
-    store(log, b"x", rows=10)
-    log.close()
-    _append_raw(disk, log, _frame(**change))
-
-    with pytest.raises(CorruptDataError, match="a whole frame that this release cannot read"):
-        open_log(disk)
-
-
-@pytest.mark.parametrize("change", [{"timestamp_us": -1}, {"base_offset": 11}])
-def test_a_whole_frame_that_does_not_continue_the_log_ends_it(
-    disk: CrashFilesystem, change: dict[str, int]
-) -> None:
-    log = open_log(disk)
-    store(log, b"x", rows=10)
-    log.close()
-    path = DIRECTORY / _segment()
-    _append_raw(disk, log, _frame(**change))
-
-    assert open_log(disk).high_watermark == 10
-    assert disk.size_bytes(path) == log.size_bytes
-
-
-def _append_raw(disk: CrashFilesystem, log: LogTablet, frame: bytes) -> None:
-    disk.open(DIRECTORY / _segment()).write([frame], position=log.size_bytes)
-
-
-def _frame(**change: int) -> bytes:
-    """A frame for offset 10 with its checksum right, whatever was changed in it."""
-    names = [
-        *("magic", "crc", "payload_bytes", "version", "flags", "zero", "base_offset"),
-        *("row_count", "schema_id", "timestamp_us", "writer_id", "sequence", "durable_offset"),
-    ]
-    header, payload = encode_frame(
-        b"payload!",
-        base_offset=10,
-        row_count=1,
-        schema_id=1,
-        timestamp_us=1 << 40,
-        writer_id=0,
-        sequence=0,
-        durable_offset=10,
-    )
-    fields = dict(zip(names, FRAME.unpack(header), strict=True)) | change
-    checked = FRAME.pack(*fields.values())[8:] + bytes(payload)
-    return struct.pack("<II", fields["magic"], crc32c(checked)) + checked

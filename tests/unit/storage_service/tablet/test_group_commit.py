@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,136 +18,28 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.filesystem import Buffer, WritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.tablet.group_commit import (
     CommitGroup,
-    CommitLimits,
     CommitOutcome,
     GroupCommitter,
     PendingAppend,
 )
-from tests.support.crash_filesystem import Crash, CrashFilesystem
-from tests.support.log_harness import open_log, payloads_of, read_all
+from tests.support.commit_harness import BUCKETS, WAIT_SECONDS, CommitHarness
+from tests.support.crash_filesystem import CrashFilesystem
+from tests.support.log_harness import open_log, read_all
 
-_WAIT_SECONDS = 10.0
-_A, _B, _C = (Path(f"/tables/7/bucket-{bucket}") for bucket in range(3))
-
-
-class _Disk(CrashFilesystem):
-    """Fails by directory instead of by step, because groups write their logs in any order."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.fail_writes_in: set[Path] = set()
-        self.fail_syncs_in: set[Path] = set()
-        self.fail_truncates_in: set[Path] = set()
-
-    def open(self, path: Path) -> WritableFile:
-        return _File(self, path, super().open(path))
-
-    def create(self, path: Path) -> WritableFile:
-        return _File(self, path, super().create(path))
-
-
-class _File:
-    def __init__(self, disk: _Disk, path: Path, file: WritableFile) -> None:
-        self._disk = disk
-        self._directory = path.parent
-        self._file = file
-
-    def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
-        if self._directory in self._disk.fail_writes_in:
-            half = b"".join(buffers)
-            self._file.write([half[: len(half) // 2]], position=position)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self._file.write(buffers, position=position)
-
-    def sync(self) -> None:
-        if self._directory in self._disk.fail_syncs_in:
-            raise OSError(errno.EIO, "Input/output error")
-        self._file.sync()
-
-    def truncate(self, size_bytes: int) -> None:
-        if self._directory in self._disk.fail_truncates_in:
-            raise OSError(errno.EIO, "Input/output error")
-        self._file.truncate(size_bytes)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Service:
-    """A committer whose groups are completed by the test, as an event loop would."""
-
-    def __init__(self) -> None:
-        self.disk = _Disk()
-        self.groups: list[CommitGroup] = []
-        self._arrived = threading.Semaphore(0)
-        self._may_publish = threading.Event()
-        self._may_publish.set()
-        self.committer = GroupCommitter(
-            self._publish, limits=CommitLimits(units_max=5, rows_max=1000, bytes_max=10_000)
-        )
-        self.logs = {directory: self.open(directory) for directory in (_A, _B, _C)}
-
-    def open(self, directory: Path) -> LogTablet:
-        bucket = int(directory.name.removeprefix("bucket-"))
-        return open_log(self.disk, directory=directory, bucket=bucket)
-
-    def restart(self) -> None:
-        self.disk.fail_writes_in = self.disk.fail_syncs_in = self.disk.fail_truncates_in = set()
-        self.disk.restart(Crash.POWER)
-        self.logs = {directory: self.open(directory) for directory in self.logs}
-
-    def _publish(self, group: CommitGroup) -> None:
-        self.groups.append(group)
-        self._arrived.release()
-        assert self._may_publish.wait(_WAIT_SECONDS)
-
-    def next_group(self) -> CommitGroup:
-        assert self._arrived.acquire(timeout=_WAIT_SECONDS), "no group was published"
-        return self.groups[-1]
-
-    def hold(self) -> None:
-        """Keep the commit thread busy, so that what is submitted now becomes one group."""
-        self._may_publish.clear()
-        self.submit()
-        self.next_group()
-
-    def release(self) -> CommitGroup:
-        self._may_publish.set()
-        return self.next_group()
-
-    def submit(self, *entries: PendingAppend) -> list[CommitOutcome]:
-        outcomes: list[CommitOutcome] = []
-        self.committer.submit(entries, outcomes.append)
-        return outcomes
-
-    def commit(self, *entries: PendingAppend) -> CommitOutcome:
-        """Submit one unit and complete its group."""
-        outcomes = self.submit(*entries)
-        self.next_group().complete()
-        return outcomes[0]
-
-    def batch(
-        self, directory: Path, payload: bytes = b"rows", *, rows: int = 2, sequence: int = 0
-    ) -> PendingAppend:
-        writer_id = 9 if sequence else 0
-        return PendingAppend(self.logs[directory], payload, rows, 1, writer_id, sequence)
-
-    def stored(self, directory: Path) -> list[bytes]:
-        return payloads_of(read_all(self.logs[directory]))
+_A, _B, _C = BUCKETS
 
 
 @pytest.fixture
-def service() -> Iterator[_Service]:
-    service = _Service()
+def service() -> Iterator[CommitHarness]:
+    service = CommitHarness()
     yield service
     service.committer.stop()
 
 
-def test_a_unit_is_durable_then_visible_then_answered(service: _Service) -> None:
+def test_a_unit_is_durable_then_visible_then_answered(service: CommitHarness) -> None:
     outcomes = service.submit(service.batch(_A), service.batch(_B), service.batch(_A, b"more"))
     group = service.next_group()
 
@@ -163,7 +54,7 @@ def test_a_unit_is_durable_then_visible_then_answered(service: _Service) -> None
     assert service.stored(_B) == [b"rows"]
 
 
-def test_units_that_wait_become_one_group_with_one_sync_a_log(service: _Service) -> None:
+def test_units_that_wait_become_one_group_with_one_sync_a_log(service: CommitHarness) -> None:
     service.hold()
     waiting = [service.submit(service.batch(_A)), service.submit(service.batch(_A))]
     before = len(service.disk.history)
@@ -174,7 +65,7 @@ def test_units_that_wait_become_one_group_with_one_sync_a_log(service: _Service)
     assert [step for step, _ in service.disk.history[before:]] == ["write", "sync", "write"]
 
 
-def test_a_group_shows_its_own_rows_only(service: _Service) -> None:
+def test_a_group_shows_its_own_rows_only(service: CommitHarness) -> None:
     """The commit thread may be a group further when one is completed: no half unit shows."""
     service.submit(service.batch(_A))
     first = service.next_group()
@@ -196,7 +87,7 @@ def test_a_group_shows_its_own_rows_only(service: _Service) -> None:
     ],
 )
 def test_a_refused_batch_refuses_its_whole_unit_and_no_other(
-    service: _Service, bad: Callable[[_Service], PendingAppend], error: type[Exception]
+    service: CommitHarness, bad: Callable[[CommitHarness], PendingAppend], error: type[Exception]
 ) -> None:
     service.hold()
     before = service.submit(service.batch(_A, b"before"))
@@ -212,7 +103,7 @@ def test_a_refused_batch_refuses_its_whole_unit_and_no_other(
     assert service.stored(_B) == [b"after"]
 
 
-def test_a_repetition_is_answered_and_not_stored_again(service: _Service) -> None:
+def test_a_repetition_is_answered_and_not_stored_again(service: CommitHarness) -> None:
     first = service.commit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
 
     again = service.commit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
@@ -223,7 +114,7 @@ def test_a_repetition_is_answered_and_not_stored_again(service: _Service) -> Non
     assert service.stored(_A) == service.stored(_B) == [b"rows"]
 
 
-def test_a_repetition_waits_for_the_group_that_stores_the_first(service: _Service) -> None:
+def test_a_repetition_waits_for_the_group_that_stores_the_first(service: CommitHarness) -> None:
     service.hold()
     first = service.submit(service.batch(_A, sequence=1))
     again = service.submit(service.batch(_A, sequence=1))
@@ -235,7 +126,7 @@ def test_a_repetition_waits_for_the_group_that_stores_the_first(service: _Servic
     assert isinstance(again[0].error, UnknownOutcomeError)
 
 
-def test_a_repeated_part_of_a_unit_is_completed(service: _Service) -> None:
+def test_a_repeated_part_of_a_unit_is_completed(service: CommitHarness) -> None:
     service.commit(service.batch(_A, sequence=1))
 
     outcome = service.commit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
@@ -245,7 +136,7 @@ def test_a_repeated_part_of_a_unit_is_completed(service: _Service) -> None:
 
 
 def test_disk_full_in_one_log_refuses_only_units_that_touch_it_and_nothing_of_them_stays(
-    service: _Service,
+    service: CommitHarness,
 ) -> None:
     service.hold()
     touching = service.submit(
@@ -266,7 +157,7 @@ def test_disk_full_in_one_log_refuses_only_units_that_touch_it_and_nothing_of_th
     assert [result.is_duplicate for result in retried.results] == [False, False]
 
 
-def test_a_batch_behind_a_refused_one_may_be_sent_again(service: _Service) -> None:
+def test_a_batch_behind_a_refused_one_may_be_sent_again(service: CommitHarness) -> None:
     """Not 'out of order', which would end the writer: it is the disk's fault."""
     service.hold()
     refused = service.submit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
@@ -286,7 +177,7 @@ def test_a_batch_behind_a_refused_one_may_be_sent_again(service: _Service) -> No
 
 
 def test_a_failed_sync_leaves_the_outcome_open_and_a_repetition_completes_it(
-    service: _Service,
+    service: CommitHarness,
 ) -> None:
     service.hold()
     torn = service.submit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
@@ -311,7 +202,7 @@ def test_a_failed_sync_leaves_the_outcome_open_and_a_repetition_completes_it(
 
 @pytest.mark.parametrize("fault", ["truncate", "sync of the truncation"])
 def test_a_refused_write_that_cannot_be_taken_back_is_unknown(
-    service: _Service, fault: str
+    service: CommitHarness, fault: str
 ) -> None:
     service.hold()
     unit = service.submit(service.batch(_A, b"unit"), service.batch(_B, b"unit"))
@@ -331,7 +222,7 @@ def test_a_refused_write_that_cannot_be_taken_back_is_unknown(
 
 
 def test_a_crash_between_the_syncs_of_two_logs_is_completed_by_a_repetition(
-    service: _Service,
+    service: CommitHarness,
 ) -> None:
     a, b = service.batch(_A, sequence=1), service.batch(_B, sequence=1)
     for batch in (a, b):
@@ -352,7 +243,9 @@ def test_a_crash_between_the_syncs_of_two_logs_is_completed_by_a_repetition(
     [[(1, 10)] * 4, [(500, 10)], [(2, 5000)]],
     ids=["units", "rows", "bytes"],
 )
-def test_a_full_queue_refuses_at_once(service: _Service, filling: list[tuple[int, int]]) -> None:
+def test_a_full_queue_refuses_at_once(
+    service: CommitHarness, filling: list[tuple[int, int]]
+) -> None:
     service.hold()
     called: list[CommitOutcome] = []
     for rows, size in filling:
@@ -368,17 +261,17 @@ def test_a_full_queue_refuses_at_once(service: _Service, filling: list[tuple[int
     assert service.committer.queued_units == service.committer.queued_bytes == 0
 
 
-def test_a_unit_over_the_limits_is_taken_when_nothing_waits(service: _Service) -> None:
+def test_a_unit_over_the_limits_is_taken_when_nothing_waits(service: CommitHarness) -> None:
     assert service.commit(service.batch(_A, b"x" * 20_000, rows=5000)).error is None
 
 
-def test_stop_commits_what_waits_and_refuses_what_comes(service: _Service) -> None:
+def test_stop_commits_what_waits_and_refuses_what_comes(service: CommitHarness) -> None:
     service.hold()
     outcomes = service.submit(service.batch(_A))
     stopping = threading.Thread(target=service.committer.stop)
     stopping.start()
     service.release().complete()
-    stopping.join(_WAIT_SECONDS)
+    stopping.join(WAIT_SECONDS)
 
     assert outcomes[0].error is None
     with pytest.raises(UnavailableError, match="stopping"):
@@ -387,7 +280,7 @@ def test_stop_commits_what_waits_and_refuses_what_comes(service: _Service) -> No
 
 
 def test_a_bug_answers_every_unit_and_the_committer_goes_on(
-    service: _Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: CommitHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: LogTablet) -> None:
         raise ZeroDivisionError
@@ -415,7 +308,7 @@ def test_a_publisher_that_fails_does_not_stop_the_committer(
     log = open_log(CrashFilesystem(0))
     for _ in range(2):
         committer.submit([PendingAppend(log, b"x", 1, 1)], lambda outcome: None)
-        assert seen.acquire(timeout=_WAIT_SECONDS)
+        assert seen.acquire(timeout=WAIT_SECONDS)
     committer.stop()
 
     assert log.log_end_offset == 2
@@ -440,7 +333,7 @@ def test_units_of_many_threads_are_all_answered_once_in_their_own_order() -> Non
             payload = b"%d/%d" % (writer, sequence)
             unit = [PendingAppend(log, payload, 1, 1, writer + 1, sequence) for log in logs[:2]]
             committer.submit(unit, answered)
-            assert done.wait(_WAIT_SECONDS)
+            assert done.wait(WAIT_SECONDS)
 
     threads = [threading.Thread(target=run, args=(n,)) for n in answers]
     for thread in threads:
