@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.cli.serve import command
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
+from streamhouse.storage_service.model.properties import PROPERTY_HELP
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
@@ -100,3 +102,32 @@ def test_another_catalog_is_passed_on(tmp_path: Path) -> None:
     )
 
     assert config.lake_catalog().to_json() == {"name": "glue", "properties": {"type": "glue"}}
+
+
+def _documented(*columns: str) -> list[tuple[str, ...]]:
+    """The rows of the document's table with exactly these columns."""
+    heading = "| " + " | ".join(columns) + " |\n"
+    rows = DOCUMENT.read_text(encoding="utf-8").split(heading)[1].splitlines()[1:]
+    table = rows[: [*rows, ""].index("")]
+    return [tuple(cell.strip().strip("`") for cell in row[1:-1].split("|")) for row in table]
+
+
+def test_every_limit_is_documented_as_it_is() -> None:
+    assert _documented("option", "default", "unit", "meaning") == [
+        (option.flag, str(option.default), option.unit, option.help)
+        for option in ServiceConfig.options()
+    ]
+
+
+def test_every_table_property_is_documented_as_it_is() -> None:
+    assert _documented("property", "default", "meaning") == [
+        (key, default, text) for key, (default, text) in PROPERTY_HELP.items()
+    ]
+
+
+def test_every_other_option_of_the_command_is_documented() -> None:
+    limits = {option.name for option in ServiceConfig.options()}
+
+    assert [row[0] for row in _documented("option", "default", "meaning")] == [
+        parameter.opts[0] for parameter in command.params if parameter.name not in limits
+    ]
