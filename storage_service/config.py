@@ -122,7 +122,9 @@ class ServiceConfig:
     inline_bytes_max: int = _limit(
         256 * _KIB, "bytes", "Larger appends and fetches are handled off the event loop."
     )
-    worker_threads: int = _limit(4, "threads", "Threads for what is handled off the event loop.")
+    worker_threads: int = _limit(
+        4, "threads", "Threads for appends and fetches that are handled off the event loop."
+    )
     retention_interval_ms: int = _limit(60_000, "ms", "How often expired log segments are deleted.")
     tiering_lease_ms: int = _limit(
         30_000, "ms", "How long a tiering round stays claimed after its last heartbeat."

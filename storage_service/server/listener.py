@@ -33,6 +33,8 @@ __all__ = ["run_service"]
 _logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2_048
+# For opening, making and dropping logs, lake states and retention: they mostly wait for the disk.
+_DISK_THREADS: Final = 4
 # What a stopping server waits for connections after their requests are done.
 _CLOSE_TIMEOUT_S: Final = 2
 
@@ -56,11 +58,13 @@ async def _serve(
 ) -> None:
     # First of all: a caller may send a signal as soon as it has seen the ready line.
     signals = _StopSignals()
-    executor = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")
     metrics = ServiceMetrics()
-    manager = await TabletManager.open(config, executor=executor, observer=metrics)
+    # Two pools: making a table with thousands of buckets must not keep rows waiting.
+    workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
+    disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+    manager = await TabletManager.open(config, executor=disk, observer=metrics)
     try:
-        service = Service(config, manager, executor, metrics)
+        service = Service(config, manager, workers, metrics)
         metrics.watch(
             tables=manager.open_tables,
             gauges=service.gauges,
@@ -77,7 +81,8 @@ async def _serve(
         await serving
     finally:
         await manager.close()
-        executor.shutdown()
+        workers.shutdown()
+        disk.shutdown()
 
 
 class _StopSignals:
