@@ -1,0 +1,105 @@
+"""Runs of bytes in one buffer as Arrow binary arrays, and numbers at arbitrary places in it.
+
+The primitives under the row codec: no knowledge of rows, types or keys. Positions are in bytes from
+the start of a buffer. Nothing here runs Python per row.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = [
+    "binary_array",
+    "binary_parts",
+    "fixed_rows",
+    "gather_at",
+    "slice_runs",
+    "validity_buffer",
+    "write_at",
+]
+
+
+def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Return data and the n + 1 offsets of a binary array, both without a copy."""
+    _, offsets, data = array.buffers()
+    if offsets is None or len(array) == 0:
+        return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int32)
+    starts = np.frombuffer(offsets, dtype=np.int32, count=array.offset + len(array) + 1)
+    bytes_ = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return bytes_, starts[array.offset :]
+
+
+def binary_array(data: Any, offsets: npt.NDArray[np.int32], *, valid: Any = None) -> pa.Array:
+    """Return the binary array over `data` with n + 1 `offsets`, without a copy."""
+    return pa.Array.from_buffers(
+        pa.binary(), len(offsets) - 1, [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def fixed_rows(rows: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return the rows of a C-contiguous (n, width) byte matrix as binary values, uncopied."""
+    count, width = rows.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return binary_array(rows, offsets)
+
+
+def validity_buffer(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    """Return Arrow's validity bitmap, or None when all values are valid."""
+    if valid.all():
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def gather_at(
+    data: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """Return the values of `dtype` that start at `positions`, aligned or not."""
+    if len(positions) == 0:
+        return np.empty(0, dtype=dtype)
+    return _overlapping(data, dtype)[positions]
+
+
+def write_at(
+    data: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]
+) -> None:
+    """Write `values` in place so that each starts at its position."""
+    if len(positions):
+        _overlapping(data, values.dtype)[positions] = values
+
+
+def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a view with one value starting at every byte of `data`."""
+    count = max(len(data) - dtype.itemsize + 1, 0)
+    return np.ndarray(shape=(count,), dtype=dtype, buffer=data, strides=(1,))
+
+
+def slice_runs(
+    data: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    *,
+    data_type: pa.DataType,
+) -> pa.Array:
+    """Return the runs [start, end) of `data` as a string or binary array. Starts must ascend."""
+    count = len(starts)
+    if count == 0:
+        return pa.array([], data_type)
+    # Every other value of an array over the same data is a run; those between are the gaps.
+    offsets = np.empty(2 * count + 1, dtype=np.int32)
+    offsets[0:-1:2] = starts
+    offsets[1::2] = ends
+    offsets[-1] = ends[-1]
+    both = pa.Array.from_buffers(
+        data_type, 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return both.take(_even_numbers(count))
+
+
+@lru_cache(maxsize=8)
+def _even_numbers(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int64))

@@ -1,0 +1,74 @@
+"""The changes of one batch by key: which rows have the same key, and in which order they came.
+
+A chain is the changes of one key in the order of the batch. `KeyChains` lists all rows chain by
+chain: "place" s is a position in that list, so the change before place s, if it has one, is at
+s - 1. Almost always every key occurs once and places are rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["KeyChains", "chains_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChains:
+    """Rows of a batch, chain by chain.
+
+    `keys`: each key once, in order of first appearance; chain g is the changes of `keys[g]`.
+    `row`, `chain`, `first`: by place, the row, its chain, and whether the chain starts there.
+    `distinct`: no key occurs twice, so that `row` and `chain` are 0..n-1 and all are first.
+    """
+
+    keys: pa.Array
+    row: npt.NDArray[np.int64]
+    chain: npt.NDArray[np.int64]
+    first: npt.NDArray[np.bool_]
+    distinct: bool
+
+    def last(self) -> npt.NDArray[np.int64]:
+        """Return the last place of every chain."""
+        if self.distinct:
+            return self.row
+        return np.append(np.flatnonzero(self.first)[1:], len(self.row)) - 1
+
+    def latest(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """Return, by place, the nearest marked place of the same chain up to it, or -1."""
+        places = np.arange(len(marked))
+        if self.distinct:
+            return np.where(marked, places, -1)
+        # A chain's start stops the search: it is marked for that, and told apart afterwards.
+        nearest = np.maximum.accumulate(np.where(marked | self.first, places, 0))
+        return np.where(marked[nearest], nearest, -1)
+
+    def latest_before(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """Return, by place, the nearest marked place of the same chain before it, or -1."""
+        if self.distinct:
+            return np.full(len(marked), -1)
+        latest = np.concatenate([[-1], self.latest(marked)[:-1]])
+        latest[self.first] = -1
+        return latest
+
+
+def chains_of(keys: pa.Array) -> KeyChains:
+    """Return the chains of rows with these binary keys."""
+    encoded = keys.dictionary_encode()
+    distinct = encoded.dictionary
+    count = len(keys)
+    if len(distinct) == count:
+        rows = np.arange(count)
+        return KeyChains(
+            keys=keys, row=rows, chain=rows, first=np.ones(count, dtype=np.bool_), distinct=True
+        )
+    chain_of_row = encoded.indices.to_numpy()
+    row = np.argsort(chain_of_row, kind="stable")
+    chain = chain_of_row[row].astype(np.int64)
+    first = np.empty(count, dtype=np.bool_)
+    first[0] = True
+    np.not_equal(chain[1:], chain[:-1], out=first[1:])
+    return KeyChains(keys=distinct, row=row, chain=chain, first=first, distinct=False)

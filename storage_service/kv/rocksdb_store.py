@@ -1,0 +1,295 @@
+"""The one door to RocksDB: one bucket's rows by key, and how far the changelog is applied to them.
+
+Promises:
+- RocksDB keeps no log of its own: the changelog is. What was written is durable after `flush`, or
+  once `flushed_marker` has reached it; a crash before keeps a prefix of what was written, in order.
+- The marker (changelog offset and row count) is written in the same batch as the last rows it
+  covers, so what is found at the next start is never older than the marker found with it.
+- No write ever sleeps inside RocksDB, where it would hold the interpreter: it raises
+  `OverloadedError`, and the same rows can be written again later.
+
+One thread writes; any thread reads. Rows live under keys from `01` to `02` (no part of a primary
+key is null), the marker under the reserved prefix `ff`.
+
+Rows are handed over in large runs and each run is sealed, which hands it to RocksDB's own threads.
+Therefore memtables are plain vectors: four times cheaper to fill than a skip list, and read only
+after they are sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+import pyarrow as pa
+from rocksdict import (
+    BlockBasedOptions,
+    Checkpoint,
+    DbClosedError,
+    DBCompressionType,
+    MemtableFactory,
+    Options,
+    Rdict,
+    ReadOptions,
+    Snapshot,
+    WriteBatch,
+    WriteOptions,
+)
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OverloadedError,
+    StorageFailedError,
+    UnavailableError,
+)
+
+__all__ = ["Marker", "RocksdbStore", "StoreOptions", "StoreSnapshot"]
+
+_MARKER_KEY: Final = b"\xffmarker"
+_ROWS_START: Final = b"\x01"
+_ROWS_END: Final = b"\x02"
+# magic, version, zero, bucket, table id, applied offset, row count        (little endian)
+_MARKER: Final = struct.Struct("<4sHHIQQQ")
+_MAGIC: Final = b"SHKV"
+_FORMAT_VERSION: Final = 1
+# A call into RocksDB holds the interpreter: this many rows is a fraction of a millisecond.
+_CHUNK_ROWS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """What one bucket's RocksDB may use.
+
+    Memory is at most `write_buffer_bytes * write_buffers_max` plus about 2 bytes a row for filters;
+    rows are read through the page cache.
+    """
+
+    write_buffer_bytes: int = 64 << 20
+    write_buffers_max: int = 4
+    open_files_max: int = 512
+    background_jobs: int = 2
+
+
+class Marker(NamedTuple):
+    """How far the changelog is applied: every row below the offset, none from it on."""
+
+    applied_offset: int
+    row_count: int
+
+
+class RocksdbStore:
+    """One bucket's rows in one RocksDB. `close` is idempotent; after it, reads and writes raise."""
+
+    def __init__(
+        self, path: Path, *, table_id: int, bucket: int, options: StoreOptions | None = None
+    ) -> None:
+        """Open the store at `path`, or create it empty, with the marker at offset 0."""
+        self._path: Final = path
+        self._identity: Final = (bucket, table_id)
+        self._closed = False
+        path.mkdir(parents=True, exist_ok=True)
+        with _door(path):
+            self._db: Final = Rdict(str(path), _rocksdb_options(options or StoreOptions()))
+        try:
+            self._flushed = self._written = self._read_marker()
+        except BaseException:
+            self.close()
+            raise
+        self._sealed = self._written
+        self._write_options: Final = WriteOptions()
+        # The stubs call it a method; it is a property.
+        self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
+        self._write_options.no_slowdown = True
+
+    @property
+    def written_marker(self) -> Marker:
+        """The marker of what was written last."""
+        return self._written
+
+    @property
+    def flushed_marker(self) -> Marker:
+        """A marker that is durable, together with all rows below it."""
+        if self._flushed != self._sealed and self._memtables() == 0:
+            self._flushed = self._sealed
+        return self._flushed
+
+    def get(self, keys: pa.Array) -> pa.Array:
+        """Return the value of each of the binary `keys`, null where there is none."""
+        if len(keys) == 0:
+            return pa.array([], pa.binary())
+        with _door(self._path):
+            return pa.array(self._db.get(keys.to_pylist()), pa.binary())
+
+    def get_one(self, key: bytes) -> bytes | None:
+        """Return the value of one key."""
+        with _door(self._path):
+            value: bytes | None = self._db.get(key)
+            return value
+
+    def write(self, keys: pa.Array, values: pa.Array, *, marker: Marker) -> None:
+        """Put `values` under `keys`, which are distinct; a null value deletes. Not durable yet.
+
+        Raises OverloadedError when RocksDB cannot keep up: nothing is lost by writing the same
+        again, because only the last chunk carries the marker.
+        """
+        for start in range(0, max(len(keys), 1), _CHUNK_ROWS):
+            chunk = WriteBatch(raw_mode=True)
+            _fill(chunk, keys.slice(start, _CHUNK_ROWS), values.slice(start, _CHUNK_ROWS))
+            if start + _CHUNK_ROWS >= len(keys):
+                chunk[_MARKER_KEY] = self._encode_marker(marker)
+            with _door(self._path):
+                self._db.write(chunk, self._write_options)
+        self._written = marker
+
+    def seal(self) -> None:
+        """Start making what was written durable, without waiting; reads are fast again."""
+        with _door(self._path):
+            self._db.flush(wait=False)
+        self._sealed = self._written
+
+    def flush(self) -> None:
+        """Return when everything written is durable."""
+        with _door(self._path):
+            self._db.flush(wait=True)
+        self._sealed = self._flushed = self._written
+
+    def snapshot(self) -> StoreSnapshot:
+        """Return a view of the rows as they are now, whatever is written later."""
+        with _door(self._path):
+            return StoreSnapshot(self._path, self._db.snapshot())
+
+    def checkpoint(self, path: Path) -> None:
+        """Flush, and make a copy at `path` (which must not exist) that opens like this store."""
+        self.flush()
+        with _door(self._path):
+            Checkpoint(self._db).create_checkpoint(str(path))
+
+    def approximate_bytes(self) -> dict[str, int]:
+        """Return bytes by place: `files`, `memtables`, `table_readers`."""
+        names = {
+            "files": "rocksdb.total-sst-files-size",
+            "memtables": "rocksdb.size-all-mem-tables",
+            "table_readers": "rocksdb.estimate-table-readers-mem",
+        }
+        with _door(self._path):
+            return {name: self._db.property_int_value(p) or 0 for name, p in names.items()}
+
+    def close(self) -> None:
+        """Close without flushing: what is not durable comes back from the changelog."""
+        if not self._closed:
+            self._closed = True
+            with _door(self._path):
+                self._db.close()
+
+    def _memtables(self) -> int:
+        """Return how many sealed runs RocksDB has not made durable yet."""
+        with _door(self._path):
+            return self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
+
+    def _encode_marker(self, marker: Marker) -> bytes:
+        return _MARKER.pack(_MAGIC, _FORMAT_VERSION, 0, *self._identity, *marker)
+
+    def _read_marker(self) -> Marker:
+        value = self.get_one(_MARKER_KEY)
+        if value is None:
+            return Marker(0, 0)
+        if len(value) != _MARKER.size or value[:4] != _MAGIC:
+            raise CorruptDataError(f"{self._path}: the marker is damaged")
+        _, version, _, bucket, table_id, applied_offset, row_count = _MARKER.unpack(value)
+        if version != _FORMAT_VERSION:
+            raise CorruptDataError(
+                f"{self._path} has format version {version}, which this release cannot read"
+            )
+        if (bucket, table_id) != self._identity:
+            raise CorruptDataError(
+                f"{self._path} belongs to bucket {bucket} of table {table_id}, not to bucket"
+                f" {self._identity[0]} of table {self._identity[1]}"
+            )
+        return Marker(applied_offset, row_count)
+
+
+class StoreSnapshot:
+    """The rows of a store at one moment. Let it go soon: RocksDB keeps what it shows."""
+
+    def __init__(self, path: Path, snapshot: Snapshot) -> None:
+        self._path = path
+        self._snapshot = snapshot
+
+    def scan(
+        self, *, start: bytes = _ROWS_START, end: bytes = _ROWS_END, chunk_rows: int = _CHUNK_ROWS
+    ) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield keys and values of the rows with start <= key < end in key order, in chunks."""
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(end)
+        with _door(self._path):
+            items = self._snapshot.items(from_key=start, read_opt=bounds)
+        while True:
+            with _door(self._path):
+                chunk: list[Any] = list(itertools.islice(items, chunk_rows))
+            if not chunk:
+                return
+            keys, values = zip(*chunk, strict=True)
+            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+
+
+def _fill(chunk: WriteBatch, keys: pa.Array, values: pa.Array) -> None:
+    if values.null_count:
+        present = values.is_valid()
+        deque(map(chunk.delete, keys.filter(values.is_null()).to_pylist()), maxlen=0)
+        keys, values = keys.filter(present), values.filter(present)
+    deque(map(chunk.put, keys.to_pylist(), values.to_pylist()), maxlen=0)
+
+
+def _rocksdb_options(options: StoreOptions) -> Options:
+    o = Options(raw_mode=True)
+    o.create_if_missing(True)
+    o.set_compression_type(DBCompressionType.none())
+    o.set_allow_mmap_reads(True)
+    o.set_allow_concurrent_memtable_write(False)
+    o.set_memtable_factory(MemtableFactory.vector())
+    o.set_write_buffer_size(options.write_buffer_bytes)
+    o.set_max_write_buffer_number(options.write_buffers_max)
+    o.set_max_open_files(options.open_files_max)
+    o.set_max_background_jobs(options.background_jobs)
+    # Rows are looked up in memory first: many small files cost less than compacting them often.
+    o.set_level_zero_file_num_compaction_trigger(8)
+    o.set_level_zero_slowdown_writes_trigger(32)
+    o.set_level_zero_stop_writes_trigger(48)
+    o.set_keep_log_file_num(2)
+    o.set_max_log_file_size(1 << 20)
+    o.set_stats_dump_period_sec(0)
+    table = BlockBasedOptions()
+    table.set_bloom_filter(10, block_based=False)
+    table.set_format_version(5)
+    o.set_block_based_table_factory(table)
+    return o
+
+
+@contextlib.contextmanager
+def _door(path: Path) -> Iterator[None]:
+    """Turn what RocksDB raises into our errors."""
+    try:
+        yield
+    except DbClosedError as error:
+        raise UnavailableError(f"{path} is closed") from error
+    except (MemoryError, TypeError, ValueError):
+        raise
+    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing narrower
+        _translate(path, error)
+
+
+def _translate(path: Path, error: Exception) -> NoReturn:
+    text = str(error)
+    if text.startswith("Result incomplete"):
+        raise OverloadedError(
+            f"{path}: RocksDB is behind with compacting; send again later, or more slowly"
+        ) from error
+    if text.startswith("Corruption"):
+        raise CorruptDataError(f"{path}: {text}") from error
+    raise StorageFailedError(f"{path}: {text}") from error

@@ -1,0 +1,85 @@
+"""Rows of one table as the values that RocksDB keeps.
+
+    version offset u64 | schema id u8 | the row (row_layout)          all little endian
+
+The version offset is the changelog offset of the `+I` or `+U` that wrote this version of the row.
+Values are encoded before their offset is known and stamped in place afterwards. Two values with the
+same stamp are equal exactly when their rows are identical.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError
+from streamhouse.storage_service.kv.byte_runs import binary_parts, gather_at, write_at
+from streamhouse.storage_service.kv.row_layout import RowLayout
+from streamhouse.storage_service.model.schema import Schema
+
+__all__ = ["RowCodec", "stamp_versions", "versions_of"]
+
+_VERSION: Final = np.dtype("<i8")
+_SCHEMA_ID: Final = np.dtype("u1")
+_PREFIX_BYTES: Final = _VERSION.itemsize + _SCHEMA_ID.itemsize
+SCHEMA_ID_MAX: Final = 255
+
+
+class RowCodec:
+    """Encodes and decodes rows of `schema`; stateless, so any thread may use it."""
+
+    def __init__(self, schema: Schema, *, schema_id: int, table: str) -> None:
+        if not 0 <= schema_id <= SCHEMA_ID_MAX:
+            raise InvalidSchemaError(
+                f"table '{table}': schema {schema_id} cannot be stored; a primary key table has at"
+                f" most {SCHEMA_ID_MAX + 1} schemas"
+            )
+        self.schema: Final = schema
+        self.arrow_schema: Final = schema.to_arrow()
+        self.schema_id: Final = schema_id
+        self._table: Final = table
+        self._layout: Final = RowLayout(self.arrow_schema.types, prefix_bytes=_PREFIX_BYTES)
+
+    @property
+    def value_bytes_min(self) -> int:
+        """The bytes of a row whose strings and nested values are all empty."""
+        return self._layout.header.itemsize
+
+    def encode(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return one value a row, stamped with version 0. Columns are in schema order."""
+        values = self._layout.encode(rows.columns)
+        if self.schema_id:
+            data, offsets = binary_parts(values)
+            places = offsets[:-1].astype(np.int64) + _VERSION.itemsize
+            write_at(data, places, np.full(len(values), self.schema_id, dtype=_SCHEMA_ID))
+        return values
+
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        """Return the rows of `values`, none of which is null."""
+        data, offsets = binary_parts(values)
+        if len(values) and int(np.diff(offsets).min()) < self.value_bytes_min:
+            raise CorruptDataError(f"table '{self._table}': a stored row is too short")
+        ids = gather_at(data, offsets[:-1].astype(np.int64) + _VERSION.itemsize, _SCHEMA_ID)
+        if len(ids) and not (ids == self.schema_id).all():
+            other = int(ids[ids != self.schema_id][0])
+            raise CorruptDataError(
+                f"table '{self._table}': a stored row has schema {other}, which is not known"
+            )
+        columns = self._layout.decode(values)
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+
+
+def versions_of(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the version offset of every value; no value may be null."""
+    data, offsets = binary_parts(values)
+    versions: npt.NDArray[Any] = gather_at(data, offsets[:-1].astype(np.int64), _VERSION)
+    return versions
+
+
+def stamp_versions(values: pa.Array, versions: npt.NDArray[np.int64]) -> None:
+    """Write the version offsets into `values`, in place: the caller must own their bytes."""
+    data, offsets = binary_parts(values)
+    write_at(data, offsets[:-1].astype(np.int64), versions.astype(_VERSION, copy=False))

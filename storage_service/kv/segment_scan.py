@@ -1,0 +1,137 @@
+"""Running aggregates over segments of consecutive values, without Python per value.
+
+A segment is a run of values that one state passes through, from a start to the next. Each function
+returns for every value what the state is after it: the aggregate of its segment up to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = [
+    "Segments",
+    "extreme_positions",
+    "latest_valid_positions",
+    "running_any",
+    "running_decimal_sums",
+    "running_float_sums",
+    "running_integer_sums",
+    "running_texts",
+]
+
+
+class Segments:
+    """Where segments start among `count` values; the first starts at 0."""
+
+    def __init__(self, starts: npt.NDArray[np.int64], count: int) -> None:
+        self.starts: Final = starts
+        self.lengths: Final = np.diff(np.append(starts, count))
+        self.index: Final = np.repeat(np.arange(len(starts)), self.lengths)
+
+
+def latest_valid_positions(
+    valid: npt.NDArray[np.bool_], segments: Segments
+) -> npt.NDArray[np.int64]:
+    """Return the position of the latest valid value so far, else of the segment's start."""
+    places = np.zeros(len(valid), dtype=np.int64)
+    places[segments.starts] = segments.starts
+    here = np.flatnonzero(valid)
+    places[here] = here
+    latest: npt.NDArray[np.int64] = np.maximum.accumulate(places)
+    return latest
+
+
+def running_any(marked: npt.NDArray[np.bool_], segments: Segments) -> npt.NDArray[np.bool_]:
+    """Return whether any value of the segment was marked so far."""
+    total = np.cumsum(marked, dtype=np.int64)
+    before = total[segments.starts] - marked[segments.starts]
+    found: npt.NDArray[np.bool_] = total > before[segments.index]
+    return found
+
+
+def running_integer_sums(
+    values: npt.NDArray[np.int64], segments: Segments
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the sums, and where one left the range of 64 bits; later sums mean nothing."""
+    # Sums over all segments wrap around; the difference within one is right modulo 2**64.
+    with np.errstate(over="ignore"):
+        total = np.cumsum(values)
+        before = total[segments.starts] - values[segments.starts]
+        sums = total - before[segments.index]
+        previous = sums - values
+    overflow = ((previous ^ sums) & (values ^ sums)) < 0
+    return sums, overflow
+
+
+def running_decimal_sums(values: npt.NDArray[Any], segments: Segments) -> npt.NDArray[Any]:
+    """Return the sums of Python integers, an object array; they never overflow."""
+    total = np.cumsum(values)
+    before = total[segments.starts] - values[segments.starts]
+    sums: npt.NDArray[Any] = total - before[segments.index]
+    return sums
+
+
+def running_float_sums(values: npt.NDArray[Any], segments: Segments) -> npt.NDArray[Any]:
+    """Return the sums added up strictly one by one, so that rounding is that of single upserts."""
+    sums = values.copy()
+    bits = np.frexp(segments.lengths - 1)[1]
+    # Segments of about one length make a matrix: there are few such lengths, whatever the data.
+    for bit in np.unique(bits[segments.lengths > 1]):
+        chosen = np.flatnonzero((bits == bit) & (segments.lengths > 1))
+        lengths = segments.lengths[chosen]
+        width = int(lengths.max())
+        columns = np.arange(width)
+        positions = segments.starts[chosen][:, None] + np.minimum(columns, lengths[:, None] - 1)
+        matrix = np.add.accumulate(values[positions], axis=1)
+        inside = columns < lengths[:, None]
+        sums[positions[inside]] = matrix[inside]
+    return sums
+
+
+def extreme_positions(
+    values: pa.Array, segments: Segments, *, greatest: bool
+) -> npt.NDArray[np.int64]:
+    """Return the position of the least or greatest value so far; of equal ones the earliest.
+
+    Nulls are skipped; where all values so far are null it is the segment's start.
+    """
+    count = len(values)
+    order = "descending" if greatest else "ascending"
+    # Ranks are unique; equal values are ranked in order of position, and nulls come last.
+    ranks = pc.rank(values, sort_keys=order, tiebreaker="first")
+    rank = ranks.to_numpy().astype(np.int64) - 1
+    position = np.empty(count, dtype=np.int64)
+    position[rank] = np.arange(count)
+    # The least rank so far, in one pass: segments are kept apart by falling offsets.
+    fall = (len(segments.starts) - 1 - segments.index) * count
+    least = np.minimum.accumulate(rank + fall) - fall
+    return position[least]
+
+
+def running_texts(texts: pa.Array, segments: Segments, *, delimiter: str) -> pa.Array:
+    """Return the texts so far joined by `delimiter`; nulls are skipped, null if there was none.
+
+    One pass for each value of the longest segment: a text that grows with every row is long anyway.
+    """
+    current = texts.take(pa.array(segments.starts))
+    rounds = [current]
+    places = [segments.starts]
+    alive = np.arange(len(segments.starts))
+    for step in range(1, int(segments.lengths.max(initial=1))):
+        longer = np.flatnonzero(segments.lengths[alive] > step)
+        alive = alive[longer]
+        current = current.take(pa.array(longer))
+        here = segments.starts[alive] + step
+        more = texts.take(pa.array(here))
+        joined = pc.binary_join_element_wise(current, more, delimiter)
+        current = pc.coalesce(joined, current, more)
+        rounds.append(current)
+        places.append(here)
+    back = np.empty(len(texts), dtype=np.int64)
+    back[np.concatenate(places)] = np.arange(len(texts))
+    return pa.concat_arrays(rounds).take(pa.array(back))

@@ -1,0 +1,49 @@
+"""The stored rows that the changes of a batch meet."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.kv.row_codec import RowCodec, versions_of
+
+__all__ = ["StoredRows"]
+
+
+class StoredRows:
+    """What is stored under each of a number of distinct keys, if anything.
+
+    `values` are as stored, null where nothing is. `found`, `versions` (-1 where nothing is) and
+    `place` (position in `rows`, meaningless where nothing is) are by key.
+    """
+
+    def __init__(self, values: pa.Array, codec: RowCodec) -> None:
+        self.values = values
+        self._codec = codec
+        self._present = values.drop_null() if values.null_count else values
+
+    @cached_property
+    def found(self) -> npt.NDArray[np.bool_]:
+        """By key, whether a row is stored."""
+        found: npt.NDArray[np.bool_] = self.values.is_valid().to_numpy(zero_copy_only=False)
+        return found
+
+    @cached_property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """By key, the offset of the stored version, or -1."""
+        versions = np.full(len(self.values), -1, dtype=np.int64)
+        versions[self.found] = versions_of(self._present)
+        return versions
+
+    @cached_property
+    def place(self) -> npt.NDArray[np.int64]:
+        """By key, the position of its row in `rows`."""
+        return np.cumsum(self.found) - 1
+
+    @cached_property
+    def rows(self) -> pa.RecordBatch:
+        """The rows that are stored, in order of their keys."""
+        return self._codec.decode(self._present)

@@ -1,0 +1,259 @@
+"""What a batch of upserts and deletes does to a bucket: its changelog, and what to store.
+
+Pure and vectorised: given the changes and the rows stored under their keys, no I/O. Changes of one
+key are resolved in order; a change that leaves a row identical writes nothing. The changelog keeps
+the order of the batch, `-U` right before its `+U`, and the row at position i of it gets the offset
+`base_offset + i`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.errors import RequestTooLargeError
+from streamhouse.storage_service.kv.key_chains import KeyChains, chains_of
+from streamhouse.storage_service.kv.merge import MergedRows, merge_rows
+from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions
+from streamhouse.storage_service.kv.stored_rows import StoredRows
+from streamhouse.storage_service.kv.write_input import ROW_BYTES_MAX, TableRules, WriteInput
+from streamhouse.storage_service.model.changelog import (
+    CHANGELOG_FIELDS,
+    DELETE,
+    INSERT,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+)
+from streamhouse.storage_service.model.merge_engine import ChangelogImage
+
+__all__ = ["PlannedWrite", "plan_write"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWrite:
+    """What to append to the log, and then to store; both or nothing.
+
+    `changelog` may have no rows. `keys` are distinct; a null among `values` deletes the row.
+    """
+
+    base_offset: int
+    changelog: pa.RecordBatch
+    keys: pa.Array
+    values: pa.Array
+    row_count_delta: int
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last change."""
+        return self.base_offset + int(self.changelog.num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effects:
+    """What each change does, by place (see `KeyChains`).
+
+    `kind` is INSERT, UPDATE_AFTER, DELETE or 0 for nothing. `at` and `before_at` are the positions
+    of the row after and before it among merged and stored rows together.
+    """
+
+    kind: npt.NDArray[np.int8]
+    at: npt.NDArray[np.int64]
+    before_at: npt.NDArray[np.int64]
+
+    @property
+    def writes(self) -> npt.NDArray[np.bool_]:
+        writes: npt.NDArray[np.bool_] = self.kind != 0
+        return writes
+
+
+def plan_write(
+    given: WriteInput,
+    fetch: Callable[[pa.Array], pa.Array],
+    *,
+    rules: TableRules,
+    codec: RowCodec,
+    base_offset: int,
+) -> PlannedWrite:
+    """Plan `given`; `fetch` returns what is stored under distinct keys, null where nothing is."""
+    chains = chains_of(given.keys)
+    stored = StoredRows(fetch(chains.keys), codec)
+    merged = merge_rows(given, chains, stored, rules)
+    values = codec.encode(merged.rows)
+    _check_sizes(values, merged, given, chains, rules)
+    effects = _effects(given.deletes[chains.row], values, merged, chains, stored)
+
+    full = rules.merge.image is ChangelogImage.FULL
+    lines = np.zeros(len(chains.row), dtype=np.int64)
+    lines[chains.row] = np.where(full & (effects.kind == UPDATE_AFTER), 2, effects.writes)
+    ends = np.cumsum(lines)
+    last_line = ends[chains.row] - 1
+    replaced = _replaced_versions(effects, chains, stored, base_offset + last_line)
+    changelog = _changelog(effects, merged, stored, last_line, replaced, full=full)
+    keys, puts = _puts(effects, values, chains, stored, base_offset + last_line)
+    return PlannedWrite(
+        base_offset=base_offset,
+        changelog=changelog,
+        keys=keys,
+        values=puts,
+        row_count_delta=int((effects.kind == INSERT).sum() - (effects.kind == DELETE).sum()),
+    )
+
+
+def _check_sizes(
+    values: pa.Array, merged: MergedRows, given: WriteInput, chains: KeyChains, rules: TableRules
+) -> None:
+    if values.nbytes <= ROW_BYTES_MAX:
+        return
+    lengths = np.zeros(len(chains.row), dtype=np.int64)
+    lengths[chains.row] = pc.binary_length(values).to_numpy()[merged.at]
+    wrong = np.flatnonzero(lengths > ROW_BYTES_MAX)
+    if len(wrong):
+        raise RequestTooLargeError(
+            f"table '{rules.table}': row {int(given.row_numbers[wrong[0]])} has"
+            f" {int(lengths[wrong[0]])} bytes; at most {ROW_BYTES_MAX}"
+        )
+
+
+def _effects(
+    deletes: npt.NDArray[np.bool_],
+    values: pa.Array,
+    merged: MergedRows,
+    chains: KeyChains,
+    stored: StoredRows,
+) -> _Effects:
+    count = len(values)
+    found = stored.found[chains.chain]
+    upserts = merged.accepted & ~deletes
+    # The row that a change meets: that of the latest change before it that counts, else the stored.
+    before_at = np.where(found, count + stored.place[chains.chain], -1)
+    if not chains.distinct:
+        latest = chains.latest_before(merged.accepted)
+        inner = latest >= 0
+        source = latest[inner]
+        before_at[inner] = np.where(deletes[source], -1, merged.at[source])
+    exists = before_at >= 0
+    kind = np.zeros(len(deletes), dtype=np.int8)
+    kind[upserts & ~exists] = INSERT
+    kind[deletes & exists] = DELETE
+    updates = np.flatnonzero(upserts & exists)
+    if len(updates):
+        same = _identical(values, merged.at[updates], before_at[updates], chains, stored)
+        kind[updates] = np.where(same, 0, UPDATE_AFTER)
+    return _Effects(kind=kind, at=merged.at, before_at=before_at)
+
+
+def _identical(
+    values: pa.Array,
+    at: npt.NDArray[np.int64],
+    before_at: npt.NDArray[np.int64],
+    chains: KeyChains,
+    stored: StoredRows,
+) -> npt.NDArray[np.bool_]:
+    """Return whether the rows `at` and `before_at` are identical; clobbers stamps of `values`."""
+    if chains.distinct and len(values) == len(stored.values):
+        # Rows, keys and stored values line up: stamped alike, equal bytes are identical rows.
+        stamp_versions(values, stored.versions)
+        equal = pc.equal(values, stored.values).fill_null(False)
+        return np.asarray(equal.to_numpy(zero_copy_only=False))[at]
+    before = pa.concat_arrays([values, stored.values.drop_null()]).take(pa.array(before_at))
+    after = values.take(pa.array(at))
+    zeros = np.zeros(len(at), dtype=np.int64)
+    stamp_versions(before, zeros)
+    stamp_versions(after, zeros)
+    return np.asarray(pc.equal(before, after).to_numpy(zero_copy_only=False))
+
+
+def _replaced_versions(
+    effects: _Effects,
+    chains: KeyChains,
+    stored: StoredRows,
+    written_offsets: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Return, by place, the offset of the row version that a change replaces."""
+    replaced = stored.versions[chains.chain]
+    if not chains.distinct:
+        latest = chains.latest_before(effects.writes)
+        inner = latest >= 0
+        replaced[inner] = written_offsets[latest[inner]]
+    return replaced
+
+
+def _changelog(
+    effects: _Effects,
+    merged: MergedRows,
+    stored: StoredRows,
+    last_line: npt.NDArray[np.int64],
+    replaced: npt.NDArray[np.int64],
+    *,
+    full: bool,
+) -> pa.RecordBatch:
+    """Return the changelog; `last_line` is, by place, where the (last) line of a change goes."""
+    schema = pa.schema([*merged.rows.schema, *CHANGELOG_FIELDS])
+    inserts, updates, deletes = (
+        np.flatnonzero(effects.kind == kind) for kind in (INSERT, UPDATE_AFTER, DELETE)
+    )
+    count = len(inserts) + len(deletes) + len(updates) * (2 if full else 1)
+    source = np.empty(count, dtype=np.int64)
+    types = np.empty(count, dtype=np.int8)
+    retracts = np.full(count, -1, dtype=np.int64)
+    for places, kind in ((inserts, INSERT), (updates, UPDATE_AFTER), (deletes, DELETE)):
+        lines = last_line[places]
+        source[lines] = (effects.before_at if kind == DELETE else effects.at)[places]
+        types[lines] = kind
+        if kind != INSERT:
+            retracts[lines] = replaced[places]
+    if full:
+        lines = last_line[updates] - 1
+        source[lines] = effects.before_at[updates]
+        types[lines] = UPDATE_BEFORE
+    columns = _take_lines(merged.rows, stored, source, before=full or len(deletes) > 0)
+    columns += [pa.array(types), pa.array(retracts, mask=retracts < 0)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _take_lines(
+    merged: pa.RecordBatch, stored: StoredRows, source: npt.NDArray[np.int64], *, before: bool
+) -> list[pa.Array]:
+    """Return the columns of the rows at `source` among merged rows, and stored ones if `before`."""
+    if before and stored.found.any():
+        indices = pa.array(source)
+        return [
+            pa.concat_arrays([new, old]).take(indices)
+            for new, old in zip(merged.columns, stored.rows.columns, strict=True)
+        ]
+    if len(source) == merged.num_rows and np.array_equal(source, np.arange(len(source))):
+        return list(merged.columns)
+    return list(merged.take(pa.array(source)).columns)
+
+
+def _puts(
+    effects: _Effects,
+    values: pa.Array,
+    chains: KeyChains,
+    stored: StoredRows,
+    written_offsets: npt.NDArray[np.int64],
+) -> tuple[pa.Array, pa.Array]:
+    """Return the keys to write and their values: what the last change of each chain left."""
+    places = chains.latest(effects.writes)[chains.last()]
+    changed = places >= 0
+    chosen = places[changed]
+    gone = effects.kind[chosen] == DELETE
+    # A row that came and went within the batch was never stored.
+    pointless = gone & ~stored.found[changed]
+    if pointless.any():
+        changed[np.flatnonzero(changed)[pointless]] = False
+        chosen, gone = chosen[~pointless], gone[~pointless]
+    versions = np.zeros(len(values), dtype=np.int64)
+    upserts = chosen[~gone]
+    versions[effects.at[upserts]] = written_offsets[upserts]
+    stamp_versions(values, versions)
+    if len(chosen) == len(values) and not gone.any() and chains.distinct:
+        return chains.keys, values
+    keys = chains.keys if changed.all() else chains.keys.filter(pa.array(changed))
+    taken = values.take(pa.array(effects.at[chosen], mask=gone if gone.any() else None))
+    return keys, taken

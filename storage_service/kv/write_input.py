@@ -1,0 +1,237 @@
+"""The rows of one upsert or delete as given, checked and made uniform before anything is planned.
+
+Everything that can be told without knowing the stored rows is refused here, by one sentence with
+table, column and row; rows are numbered as the caller gave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    SchemaMismatchError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.bucketing import encode_key
+from streamhouse.storage_service.model.changelog import (
+    OPERATION_DELETE,
+    OPERATION_NONE,
+    OPERATION_UPSERT,
+)
+from streamhouse.storage_service.model.conform import check_nulls, conform
+from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine, MergeRules
+from streamhouse.storage_service.model.schema import Schema
+
+__all__ = ["KEY_BYTES_MAX", "ROW_BYTES_MAX", "TableRules", "WriteInput", "check_keys", "check_rows"]
+
+KEY_BYTES_MAX: Final = 16 << 10
+"""Longest encoded key."""
+
+ROW_BYTES_MAX: Final = 8 << 20
+"""Longest encoded row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRules:
+    """What planning needs to know of a primary key table."""
+
+    table: str
+    schema: Schema
+    primary_key: tuple[str, ...]
+    merge: MergeRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteInput:
+    """Checked changes, in order.
+
+    `rows` has all columns of the table; what lies in a column that is not `named`, or outside the
+    key of a delete, means nothing. `deletes` marks the deletes. `row_numbers` are the caller's.
+    """
+
+    rows: pa.RecordBatch
+    keys: pa.Array
+    deletes: npt.NDArray[np.bool_]
+    named: frozenset[str]
+    row_numbers: npt.NDArray[np.int64]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some columns keep the value they have."""
+        return len(self.named) < len(self.rows.columns)
+
+
+def check_rows(
+    rows: pa.RecordBatch,
+    rules: TableRules,
+    *,
+    operations: npt.NDArray[np.int8] | None = None,
+    columns: Sequence[str] | None = None,
+) -> WriteInput:
+    """Check rows to upsert, or by `operations` to upsert and delete.
+
+    `columns` makes a partial update: `rows` has exactly these columns, the key among them. Rows
+    to delete need key columns only, if there are no others.
+    """
+    kept, deletes, row_numbers = _apply_behavior(rows, operations, rules)
+    if operations is not None and not (operations == OPERATION_UPSERT).any():
+        columns = rules.primary_key
+        kept = _only_keys(kept, rules)
+    names = _named_columns(rules, columns)
+    _check_partial(kept, rules, names)
+    part = rules.schema.select(names, table=rules.table)
+    if len(kept) == len(rows) and not deletes.any():
+        conformed = conform(kept, part, table=rules.table)
+    else:
+        conformed = conform(kept, _nullable(part), table=rules.table)
+        _check_nulls(conformed, part, rules, deletes=deletes, row_numbers=row_numbers)
+    conformed = _widened(conformed, rules.schema)
+    _check_versions(conformed, rules, row_numbers)
+    return WriteInput(
+        rows=conformed,
+        keys=check_keys(conformed, rules, row_numbers=row_numbers),
+        deletes=deletes,
+        named=frozenset(names),
+        row_numbers=row_numbers,
+    )
+
+
+def check_keys(
+    rows: pa.RecordBatch, rules: TableRules, *, row_numbers: npt.NDArray[np.int64] | None = None
+) -> pa.Array:
+    """Return the encoded keys of `rows`, whose key columns are there, without nulls."""
+    keys = encode_key([rows.column(name) for name in rules.primary_key])
+    longest = pc.max(pc.binary_length(keys)).as_py() or 0
+    if longest > KEY_BYTES_MAX:
+        row = pc.index(pc.binary_length(keys), longest).as_py()
+        number = row if row_numbers is None else int(row_numbers[row])
+        raise InvalidRequestError(
+            f"table '{rules.table}': the key ({', '.join(rules.primary_key)}) of row {number} has"
+            f" {longest} bytes; at most {KEY_BYTES_MAX}"
+        )
+    return keys
+
+
+def _apply_behavior(
+    rows: pa.RecordBatch, operations: npt.NDArray[np.int8] | None, rules: TableRules
+) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Return the rows that count, which of them are deletes, and their numbers."""
+    numbers = np.arange(rows.num_rows)
+    if operations is None:
+        return rows, np.zeros(rows.num_rows, dtype=np.bool_), numbers
+    assert len(operations) == rows.num_rows
+    deletes = operations == OPERATION_DELETE
+    behavior = rules.merge.delete_behavior
+    if behavior is DeleteBehavior.DISALLOW and deletes.any():
+        raise UnsupportedError(
+            f"table '{rules.table}': row {int(np.argmax(deletes))} is a delete, and"
+            " table.delete.behavior = disallow"
+        )
+    wanted = operations != OPERATION_NONE
+    if behavior is DeleteBehavior.IGNORE:
+        wanted = operations == OPERATION_UPSERT
+    if wanted.all():
+        return rows, deletes, numbers
+    return rows.filter(pa.array(wanted)), deletes[wanted], numbers[wanted]
+
+
+def _only_keys(rows: pa.RecordBatch, rules: TableRules) -> pa.RecordBatch:
+    """Return the key columns of rows to delete; others may be there, if the table has them."""
+    for name in rows.schema.names:
+        rules.schema.column(name, table=rules.table)
+    names = rows.schema.names
+    return rows.select([i for i, name in enumerate(names) if name in rules.primary_key])
+
+
+def _named_columns(rules: TableRules, columns: Sequence[str] | None) -> list[str]:
+    """Return the columns the rows must have, in the table's order."""
+    if columns is None:
+        return rules.schema.names
+    for name in columns:
+        rules.schema.column(name, table=rules.table)
+    missing = [name for name in rules.primary_key if name not in columns]
+    if missing:
+        raise SchemaMismatchError(
+            f"table '{rules.table}': a partial update must name the key column '{missing[0]}'"
+            f" (named: {', '.join(columns)})"
+        )
+    return [name for name in rules.schema.names if name in columns]
+
+
+def _check_partial(rows: pa.RecordBatch, rules: TableRules, names: Sequence[str]) -> None:
+    if len(names) == len(rules.schema.names):
+        return
+    unnamed = [name for name in rows.schema.names if name not in names]
+    if unnamed:
+        raise SchemaMismatchError(
+            f"table '{rules.table}': column '{unnamed[0]}' is in the data but not among the"
+            f" columns to update ({', '.join(names)})"
+        )
+    if rows.num_rows and rules.merge.engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
+        raise UnsupportedError(
+            f"table '{rules.table}': table.merge-engine = {rules.merge.engine} takes whole rows,"
+            " no partial updates"
+        )
+
+
+def _nullable(schema: Schema) -> Schema:
+    """Return `schema` with nulls allowed everywhere."""
+    return Schema(tuple(replace(column, nullable=True) for column in schema.columns))
+
+
+def _check_nulls(
+    rows: pa.RecordBatch,
+    schema: Schema,
+    rules: TableRules,
+    *,
+    deletes: npt.NDArray[np.bool_],
+    row_numbers: npt.NDArray[np.int64],
+) -> None:
+    """Check what `conform` checks, of a delete only the key, with the caller's row numbers."""
+    upserts = np.flatnonzero(~deletes)
+    upserted = rows.take(pa.array(upserts)) if deletes.any() else rows
+    for column in schema.columns:
+        whole = column.name in rules.primary_key
+        array = (rows if whole else upserted).column(column.name)
+        if not column.nullable and array.null_count:
+            position = pc.index(array.is_null(), True).as_py()
+            row = row_numbers[position if whole else upserts[position]]
+            raise SchemaMismatchError(
+                f"table '{rules.table}': column '{column.name}' must not be null, but row"
+                f" {int(row)} is"
+            )
+    check_nulls(upserted, schema, table=rules.table)
+
+
+def _check_versions(
+    rows: pa.RecordBatch, rules: TableRules, row_numbers: npt.NDArray[np.int64]
+) -> None:
+    name = rules.merge.version_column
+    if name is None or rows.column(name).null_count == 0:
+        return
+    row = int(row_numbers[pc.index(rows.column(name).is_null(), True).as_py()])
+    raise SchemaMismatchError(
+        f"table '{rules.table}': version column '{name}' must not be null, but row {row} is"
+    )
+
+
+def _widened(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
+    """Return `rows` with every column of the table; those not given are null and mean nothing."""
+    arrow_schema = schema.to_arrow()
+    if rows.schema.equals(arrow_schema):
+        return rows
+    columns = [
+        rows.column(field.name)
+        if field.name in rows.schema.names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in arrow_schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema)

@@ -1,0 +1,164 @@
+"""Random primary key tables, and random changes to them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.storage_service.model.merge_engine import MergeRules
+from streamhouse.storage_service.model.schema import Schema, canonical_type
+from tests.support.kv_model import Change
+
+__all__ = ["Batch", "batch_of", "batches", "operations_of_changes", "table_rules", "values"]
+
+_UTC = pa.timestamp("us", tz="UTC")
+KEY_TYPES = (
+    pa.bool_(),
+    pa.int8(),
+    pa.int32(),
+    pa.int64(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    _UTC,
+    pa.decimal128(20, 3),
+)
+FLAT_TYPES = (*KEY_TYPES, pa.int16(), pa.float32(), pa.float64(), pa.timestamp("us"))
+NESTED_TYPES = tuple(
+    canonical_type(t, where="nested")
+    for t in (
+        pa.list_(pa.int32()),
+        pa.list_(pa.string()),
+        pa.map_(pa.string(), pa.float64()),
+        pa.struct([("a", pa.int64()), ("b", pa.string()), ("c", pa.list_(pa.bool_()))]),
+        pa.list_(pa.struct([("x", pa.list_(pa.date32())), ("y", pa.map_(pa.int8(), pa.string()))])),
+    )
+)
+
+
+def values(t: pa.DataType) -> st.SearchStrategy[Any]:
+    """Return values of `t`, never null outside nested ones; few enough to repeat."""
+    if pa.types.is_boolean(t):
+        return st.booleans()
+    if pa.types.is_integer(t):
+        limit = 1 << (t.bit_width - 1)
+        return st.integers(-3, 3) | st.integers(-limit, limit - 1)
+    if pa.types.is_floating(t):
+        return st.sampled_from([0.0, -0.0, 1.5, float("nan")]) | st.floats(width=t.bit_width)
+    if pa.types.is_decimal(t):
+        most = 10**t.precision - 1
+        return st.integers(-most, most).map(lambda n: Decimal(n).scaleb(-t.scale))
+    if pa.types.is_string(t):
+        return st.sampled_from(["", "a", "b\x00", "ü"]) | st.text(max_size=6)
+    if pa.types.is_binary(t):
+        return st.binary(max_size=5)
+    if pa.types.is_date(t):
+        return st.dates()
+    if pa.types.is_timestamp(t):
+        zone = st.just(datetime.UTC) if t.tz else st.none()
+        return st.datetimes(timezones=zone)
+    if pa.types.is_map(t):
+        pairs = st.tuples(values(t.key_type), st.none() | values(t.item_type))
+        return st.lists(pairs, max_size=2)
+    if pa.types.is_list(t):
+        return st.lists(st.none() | values(t.value_type), max_size=3)
+    return st.fixed_dictionaries({f.name: st.none() | values(f.type) for f in t})
+
+
+@st.composite
+def table_rules(
+    draw: st.DrawFn,
+    *,
+    merge: st.SearchStrategy[dict[str, str]] | None = None,
+    key_types: Sequence[pa.DataType] = KEY_TYPES,
+    types: Sequence[pa.DataType] = FLAT_TYPES + NESTED_TYPES,
+) -> TableRules:
+    """Return a table of 1 to 3 key columns and up to 4 others, in any order."""
+    keys = draw(st.lists(st.sampled_from(key_types), min_size=1, max_size=3))
+    others = draw(st.lists(st.tuples(st.sampled_from(types), st.booleans()), max_size=4))
+    fields = [pa.field(f"k{i}", t, nullable=False) for i, t in enumerate(keys)]
+    fields += [pa.field(f"v{i}", t, nullable=n) for i, (t, n) in enumerate(others)]
+    schema = Schema.from_arrow(pa.schema(draw(st.permutations(fields))))
+    primary_key = tuple(f"k{i}" for i in range(len(keys)))
+    properties = draw(merge) if merge is not None else {}
+    rules = MergeRules.parse(properties, schema=schema, primary_key=primary_key, table="db.t")
+    return TableRules(table="db.t", schema=schema, primary_key=primary_key, merge=rules)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Changes of one call; `columns` of a partial update, else None."""
+
+    changes: list[Change]
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, row in self.changes]
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn,
+    rules: TableRules,
+    *,
+    partial: bool = False,
+    deletes: bool = True,
+    rows_max: int = 12,
+) -> list[Batch]:
+    """Return a few batches over so few keys that rows meet."""
+    schema = rules.schema
+    key_row = st.tuples(*(values(schema.column(k, table="").type) for k in rules.primary_key))
+    pool = draw(st.lists(key_row, min_size=1, max_size=5))
+    others = {
+        column.name: values(column.type) if not column.nullable else st.none() | values(column.type)
+        for column in schema.columns
+        if column.name not in rules.primary_key
+    }
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        columns: tuple[str, ...] | None = None
+        if partial and draw(st.booleans()):
+            required = [c.name for c in schema.columns if not c.nullable]
+            optional = [name for name in schema.names if name not in required]
+            chosen = draw(st.sets(st.sampled_from(optional))) if optional else set()
+            columns = tuple(n for n in schema.names if n in chosen or n in required)
+        row = st.fixed_dictionaries(
+            {name: others[name] for name in columns or schema.names if name in others}
+        )
+        kinds = st.sampled_from(["upsert", "upsert", "delete"] if deletes else ["upsert"])
+        changes: list[Change] = []
+        for key, kind, rest in draw(
+            st.lists(st.tuples(st.sampled_from(pool), kinds, row), max_size=rows_max)
+        ):
+            whole = dict(zip(rules.primary_key, key, strict=True)) | rest
+            names = columns or schema.names
+            changes.append((kind, {name: whole[name] for name in names}))  # type: ignore[arg-type]
+        found.append(Batch(changes, columns))
+    return found
+
+
+def batch_of(rules: TableRules, batch: Batch) -> pa.RecordBatch:
+    """Return the rows of `batch` as Arrow."""
+    schema = rules.schema
+    if batch.columns is not None:
+        schema = schema.select(batch.columns, table=rules.table)
+    arrow = schema.to_arrow()
+    columns = [pa.array([row[f.name] for row in batch.rows], f.type) for f in arrow]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow)
+
+
+def operations_of_changes(batch: Batch) -> npt.NDArray[np.int8]:
+    """Return the operation of every row."""
+    codes = {"upsert": OPERATION_UPSERT, "delete": OPERATION_DELETE}
+    return np.array([codes[kind] for kind, _ in batch.changes], dtype=np.int8)
