@@ -36,6 +36,7 @@ from streamhouse.connector.scan import RowsPiece, ScanColumn, Split
 from streamhouse.connector.scan_schema import check_types, output_columns
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors
+from streamhouse.connector.table_name import LAKE
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.table_state import TableState
@@ -89,9 +90,10 @@ class StreamhouseDataSource(DataSource):
         from streamhouse.connector.stream_reader import StreamhouseStreamReader
 
         options = read_options(self._options(STREAM), use=STREAM)
-        if options.connection.name.is_metadata:
+        name = options.connection.name
+        if name.is_metadata or name.part == LAKE:
             raise UnsupportedError(
-                f"'{options.connection.name}' cannot be read as a stream; use spark.read"
+                f"'{name}' cannot be read as a stream; use spark.read, or stream '{name.path}'"
             )
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = self._output(options, arrow_schema)

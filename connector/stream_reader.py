@@ -9,10 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,33 +23,19 @@ from pyspark.sql.streaming.datasource import (
 
 from streamhouse.connector.batch_reader import StreamhousePartition, in_schema
 from streamhouse.connector.options import ReadOptions
-from streamhouse.connector.read_plan import log_pieces, pack
-from streamhouse.connector.scan import Piece, ScanColumn, ScanContext
-from streamhouse.connector.scan_schema import scan_context
+from streamhouse.connector.scan import ScanColumn
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors, spark_iterator_errors
 from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.stream_plan import plan_stream_range
 from streamhouse.connector.stream_position import StreamPosition, advance
-from streamhouse.connector.tier_ranges import (
-    Readable,
-    cut_by_tier,
-    readable,
-    refuse_loss,
-    resolve_starts,
-)
+from streamhouse.connector.tier_ranges import readable, resolve_starts
 from streamhouse.connector.time_lookup import offsets_at
-from streamhouse.connector.union_read import check_is_log_table, plan_lake, split_sizes
+from streamhouse.connector.union_read import check_is_log_table
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["StreamhouseStreamReader"]
-
-_log = logging.getLogger(__name__)
-
-LOG_ROWS_PREFERRED_MAX: Final = 200_000
-"""Tiered rows of a micro-batch that are still in the log are read there, up to this many: for
-fewer, opening the lake costs more than it saves."""
 
 
 class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -89,7 +73,9 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 offsets = offsets_at(self._client(), state, self._options.from_timestamp_us)
             else:
                 offsets = resolve_starts(
-                    self._options.starting, self._readable(state), table=self._table
+                    self._options.starting,
+                    readable(state, part=self._options.connection.name.part),
+                    table=self._table,
                 )
             self._initial = StreamPosition(table_id=state.table.table_id, offsets=offsets)
         return self._initial.to_json()
@@ -105,7 +91,8 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             state = self._wait_for_rows(start)
             available: Mapping[int, int] = _high_watermarks(state)
         else:
-            state, available = self._state, self._last
+            # Asked again each time: tiering and retention go on while the query catches up.
+            state, available = self._refresh(), self._last
         position = self._position(start, state)
         rows_max = None if isinstance(limit, ReadAllAvailable) else _rows_of(limit)
         offsets = advance(position.offsets, available, rows_max=rows_max)
@@ -137,30 +124,15 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan the rows from `start` to `end`."""
         state = self._state_covering(end)
-        first, last = self._position(start, state), self._position(end, state)
-        ranges = {
-            bucket: OffsetRange(bucket=bucket, start=first.offsets.get(bucket, 0), end=offset)
-            for bucket, offset in last.offsets.items()
-            if first.offsets.get(bucket, 0) < offset
-        }
-        buckets = self._readable(state)
-        tiers = cut_by_tier(ranges, _log_first(ranges, buckets))
-        refuse_loss(
-            tiers.lost,
-            buckets,
-            table=self._table,
-            fail_on_data_loss=self._options.fail_on_data_loss,
+        plan = plan_stream_range(
+            self._client(),
+            state,
+            self._options,
+            self._output,
+            start=self._position(start, state).offsets,
+            end=self._position(end, state).offsets,
         )
-        context = self._context(state)
-        pieces: list[Piece] = []
-        if tiers.lake:
-            scan = plan_lake(self._client(), state, context, tiers.lake)
-            context, pieces = scan.context, list(scan.pieces)
-        pieces += log_pieces(tiers.log)
-        return [
-            StreamhousePartition(split, context)
-            for split in pack(pieces, split_sizes(self._options))
-        ]
+        return [StreamhousePartition(split, plan.context) for split in plan.splits]
 
     @spark_iterator_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -174,19 +146,6 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def _client(self) -> StorageClient:
         connection = self._options.connection
         return client_for(connection.endpoint, connection.token)
-
-    def _readable(self, state: TableState) -> dict[int, Readable]:
-        return readable(state, part=self._options.connection.name.part)
-
-    def _context(self, state: TableState) -> ScanContext:
-        context = scan_context(
-            state,
-            output=self._output,
-            where=self._options.where,
-            endpoint=self._options.connection.endpoint,
-            token=self._options.connection.token,
-        )
-        return replace(context, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def _refresh(self) -> TableState:
         self._state = self._client().table_state(self._table)
@@ -220,20 +179,3 @@ def _high_watermarks(state: TableState) -> dict[int, int]:
 
 def _rows_of(limit: ReadLimit) -> int | None:
     return limit.max_rows if isinstance(limit, ReadMaxRows) else None
-
-
-def _log_first(
-    ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]
-) -> dict[int, Readable]:
-    """Return `buckets` with the lake left out where the log still holds a small range whole."""
-    in_both = {
-        bucket: min(buckets[bucket].lake_end, wanted.end) - wanted.start
-        for bucket, wanted in ranges.items()
-        if buckets[bucket].log_start <= wanted.start < buckets[bucket].lake_end
-    }
-    if sum(in_both.values()) > LOG_ROWS_PREFERRED_MAX:
-        return dict(buckets)
-    return {
-        bucket: replace(has, lake_end=0) if bucket in in_both else has
-        for bucket, has in buckets.items()
-    }

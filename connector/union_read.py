@@ -43,7 +43,15 @@ from streamhouse.storage_service.model.table_state import TableState
 if TYPE_CHECKING:
     from streamhouse.connector.lake_planner import LakeTable
 
-__all__ = ["LakeScan", "ReadPlan", "plan_batch_read", "plan_lake", "read_table"]
+__all__ = [
+    "LakeScan",
+    "ReadPlan",
+    "plan_batch_read",
+    "plan_lake",
+    "plan_ranges",
+    "read_context",
+    "read_table",
+]
 
 _THREADS_MAX: Final = 8
 
@@ -74,32 +82,48 @@ def plan_batch_read(
     check_is_log_table(state)
     name = options.connection.name
     context = replace(
-        scan_context(
-            state,
-            output=output,
-            where=options.where,
-            endpoint=options.connection.endpoint,
-            token=options.connection.token,
-        ),
+        read_context(state, options, output),
         from_timestamp_us=options.from_timestamp_us,
         to_timestamp_us=options.to_timestamp_us,
-        fail_on_data_loss=options.fail_on_data_loss,
     )
+    if options.as_of_snapshot is None:
+        return plan_ranges(client, state, context, _tier_ranges(client, state, options), options)
+    if name.part == LOG:
+        raise InvalidRequestError(f"option 'asOfSnapshot' cannot be used with '{name}'")
+    scan = plan_lake(
+        client, state, context, None, snapshot_id=options.as_of_snapshot, allow_successor=False
+    )
+    return ReadPlan(context=scan.context, splits=pack(scan.pieces, _split_sizes(options)))
+
+
+def read_context(
+    state: TableState, options: ReadOptions, output: Sequence[ScanColumn]
+) -> ScanContext:
+    """Return what all splits of a read share, before the lake is looked at."""
+    context = scan_context(
+        state,
+        output=output,
+        where=options.where,
+        endpoint=options.connection.endpoint,
+        token=options.connection.token,
+    )
+    return replace(context, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def plan_ranges(
+    client: StorageClient,
+    state: TableState,
+    context: ScanContext,
+    tiers: TierRanges,
+    options: ReadOptions,
+) -> ReadPlan:
+    """Plan exactly the rows of `tiers`; the lake is opened only if it has some of them."""
     pieces: list[Piece] = []
-    if options.as_of_snapshot is not None:
-        if name.part == LOG:
-            raise InvalidRequestError(f"option 'asOfSnapshot' cannot be used with '{name}'")
-        scan = plan_lake(
-            client, state, context, None, snapshot_id=options.as_of_snapshot, allow_successor=False
-        )
+    if tiers.lake:
+        scan = plan_lake(client, state, context, tiers.lake)
         context, pieces = scan.context, list(scan.pieces)
-    else:
-        tiers = _tier_ranges(client, state, options)
-        if tiers.lake:
-            scan = plan_lake(client, state, context, tiers.lake)
-            context, pieces = scan.context, list(scan.pieces)
-        pieces += log_pieces(tiers.log)
-    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+    pieces += log_pieces(tiers.log)
+    return ReadPlan(context=context, splits=pack(pieces, _split_sizes(options)))
 
 
 def plan_lake(
@@ -159,7 +183,7 @@ def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
     return open_lake_table(catalog, table, table_uuid=state.lake.table_uuid)
 
 
-def split_sizes(options: ReadOptions) -> SplitSizes:
+def _split_sizes(options: ReadOptions) -> SplitSizes:
     """Return how to cut a read: by default twice as many splits as the driver has cores."""
     # Twice, so that a core that is done early takes another split.
     default = 2 * (os.cpu_count() or 2)

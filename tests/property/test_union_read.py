@@ -1,0 +1,207 @@
+"""A union read finds exactly the rows that were appended, whatever happened to the tiers.
+
+One example is a table's life: appends, tiering rounds, retention, rewrites of lake files by a
+foreign engine, and between them every way to read. Stream ranges are read once when they come up
+and again after everything else happened: a replay must give the same rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamhouse.connector.options import STREAM, read_options
+from streamhouse.connector.scan_schema import output_columns
+from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.stream_plan import plan_stream_range
+from tests.support.union_world import ModelRow, UnionWorld
+
+BUCKETS = 2
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("region", pa.string()),
+        pa.field("small", pa.int8()),
+    ]
+)
+REGIONS = ("eu", "us", None)
+PREDICATES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
+    "region = 'eu'": lambda r: r[1] == "eu",
+    "id >= 20 AND id < 60": lambda r: 20 <= r[0] < 60,
+    "region IS NULL OR small > 3": lambda r: r[1] is None or (r[2] is not None and r[2] > 3),
+    "region IN ('us') AND id > 5": lambda r: r[1] == "us" and r[0] > 5,
+}
+Position = dict[int, int]
+Row = tuple[Any, ...]
+
+numbers = st.floats(0, 1, allow_nan=False)
+appends = st.tuples(st.just("append"), st.integers(0, BUCKETS - 1), st.integers(1, 12))
+steps = st.one_of(
+    appends,
+    appends,
+    st.tuples(st.just("tier")),
+    st.tuples(st.just("tier")),
+    st.tuples(st.just("expire"), numbers),
+    st.tuples(st.just("rewrite"), st.booleans()),
+    st.tuples(
+        st.just("read"),
+        st.sampled_from([None, *PREDICATES]),
+        st.sampled_from([None, ("region", "id"), ("small",)]),
+    ),
+    st.tuples(st.just("read_tier"), st.sampled_from(["lake", "log"])),
+    st.tuples(st.just("read_as_of"), numbers),
+    st.tuples(st.just("stream"), numbers, numbers, numbers, numbers),
+)
+
+
+class Life:
+    """One table's life, and what was read of it."""
+
+    def __init__(self, world: UnionWorld) -> None:
+        self.world = world
+        self.next_id = 0
+        self.replays: list[tuple[Position, Position, list[Row]]] = []
+
+    def append(self, bucket: int, count: int) -> None:
+        ids = range(self.next_id, self.next_id + count)
+        self.next_id += count
+        columns = [
+            pa.array(ids),
+            pa.array([REGIONS[i * 7 % 3] for i in ids], pa.string()),
+            pa.array([None if i % 5 == 0 else i % 7 for i in ids], pa.int8()),
+        ]
+        self.world.append(bucket, pa.record_batch(columns, schema=SCHEMA))
+
+    def tier(self) -> None:
+        if self.lag() > 0:
+            self.world.tier()
+
+    def expire(self, share: float) -> None:
+        """Retention takes part of what the lake has."""
+        for bucket, at in self.world.state().positions.items():
+            gone = at.log_start_offset + round((at.tiered_offset - at.log_start_offset) * share)
+            self.world.expire_log(bucket, gone)
+
+    def rewrite(self, keep_bounds: bool) -> None:
+        if self.world.state().lake.snapshot_id is not None:
+            self.world.rewrite_lake(keep_bounds=keep_bounds)
+
+    def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
+        options = {"where": where, "columns": columns and ",".join(columns)}
+        given = {key: value for key, value in options.items() if value is not None}
+        expected = [r for r in self.world.rows if where is None or PREDICATES[where](r.values)]
+
+        found = self.world.read(includeMetadata=True, **given)
+
+        assert _rows(found) == _model_rows(expected, columns or tuple(SCHEMA.names))
+
+    def read_tier(self, part: str) -> None:
+        at = self.world.state().positions
+        expected = [
+            r
+            for r in self.world.rows
+            if (
+                r.offset < at[r.bucket].tiered_offset
+                if part == "lake"
+                else r.offset >= at[r.bucket].log_start_offset
+            )
+        ]
+
+        found = self.world.read(f"{UnionWorld.PATH}${part}", includeMetadata=True)
+
+        assert _rows(found) == _model_rows(expected)
+
+    def read_as_of(self, share: float) -> None:
+        if not self.world.rows:
+            return
+        # Options take milliseconds, and the world's clock ticks in whole ones.
+        moment = self.world.rows[int(share * (len(self.world.rows) - 1))].timestamp_us // 1_000
+
+        before = self.world.read(includeMetadata=True, asOfTimestamp=moment)
+        after = self.world.read(includeMetadata=True, startingTimestamp=moment + 1)
+
+        rows = self.world.rows
+        assert _rows(before) == _model_rows([r for r in rows if r.timestamp_us <= moment * 1_000])
+        assert _rows(after) == _model_rows([r for r in rows if r.timestamp_us > moment * 1_000])
+
+    def stream(self, *shares: float) -> None:
+        tops = {b: at.high_watermark for b, at in self.world.state().positions.items()}
+        end = {b: round(tops[b] * shares[b]) for b in tops}
+        start = {b: round(end[b] * shares[BUCKETS + b]) for b in tops}
+
+        found = self.stream_rows(start, end)
+
+        inside = [r for r in self.world.rows if start[r.bucket] <= r.offset < end[r.bucket]]
+        assert found == _model_rows(inside)
+        self.replays.append((start, end, found))
+
+    def replay(self) -> None:
+        for start, end, before in self.replays:
+            assert self.stream_rows(start, end) == before
+
+    def stream_rows(self, start: Position, end: Position) -> list[Row]:
+        options = {"table": UnionWorld.PATH, "endpoint": "http://memory", "minPartitions": "3"}
+        state = self.world.state()
+        output = output_columns(
+            state.table.schema, columns=None, include_metadata=True, table=UnionWorld.PATH
+        )
+        plan = plan_stream_range(
+            self.world.client,
+            state,
+            read_options(options, use=STREAM),
+            output,
+            start=start,
+            end=end,
+        )
+        batches = [
+            batch
+            for split in plan.splits
+            for batch in read_split(split, plan.context, client=self.world.client)
+        ]
+        return _rows(pa.Table.from_batches(batches, schema=plan.context.output_schema))
+
+    def lag(self) -> int:
+        at = self.world.state().positions.values()
+        return sum(p.high_watermark - p.tiered_offset for p in at)
+
+
+@settings(max_examples=60, deadline=None)
+@given(partitioned=st.booleans(), life=st.lists(steps, min_size=8, max_size=30))
+def test_reads_equal_the_model(partitioned: bool, life: list[tuple[Any, ...]]) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="union-read-") as folder,
+        UnionWorld(Path(folder)) as world,
+    ):
+        world.create_table(
+            UnionWorld.PATH,
+            SCHEMA,
+            bucket_count=BUCKETS,
+            partitioned_by=["region"] if partitioned else [],
+        )
+        table = Life(world)
+        for name, *arguments in life:
+            getattr(table, name)(*arguments)
+        table.read(None, None)
+        table.replay()
+
+
+def _rows(table: pa.Table) -> list[Row]:
+    """Return the rows in address order, the timestamp as microseconds."""
+    index = table.schema.get_field_index("__timestamp")
+    table = table.set_column(index, "__timestamp", table.column(index).cast(pa.int64()))
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return sorted(rows, key=lambda row: row[-3:])
+
+
+def _model_rows(rows: list[ModelRow], names: tuple[str, ...] = tuple(SCHEMA.names)) -> list[Row]:
+    found = []
+    for row in sorted(rows, key=lambda r: (r.bucket, r.offset)):
+        values = dict(zip(SCHEMA.names, row.values, strict=True))
+        found.append((*(values[n] for n in names), row.bucket, row.offset, row.timestamp_us))
+    return found

@@ -1,0 +1,151 @@
+"""A world for read tests: a log in memory, a real Iceberg lake in a folder, and the truth beside.
+
+What the world does to a table (append, tier, expire, rewrite) never changes which rows it has;
+`rows` is what every read must find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+from streamhouse.connector.options import BATCH, as_options, read_options
+from streamhouse.connector.union_read import read_table
+from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.table_state import TableState
+from tests.support.fake_tiering_service import FakeTieringService
+from tests.support.tiering_world import TieringWorld
+
+__all__ = ["FakeReadService", "ModelRow", "UnionWorld"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One row of the truth: its address, when it was written, and the user's values."""
+
+    bucket: int
+    offset: int
+    timestamp_us: int
+    values: tuple[Any, ...]
+
+
+class FakeReadService(FakeTieringService):
+    """The service in memory, with what reads ask of it beside what tiering asks."""
+
+    def table_state(
+        self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
+    ) -> TableState:
+        return super().table_state(path)
+
+    def positions(self, path: str) -> dict[int, BucketPositions]:
+        return dict(self.table_state(path).positions)
+
+    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
+        """As the service: only what the log still holds counts."""
+        table = self._table(path)
+        found = {}
+        for bucket, at in self.positions(path).items():
+            late = [
+                max(batch.base_offset, table.log_starts[bucket])
+                for batch in table.batches[bucket]
+                if batch.timestamp_us >= timestamp_us and batch.end_offset > at.log_start_offset
+            ]
+            found[bucket] = min(late, default=at.high_watermark)
+        return found
+
+    def read_range(
+        self,
+        path: str,
+        bucket: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        page_bytes: int = 0,
+    ) -> Iterator[LogBatch]:
+        at = self.positions(path)[bucket]
+        if not at.log_start_offset <= start <= end <= at.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"offset {start} of bucket {bucket} is outside [{at.log_start_offset},"
+                f" {at.high_watermark}]"
+            )
+        for batch in super().read_range(path, bucket, start, end):
+            data = batch.data if columns is None else batch.data.select(list(columns))
+            yield LogBatch(
+                bucket=bucket,
+                base_offset=batch.base_offset,
+                timestamp_us=batch.timestamp_us,
+                data=data,
+            )
+
+
+class UnionWorld(TieringWorld):
+    """One table `db.t`, both tiers, and the rows it must have."""
+
+    PATH = "db.t"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.service: FakeReadService = FakeReadService(self.catalog)
+        self.rows: list[ModelRow] = []
+
+    @property
+    def client(self) -> StorageClient:
+        """The service, as code under test takes it."""
+        return cast(StorageClient, self.service)
+
+    def append(self, bucket: int, rows: pa.RecordBatch) -> None:
+        """Append to one bucket, as one batch with one timestamp."""
+        self.service.append(self.PATH, bucket, rows)
+        log = self.service._table(self.PATH).batches[bucket][-1]
+        values = zip(*(column.to_pylist() for column in log.data.columns), strict=True)
+        self.rows += [
+            ModelRow(bucket, log.base_offset + i, log.timestamp_us, row)
+            for i, row in enumerate(values)
+        ]
+
+    def expire_log(self, bucket: int, before: int) -> None:
+        """Let retention take the log below `before`."""
+        self.service.expire_log(self.PATH, bucket, before)
+
+    def rewrite_lake(self, *, keep_bounds: bool = True) -> None:
+        """Compact all files of each partition into one, as a foreign engine does: no properties.
+
+        Without `keep_bounds` the new files carry no column statistics.
+        """
+        table = self.lake_table(self.PATH)
+        if not keep_bounds:
+            with table.transaction() as change:
+                change.set_properties({"write.metadata.metrics.default": "none"})
+            table = self.lake_table(self.PATH)
+        rows = table.scan().to_arrow()
+        old = [task.file for task in table.scan().plan_files()]
+        with table.transaction() as change, change.update_snapshot().overwrite() as rewrite:
+            for file in old:
+                rewrite.delete_data_file(file)
+            for file in _dataframe_to_data_files(table.metadata, rows, table.io):
+                rewrite.append_data_file(file)
+
+    def expire_old_snapshots(self) -> None:
+        """Expire every snapshot but the current one, as a foreign engine's maintenance does."""
+        table = self.lake_table(self.PATH)
+        current = table.metadata.current_snapshot_id
+        old = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != current]
+        if old:
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+
+    def read(self, name: str = PATH, **options: Any) -> pa.Table:
+        """Read without Spark, with options as `StreamhouseClient.read` takes them."""
+        given = as_options(options) | {"table": name, "endpoint": "http://memory"}
+        return read_table(self.client, read_options(given, use=BATCH))
+
+    def state(self) -> TableState:
+        """One cut of the table."""
+        return self.service.table_state(self.PATH)
