@@ -13,6 +13,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -32,6 +33,8 @@ __all__ = ["run_service"]
 
 _logger = logging.getLogger(__name__)
 
+_SWITCH_INTERVAL_S: Final = 0.0005
+_FILES_A_BUCKET: Final = 3
 _BACKLOG: Final = 2_048
 # For opening, making and dropping logs, lake states and retention: they mostly wait for the disk.
 _DISK_THREADS: Final = 4
@@ -47,7 +50,9 @@ def run_service(config: ServiceConfig, *, on_ready: Callable[[str], Callable[[],
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
-        _raise_open_files_limit()
+        _raise_open_files_limit(config)
+        # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, listening, on_ready))
 
 
@@ -184,8 +189,11 @@ def _endpoint(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _raise_open_files_limit() -> None:
+def _raise_open_files_limit(config: ServiceConfig) -> None:
     """Allow as many open files as the system does: each bucket and connection needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = config.connections_max + config.buckets_max * _FILES_A_BUCKET
+    if hard < wanted:
+        _logger.warning("event=few_open_files limit=%d full_service_needs=%d", hard, wanted)

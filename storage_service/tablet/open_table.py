@@ -80,19 +80,35 @@ class OpenTable:
     def oldest_untiered_us(self) -> int | None:
         """Return when the oldest row that the lake does not have was written; None if it has all.
 
-        Reads one batch per bucket, each only once.
+        Reads one batch a bucket, on any thread, and each batch only once: call it off the event
+        loop unless `is_age_known`.
         """
-        oldest: int | None = None
-        for bucket, tablet in enumerate(self.tablets):
-            offset = max(self.lake.tiered_offsets.get(bucket, 0), tablet.log_start_offset)
-            if offset >= tablet.high_watermark:
-                continue
+        times = []
+        for bucket, offset in self._first_untiered():
             known_offset, timestamp_us = self._untiered_since.get(bucket, (-1, 0))
             if known_offset != offset:
-                timestamp_us = tablet.read(offset, bytes_max=1)[0].timestamp_us
+                timestamp_us = self.tablets[bucket].read(offset, bytes_max=1)[0].timestamp_us
                 self._untiered_since[bucket] = (offset, timestamp_us)
-            oldest = timestamp_us if oldest is None else min(oldest, timestamp_us)
-        return oldest
+            times.append(timestamp_us)
+        return min(times, default=None)
+
+    @property
+    def is_age_known(self) -> bool:
+        """Whether `oldest_untiered_us` has nothing to read."""
+        return all(
+            self._untiered_since.get(bucket, (-1, 0))[0] == offset
+            for bucket, offset in self._first_untiered()
+        )
+
+    def _first_untiered(self) -> list[tuple[int, int]]:
+        """(bucket, first offset outside the lake) of the buckets that have one."""
+        return [
+            (bucket, offset)
+            for bucket, tablet in enumerate(self.tablets)
+            # Retention takes rows that are not tiered only while the lake is switched off.
+            if (offset := max(self.lake.tiered_offsets.get(bucket, 0), tablet.log_start_offset))
+            < tablet.high_watermark
+        ]
 
     @property
     def untiered_rows(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.group_commit import (
     CommitGroup,
@@ -31,12 +30,13 @@ from streamhouse.storage_service.tablet.group_commit import (
     GroupCommitter,
     PendingAppend,
 )
-from streamhouse.storage_service.tablet.lake_store import load_lake_state, save_lake_state
+from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
+from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
-from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
+from streamhouse.storage_service.tablet.wakeups import WaiterLimit
 
 __all__ = ["Appended", "RoutedBatch", "TabletManager"]
 
@@ -68,11 +68,6 @@ class Appended:
     timestamp_us: int
 
 
-def clock_us() -> int:
-    """Return the time in microseconds since the epoch, UTC."""
-    return time.time_ns() // 1_000
-
-
 class TabletManager:
     """The tables of one data directory. Event loop only."""
 
@@ -90,13 +85,18 @@ class TabletManager:
         self._registry = registry
         self._executor = executor
         self._observer = observer
-        self._filesystem = LocalFilesystem()
         self._loop = asyncio.get_running_loop()
         self._changing_tables = asyncio.Lock()
         self._retention: asyncio.Task[None] | None = None
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
+        self._opener = TableOpener(
+            directory,
+            run_blocking=self._run_blocking,
+            frame_bytes_max=config.batch_bytes_max,
+            waiter_limit=self.waiter_limit,
+        )
         self._committer = GroupCommitter(
             self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
         )
@@ -135,7 +135,7 @@ class TabletManager:
             raise
         try:
             for info in registry.tables():
-                manager._add(await manager._open_table(info))
+                manager._add(await manager._opener.open(info))
         except BaseException:
             await manager.close()
             raise
@@ -206,7 +206,13 @@ class TabletManager:
         async with self._changing_tables:
             create = functools.partial(self._registry.create_table, created_at_us=clock_us())
             info = await self._run_blocking(create, descriptor)
-            table = await self._open_table(info)
+            try:
+                table = await self._opener.open(info)
+            except StreamhouseError:
+                # No disk space or no files left: half a table would be in everybody's way.
+                await self._run_blocking(self._registry.drop_table, descriptor.path)
+                await self._run_blocking(self._registry.purge, info.table_id)
+                raise
             self._add(table)
             return table
 
@@ -240,7 +246,7 @@ class TabletManager:
             await self._run_blocking(self._close_and_purge, table)
 
     def _close_and_purge(self, table: OpenTable) -> None:
-        _close_tablets(table.tablets)
+        close_tablets(table.tablets)
         self._registry.purge(table.info.table_id)
 
     # -- rows ----------------------------------------------------------------------------------
@@ -324,38 +330,13 @@ class TabletManager:
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)
         tables = self.open_tables()
-        await self._run_blocking(_close_tablets, [t for table in tables for t in table.tablets])
+        await self._run_blocking(close_tablets, [t for table in tables for t in table.tablets])
         self._directory.close()
 
     # -- inside --------------------------------------------------------------------------------
 
     async def _run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         return await self._loop.run_in_executor(self._executor, functools.partial(function, *args))
-
-    async def _open_table(self, info: TableInfo) -> OpenTable:
-        lake = await self._run_blocking(load_lake_state, self._directory, info)
-        tablets = await asyncio.gather(
-            *(
-                self._run_blocking(self._open_tablet, info, bucket, lake.tiered_offsets[bucket])
-                for bucket in range(info.bucket_count)
-            )
-        )
-        return OpenTable(info, tablets, lake=lake, wakeups=Wakeups(self.waiter_limit))
-
-    def _open_tablet(self, info: TableInfo, bucket: int, tiered_offset: int) -> LogTablet:
-        properties = info.properties()
-        return LogTablet.open(
-            self._directory.bucket(info.table_id, bucket),
-            table_id=info.table_id,
-            bucket=bucket,
-            filesystem=self._filesystem,
-            options=LogOptions(
-                segment_bytes_max=properties.log_segment_bytes,
-                frame_bytes_max=self._config.batch_bytes_max,
-            ),
-            clock_us=clock_us,
-            end_offset_min=tiered_offset,
-        )
 
     def _add(self, table: OpenTable) -> None:
         table.is_dropped = False
@@ -373,8 +354,3 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self._directory, table.info, lake)
-
-
-def _close_tablets(tablets: Iterable[LogTablet]) -> None:
-    for tablet in tablets:
-        tablet.close()

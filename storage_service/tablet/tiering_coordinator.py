@@ -11,6 +11,8 @@ claims the table anew. Event loop only; disk writes go to `run_blocking`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ from typing import Any, Final
 from streamhouse.storage_service.errors import (
     FencedError,
     InvalidRequestError,
+    StreamhouseError,
     TableNotFoundError,
 )
 from streamhouse.storage_service.model.lake import LakeState
@@ -29,6 +32,8 @@ from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_schedule import TableDue, backoff_ms, due
 
 __all__ = ["ClaimAnswer", "TieringCoordinator", "TieringRound"]
+
+_logger = logging.getLogger(__name__)
 
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
@@ -105,7 +110,11 @@ class TieringCoordinator:
         """Claim the most overdue table; with `force` also one that is fresh or paused."""
         candidates = []
         reason, retry_ms = "no_tables", 1 << 62
-        for table in self._tables() if tables is None else tables:
+        wanted = tuple(self._tables() if tables is None else tables)
+        unread = [table for table in wanted if not table.is_age_known]
+        if unread:
+            await self._run_blocking(_read_ages, unread)
+        for table in wanted:
             word, wait = self._claimable(table, force=force)
             if not word:
                 candidates.append((wait.lag_ratio, table.info.table_id, table))
@@ -127,7 +136,12 @@ class TieringCoordinator:
         later = TableDue(wait_ms=_RETRY_MS_MAX, lag_ratio=0.0)
         if not properties.datalake_enabled:
             return "datalake_disabled", later
-        oldest_us = None if table.is_dropped else table.oldest_untiered_us()
+        try:
+            oldest_us = None if table.is_dropped else table.oldest_untiered_us()
+        except StreamhouseError as error:
+            # A damaged log must not keep the other tables from being tiered.
+            _logger.warning("event=tiering_unreadable table=%s why=%r", table.path, error.message)
+            return "unreadable", later
         if oldest_us is None:
             return "nothing_to_tier", later
         if state.lease_until_s > now_s:
@@ -237,6 +251,12 @@ class TieringCoordinator:
                 f"{f' of worker {holder!r}' if holder and epoch < current else ''};"
                 " stop this round and claim the table again"
             )
+
+
+def _read_ages(tables: Iterable[OpenTable]) -> None:
+    for table in tables:
+        with contextlib.suppress(StreamhouseError):
+            table.oldest_untiered_us()
 
 
 def _give_up_lease(state: TieringRound) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import apply_retention, run_retention
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager, clock_us
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 DAY_US = 86_400_000_000

@@ -11,10 +11,12 @@ from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     CorruptDataError,
     OutOfOrderSequenceError,
+    StorageFailedError,
     StreamhouseError,
     TableNotFoundError,
     UnavailableError,
 )
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
@@ -285,3 +287,51 @@ def test_the_oldest_row_outside_the_lake_is_known(tmp_path: Path) -> None:
             assert table.untiered_rows == 10
 
     asyncio.run(scenario())
+
+
+def test_a_table_whose_logs_cannot_be_made_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No disk space, or no file descriptors left, after the table was registered."""
+    make_directory = LocalFilesystem.make_directory
+
+    def full(self: LocalFilesystem, directory: Path) -> None:
+        if directory.name == "bucket-1":
+            raise OSError(28, "No space left on device")
+        make_directory(self, directory)
+
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            monkeypatch.setattr(LocalFilesystem, "make_directory", full)
+            with pytest.raises(
+                StorageFailedError, match=r"'default\.events' cannot be opened: .*No space left"
+            ):
+                await _table(manager, 2)
+            assert manager.list_tables(None) == []
+            assert list((tmp_path / "tables").iterdir()) == []
+
+            monkeypatch.undo()
+            assert (await _table(manager, 2)).info.table_id == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_log_is_named_when_the_service_starts(tmp_path: Path) -> None:
+    async def write() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = await _table(manager)
+            for _ in range(3):
+                await manager.append(table, [routed(0, event_rows(0, 100))], writer_id=0)
+
+    async def start() -> None:
+        async with open_manager(tmp_path):
+            pass
+
+    asyncio.run(write())
+    (log,) = (tmp_path / "tables" / "1" / "bucket-0").glob("*.log")
+    content = bytearray(log.read_bytes())
+    content[64 + 200] ^= 1
+    log.write_bytes(content)
+
+    with pytest.raises(CorruptDataError, match=r"table 'default\.events' cannot be opened"):
+        asyncio.run(start())

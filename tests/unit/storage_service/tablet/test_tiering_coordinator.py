@@ -335,3 +335,20 @@ def test_tables_that_cannot_be_tiered_are_not_handed_out(tmp_path: Path) -> None
         assert (await world.claim(tables=[off])).reason == "datalake_disabled"
 
     run(tmp_path, scenario)
+
+
+def test_a_damaged_log_does_not_keep_other_tables_from_being_tiered(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        damaged = await world.table("damaged")
+        good = await world.table("good")
+        directory = tmp_path / "tables" / str(damaged.info.table_id) / "bucket-0"
+        (log,) = directory.glob("*.log")
+        content = bytearray(log.read_bytes())
+        content[-20] ^= 1
+        with log.open("r+b") as file:
+            file.write(content)
+
+        assert (await world.granted()).state.table.path == good.path
+        assert (await world.claim(tables=[damaged])).reason == "unreadable"
+
+    run(tmp_path, scenario)
