@@ -24,7 +24,6 @@ from pyiceberg.exceptions import (
     ForbiddenError,
     NoSuchNamespaceError,
     NoSuchTableError,
-    TableAlreadyExistsError,
     UnauthorizedError,
 )
 from pyiceberg.manifest import DataFile
@@ -63,6 +62,7 @@ __all__ = ["IcebergLake", "IcebergLakeTable", "LakeCommit"]
 _logger = logging.getLogger(__name__)
 
 COMMIT_ATTEMPTS_MAX: Final = 5
+OPEN_ATTEMPTS_MAX: Final = 4
 _RETRY_WAIT_S_FIRST: Final = 0.1
 # The catalog refused for a reason that is not the table's state: nothing was committed.
 _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError)
@@ -95,24 +95,34 @@ class IcebergLake:
             UnavailableError: the catalog cannot be reached.
         """
         with _catalog_errors(f"open lake table '{table.path}'"):
-            catalog = self._open_catalog()
-            identifier = (table.path.database, table.path.table)
+            found = self._load_or_create(table, state)
+        self._check_owner(found, table, state)
+        return IcebergLakeTable(found, table)
+
+    def _load_or_create(self, table: TableInfo, state: LakeState) -> Table:
+        identifier = (table.path.database, table.path.table)
+        for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
-                found = catalog.load_table(identifier)
-            except (NoSuchTableError, NoSuchNamespaceError):
-                if state.snapshot_id is not None:
-                    raise NotFoundError(
-                        f"lake table '{table.path}' is not in catalog '{self._described.name}', but"
-                        f" rows were tiered to it (snapshot {state.snapshot_id}): restore it, or"
-                        " use the catalog it is in"
-                    ) from None
+                catalog = self._open_catalog()
                 try:
-                    found = create_lake_table(catalog, table)
-                except TableAlreadyExistsError:
-                    # Another worker was faster.
-                    found = catalog.load_table(identifier)
-            self._check_owner(found, table, state)
-            return IcebergLakeTable(found, table)
+                    return catalog.load_table(identifier)
+                except (NoSuchTableError, NoSuchNamespaceError):
+                    if state.snapshot_id is not None:
+                        raise NotFoundError(
+                            f"lake table '{table.path}' is not in catalog"
+                            f" '{self._described.name}', but rows were tiered to it (snapshot"
+                            f" {state.snapshot_id}): restore it, or use the catalog it is in"
+                        ) from None
+                    return create_lake_table(catalog, table)
+            except StreamhouseError:
+                raise
+            except Exception:  # each kind of catalog says "collided" differently
+                # Workers that start together on a new catalog collide in its own tables, in the
+                # namespace, in the lake table: a moment later what they collided on is there.
+                if attempt + 1 == OPEN_ATTEMPTS_MAX:
+                    raise
+                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
+        raise AssertionError("unreachable")
 
     def _open_catalog(self) -> Catalog:
         if self._catalog is None:

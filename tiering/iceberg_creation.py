@@ -61,7 +61,7 @@ class LakeLayout:
 def create_lake_table(catalog: Catalog, table: TableInfo) -> Table:
     """Create the lake table and return it as the catalog has it.
 
-    Raises `TableAlreadyExistsError` when another worker created it first.
+    Raises whatever the catalog raises, also when another worker created it first.
     """
     identifier = (table.path.database, table.path.table)
     catalog.create_namespace_if_not_exists(table.path.database)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +14,8 @@ from pyiceberg.types import LongType, StringType
 
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.iceberg_committer import IcebergLake
 from tests.support.tiering_world import TieringWorld, rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lake_table.json"
@@ -119,3 +124,18 @@ def test_a_column_that_another_engine_widened_is_named(world: TieringWorld) -> N
 
     with pytest.raises(UnsupportedError, match="field 1 must be 'n' int, but is 'n' long"):
         world.tier()
+
+
+def test_workers_that_create_the_table_at_once_share_one(world: TieringWorld) -> None:
+    for number in range(5):
+        info = world.create_table(f"db{number}.t", schema=EVERY_TYPE)
+        at_once = threading.Barrier(3)
+
+        def create(lake: IcebergLake, info: TableInfo = info, ready: Any = at_once) -> str:
+            ready.wait(30)
+            return lake.open_or_create(info, LakeState()).uuid
+
+        with ThreadPoolExecutor(3) as pool:
+            uuids = list(pool.map(create, [world.lake() for _ in range(3)]))
+
+        assert len(set(uuids)) == 1
