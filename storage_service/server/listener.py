@@ -196,4 +196,4 @@ def _raise_open_files_limit(config: ServiceConfig) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     wanted = config.connections_max + config.buckets_max * _FILES_A_BUCKET
     if hard < wanted:
-        _logger.warning("event=few_open_files limit=%d full_service_needs=%d", hard, wanted)
+        _logger.debug("event=few_open_files limit=%d full_service_needs=%d", hard, wanted)

@@ -141,9 +141,11 @@ class Service:
             self._subscriptions.discard(exchange)
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
-        """Count an error that is answered, and log it unless it is the client's doing."""
+        """Count an error that is answered; log it if somebody has to look after the service."""
         self.metrics.errors.labels(error.code).inc()
-        level = logging.WARNING if error.http_status >= 500 else logging.DEBUG
+        # Refusing what is too much is normal, and one line for each would make it worse.
+        is_normal = error.http_status < 500 or isinstance(error, OverloadedError | UnavailableError)
+        level = logging.DEBUG if is_normal else logging.WARNING
         _logger.log(
             level,
             "event=error request_id=%s route=%s code=%s message=%r",

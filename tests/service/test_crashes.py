@@ -89,6 +89,44 @@ def _check(
     assert set(counts.values()) <= {10}
 
 
+def test_a_clean_stop_under_load_loses_nothing_and_leaves_a_clean_log(tmp_path: Path) -> None:
+    acknowledged: set[tuple[int, int]] = set()
+    attempted: set[tuple[int, int]] = set()
+    refusals: set[str] = set()
+    started = threading.Barrier(5)
+
+    def write(endpoint: str, writer: int) -> None:
+        with StorageClient(endpoint, timeout_s=0.5) as client:
+            for number in range(100_000):
+                attempted.add((writer, number))
+                try:
+                    client.append("events", _rows(writer, number))
+                except StreamhouseError as error:
+                    refusals.add(error.code)
+                    return
+                acknowledged.add((writer, number))
+                if number == 20:
+                    started.wait(60)
+
+    with ServiceProcess(tmp_path) as service:
+        with StorageClient(service.endpoint) as client:
+            client.create_table("events", SCHEMA, bucket_count=3)
+        writers = [
+            threading.Thread(target=write, args=(service.endpoint, writer)) for writer in range(4)
+        ]
+        for writer in writers:
+            writer.start()
+        started.wait(60)
+        assert service.terminate() == 0
+        for writer in writers:
+            writer.join(60)
+        assert "level=warning" not in service.log_text()
+
+    assert refusals <= {"unavailable", "unknown_outcome"}
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        _check(client, acknowledged, attempted)
+
+
 def test_lake_state_and_tables_survive_kill_9(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
         client.create_database("sales")
