@@ -12,19 +12,16 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import (
-    AlreadyExistsError,
     CorruptDataError,
     FencedError,
-    NotFoundError,
     StorageFailedError,
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.tiering.lake_task import SplitResult
 from streamhouse.tiering.round import ROUND_STEPS
 from streamhouse.tiering.round_planner import PlanLimits
-from tests.support.tiering_world import SCHEMA, Killed, TieringWorld, rows
+from tests.support.tiering_world import Killed, TieringWorld, rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lake_snapshot_summary.json"
 
@@ -201,122 +198,6 @@ def test_a_round_whose_lease_is_lost_commits_nothing(world: TieringWorld) -> Non
 
     assert world.lake_table().current_snapshot() is None
     assert world.data_files() == []
-
-
-def test_another_engines_rewrite_between_rounds_changes_nothing(world: TieringWorld) -> None:
-    _filled(world)
-    world.tier()
-    lake_table = world.lake_table()
-    lake_table.overwrite(lake_table.scan().to_arrow())
-    world.service.append("db.t", 0, rows(70, 2))
-
-    result = world.tier()
-
-    assert (result.kind, result.row_count) == ("tiered", 2)
-    assert world.addresses() == _addresses(12, 10)
-
-
-def test_another_engines_rewrite_during_a_round_is_built_upon(world: TieringWorld) -> None:
-    _filled(world)
-    world.tier()
-    world.service.append("db.t", 0, rows(70, 2))
-
-    def rewrite(step: str) -> None:
-        if step == "manifests-written" and len(world.lake_table().snapshots()) == 1:
-            lake_table = world.lake_table()
-            lake_table.overwrite(lake_table.scan().to_arrow())
-
-    result = world.round(checkpoint=rewrite).run()
-
-    assert result.tiered_offsets == {0: 12, 1: 10}
-    assert world.addresses() == _addresses(12, 10)
-    assert len(world.lake_table().snapshots()) == 4
-
-
-def test_offsets_survive_another_engines_rewrite_and_expiry(world: TieringWorld) -> None:
-    _filled(world)
-    world.tier()
-    lake_table = world.lake_table()
-    lake_table.overwrite(lake_table.scan().to_arrow())
-    head = lake_table.current_snapshot()
-    assert head is not None
-    gone = [s.snapshot_id for s in lake_table.snapshots() if s.snapshot_id != head.snapshot_id]
-    lake_table.maintenance.expire_snapshots().by_ids(gone).commit()
-    world.service.append("db.t", 1, rows(70, 3))
-
-    result = world.tier()
-
-    assert result.row_count == 3
-    assert world.addresses() == _addresses(10, 13)
-
-
-def test_a_lake_that_was_rolled_back_is_not_tiered_over(world: TieringWorld) -> None:
-    _filled(world)
-    first = world.tier()
-    world.service.append("db.t", 1, rows(70, 3))
-    world.tier()
-    world.service.append("db.t", 1, rows(80, 3))
-    world.lake_table().manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
-
-    with pytest.raises(CorruptDataError, match=r"bucket 1: it covers offsets up to 10, but 13"):
-        world.tier()
-
-    assert "rolled back" in world.service.failures("db.t")[0]
-
-
-def test_a_lake_table_that_vanished_is_not_made_anew(world: TieringWorld) -> None:
-    _filled(world)
-    world.tier()
-    world.service.append("db.t", 1, rows(70, 3))
-    world.lake_table().catalog.drop_table("db.t")
-
-    with pytest.raises(NotFoundError, match="is not in catalog 'lake', but rows were tiered to it"):
-        world.tier()
-
-
-def test_a_lake_table_of_a_dropped_table_is_not_mixed_with_the_new_ones(
-    world: TieringWorld,
-) -> None:
-    _filled(world)
-    world.tier()
-    world.service.drop_table("db.t")
-    _filled(world)
-
-    with pytest.raises(AlreadyExistsError, match=r"another streamhouse table \(id 1, this one has"):
-        world.tier()
-
-    assert world.addresses() == _addresses(10, 10)
-
-
-def test_a_lake_table_of_somebody_elses_is_left_alone(world: TieringWorld) -> None:
-    _filled(world)
-    world.tier()
-    foreign = world.lake_table().catalog
-    foreign.create_table("db.other", SCHEMA)
-    world.create_table("db.other")
-    world.service.append("db.other", 0, rows(0, 1))
-
-    with pytest.raises(AlreadyExistsError, match="was not made by Streamhouse"):
-        world.tier("db.other")
-
-
-def test_a_service_that_knows_another_lake_table_is_told_so(world: TieringWorld) -> None:
-    _filled(world)
-    world.tier()
-    world.service.append("db.t", 1, rows(70, 3))
-    lake = world.service.table_state("db.t").lake
-    world.service.set_lake(
-        "db.t",
-        LakeState(
-            snapshot_id=lake.snapshot_id,
-            table_uuid="00000000-0000-0000-0000-000000000000",
-            tiering_epoch=lake.tiering_epoch,
-            tiered_offsets=lake.tiered_offsets,
-        ),
-    )
-
-    with pytest.raises(AlreadyExistsError, match="is not the one that was tiered to before"):
-        world.tier()
 
 
 def test_a_failed_task_leaves_no_file_and_gives_the_claim_back(

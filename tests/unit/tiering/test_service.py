@@ -197,7 +197,7 @@ def _forever(world: TieringWorld, monkeypatch: pytest.MonkeyPatch, *answers: Any
         return answer
 
     monkeypatch.setattr(world.service, "claim_tiering", claim)
-    worker.stopping.wait = lambda timeout: bool(waits.append(timeout))  # type: ignore[func-returns-value,method-assign]
+    monkeypatch.setattr(worker.stopping, "wait", waits.append)
     worker.run_forever()
     return waits
 
