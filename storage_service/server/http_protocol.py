@@ -22,6 +22,7 @@ from streamhouse.storage_service.server.http_exchange import ABORT_KEY, error_to
 __all__ = ["bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
+_JOIN_BYTES_MAX: Final = 64 << 10
 
 
 def bounded_protocol(*, connections_max: int, head_timeout_ms: int) -> type[asyncio.Protocol]:
@@ -32,6 +33,49 @@ def bounded_protocol(*, connections_max: int, head_timeout_ms: int) -> type[asyn
         head_timeout_s = head_timeout_ms / 1000
 
     return BoundedHttpProtocol
+
+
+class _HeadJoiningTransport:
+    """A transport that sends an answer's head together with the first piece of its body.
+
+    uvicorn writes them one after the other: two packets, and on a busy machine the client, woken by
+    the first one, takes the processor before the second one is sent (measured: 0.3 to 0.5 ms).
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self.is_closing = transport.is_closing
+        self.abort = transport.abort
+        self.get_extra_info = transport.get_extra_info
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send `data`, or keep it for a moment if it is a head."""
+        head, self._head = self._head, b""
+        if head:
+            if len(data) <= _JOIN_BYTES_MAX:
+                data = b"".join((head, data))
+            else:
+                self._transport.write(head)
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100":
+            self._head = bytes(data)
+            # Whatever comes next, the head is not kept beyond this turn of the loop.
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is kept and close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
 
 class _BoundedHttpProtocol(HttpToolsProtocol):
@@ -45,7 +89,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_HeadJoiningTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self.limit_of_connections:
             self._refuse(
                 OverloadedError(

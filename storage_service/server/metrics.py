@@ -37,6 +37,7 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.received_bytes = self._counter("received_bytes", "Bytes of append bodies.")
         self.sent_bytes = self._counter("sent_bytes", "Bytes of fetch answers and subscriptions.")
         self.appended_rows = self._counter("appended_rows", "Rows appended, repeats included.")
@@ -65,8 +66,16 @@ class ServiceMetrics:
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
-        self._requests.labels(route, str(status)).inc()
-        self._request_seconds.labels(route).observe(seconds)
+        counters = self._by_route.get((route, status))
+        if counters is None:
+            # Looking labels up costs more than counting.
+            counters = (
+                self._requests.labels(route, str(status)),
+                self._request_seconds.labels(route),
+            )
+            self._by_route[route, status] = counters
+        counters[0].inc()
+        counters[1].observe(seconds)
 
     def count_sent(self, *, row_count: int, byte_count: int) -> None:
         """Count rows sent to a reader."""
