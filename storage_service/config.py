@@ -73,7 +73,10 @@ class ServiceConfig:
     catalog_name: str = DEFAULT_CATALOG_NAME
     catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    body_bytes_max: int = _limit(64 * _MIB, "bytes", "Largest request body.")
+    body_bytes_max: int = _limit(64 * _MIB, "bytes", "Largest body of an append.")
+    control_body_bytes_max: int = _limit(
+        4 * _MIB, "bytes", "Largest JSON body, such as a table's descriptor."
+    )
     append_rows_max: int = _limit(4_000_000, "rows", "Most rows in one append request.")
     append_batches_max: int = _limit(4_096, "batches", "Most record batches in one append request.")
     batch_bytes_max: int = _limit(32 * _MIB, "bytes", "Largest record batch of an append.")

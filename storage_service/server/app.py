@@ -40,8 +40,6 @@ _logger = logging.getLogger(__name__)
 
 _TABLES: Final = "/v1/tables/"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-# A table with thousands of columns has a descriptor of some hundred kilobytes.
-CONTROL_BODY_BYTES_MAX: Final = 4 << 20
 
 
 class ServiceApp:
@@ -123,7 +121,8 @@ class ServiceApp:
     async def _answer_control_route(self, exchange: HttpExchange) -> None:
         """Hand the request to FastAPI with its whole, bounded body."""
         body = await exchange.read_body(
-            bytes_max=CONTROL_BODY_BYTES_MAX,
+            bytes_max=self._service.config.control_body_bytes_max,
+            limit_name="control_body_bytes_max",
             timeout_ms=self._service.config.body_read_timeout_ms,
         )
         is_delivered = False

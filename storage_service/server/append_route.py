@@ -52,7 +52,9 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
     writer_id = _writer_id(exchange)
     with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
         body = await exchange.read_body(
-            bytes_max=config.body_bytes_max, timeout_ms=config.body_read_timeout_ms
+            bytes_max=config.body_bytes_max,
+            limit_name="body_bytes_max",
+            timeout_ms=config.body_read_timeout_ms,
         )
         settle(len(body))
         service.metrics.received_bytes.inc(len(body))

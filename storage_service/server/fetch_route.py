@@ -8,7 +8,7 @@ from typing import Final
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.log_page import ARROW_STREAM, read_page
-from streamhouse.storage_service.server.parameters import column_names, integer
+from streamhouse.storage_service.server.parameters import integer, log_column_names
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
@@ -30,7 +30,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     offset = integer("offset", query["offset"], least=0)
     bytes_max = integer("max_bytes", query.get("max_bytes", str(FETCH_BYTES_DEFAULT)), least=1)
     wait_ms = integer("max_wait_ms", query.get("max_wait_ms", "0"), least=0)
-    columns = column_names(query.get("columns"), table.info)
+    columns = log_column_names(query.get("columns"), table.info)
     end_offset = None
     if "end_offset" in query:
         end_offset = integer("end_offset", query["end_offset"], least=0)

@@ -101,7 +101,7 @@ class HttpExchange:
             raise InvalidRequestError(f"{self.path}: content-length is not a number")
         return int(text)
 
-    async def read_body(self, *, bytes_max: int, timeout_ms: int) -> bytes:
+    async def read_body(self, *, bytes_max: int, limit_name: str, timeout_ms: int) -> bytes:
         """Return the whole body.
 
         Raises `RequestTooLargeError` as soon as the limit is known to be passed,
@@ -109,7 +109,7 @@ class HttpExchange:
         """
         length = self.content_length()
         if length is not None and length > bytes_max:
-            raise self._too_large(bytes_max)
+            raise self._too_large(bytes_max, limit_name)
         chunks: list[bytes] = []
         received = 0
         try:
@@ -121,7 +121,7 @@ class HttpExchange:
                     chunk = message.get("body", b"")
                     received += len(chunk)
                     if received > bytes_max:
-                        raise self._too_large(bytes_max)
+                        raise self._too_large(bytes_max, limit_name)
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         break
@@ -132,9 +132,9 @@ class HttpExchange:
             ) from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _too_large(self, bytes_max: int) -> RequestTooLargeError:
+    def _too_large(self, bytes_max: int, limit_name: str) -> RequestTooLargeError:
         return RequestTooLargeError(
-            f"{self.path}: the request body is larger than {bytes_max} bytes (body_bytes_max);"
+            f"{self.path}: the request body is larger than {bytes_max} bytes ({limit_name});"
             " send less at once"
         )
 

@@ -53,7 +53,7 @@ async def read_page(
         offset=offset,
         end=end,
         bytes_max=bytes_max,
-        schema=table.arrow_schema,
+        schema=table.log_schema,
         columns=columns,
         positions={bucket: (tablet.log_start_offset, tablet.high_watermark)},
     )

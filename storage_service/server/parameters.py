@@ -9,7 +9,7 @@ from typing import Final
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["column_names", "integer", "offsets"]
+__all__ = ["column_names", "integer", "log_column_names", "offsets"]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 
@@ -26,6 +26,20 @@ def integer(name: str, text: str, *, least: int) -> int:
 
 def column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
     """Read `a,b` (or a JSON list, for names with commas) as columns of `table`; None: all."""
+    names = _names(text)
+    return None if names is None else table.schema.select(names, table=str(table.path)).names
+
+
+def log_column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
+    """Read columns as `column_names` does, among those of the table's log."""
+    names = _names(text)
+    if names is not None:
+        own = table.log_schema.names[len(table.schema.names) :]
+        table.schema.select([name for name in names if name not in own], table=str(table.path))
+    return names
+
+
+def _names(text: str | None) -> list[str] | None:
     if text is None:
         return None
     names = text.split(",")
@@ -40,7 +54,7 @@ def column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
         raise InvalidRequestError("parameter columns must be column names, each once")
     if not names:
         raise InvalidRequestError("parameter columns must name at least one column")
-    return table.schema.select(names, table=str(table.path)).names
+    return names
 
 
 def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:

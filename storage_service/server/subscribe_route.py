@@ -22,7 +22,7 @@ from streamhouse.storage_service.server.log_page import (
     projected_schema,
     read_page,
 )
-from streamhouse.storage_service.server.parameters import column_names, offsets
+from streamhouse.storage_service.server.parameters import log_column_names, offsets
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
@@ -37,7 +37,7 @@ async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: st
     """Stream batches of all wanted buckets from their start offsets on."""
     query = exchange.query(["start", "columns"])
     table = service.table(path)
-    columns = column_names(query.get("columns"), table.info)
+    columns = log_column_names(query.get("columns"), table.info)
     positions = _start(table, query.get("start", "latest"))
     with service.subscription(exchange):
         await exchange.start(200, content_type=ARROW_STREAM, length=None)
@@ -126,5 +126,5 @@ def _heartbeat(
         bucket: (table.tablet(bucket).log_start_offset, table.tablet(bucket).high_watermark)
         for bucket in positions
     }
-    schema = projected_schema(table.arrow_schema, columns)
+    schema = projected_schema(table.log_schema, columns)
     return as_views(encode_fetch_body(schema, [], positions=seen))

@@ -182,6 +182,27 @@ def test_peers_that_are_no_clients_are_answered_or_closed(tmp_path: Path) -> Non
             assert _exchange(service.endpoint, silent) == b""
 
 
+def test_a_client_that_asks_before_it_sends_a_body_is_answered_first(tmp_path: Path) -> None:
+    head = (
+        b"POST /v1/tables/t/append HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
+        b"expect: 100-continue\r\n\r\n"
+    )
+    with (
+        ServiceProcess(tmp_path) as service,
+        socket.create_connection(_address(service.endpoint), 30) as connection,
+    ):
+        with StorageClient(service.endpoint) as client:
+            client.create_table("t", SCHEMA)
+
+        connection.sendall(head % 5)
+        assert connection.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"hello")
+        assert _error_of(connection.recv(65_536)) == ("400", "invalid_request")
+
+        connection.sendall(head % (1 << 40))
+        assert _error_of(connection.recv(65_536)) == ("413", "request_too_large")
+
+
 def test_too_many_connections_are_refused_with_a_reason(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, "--connections-max", "3") as service:
         with contextlib.ExitStack() as stack:

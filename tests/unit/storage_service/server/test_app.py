@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.server.app import CONTROL_BODY_BYTES_MAX
 from tests.support.asgi_call import AsgiCall
 from tests.support.in_process_service import (
     EVENTS,
@@ -267,15 +266,13 @@ def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(
 
 def test_control_routes_have_a_body_limit_of_their_own(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            call = AsgiCall(
-                service.app,
-                "POST",
-                "/v1/databases",
-                chunks=[None],
-                content_length=CONTROL_BODY_BYTES_MAX + 1,
-            )
-            assert (await call.run()).error()[:2] == (413, "request_too_large")
+        async with in_process_service(tmp_path, control_body_bytes_max=100) as service:
+            call = AsgiCall(service.app, "POST", "/v1/databases", chunks=[None], content_length=101)
+
+            status, code, message = (await call.run()).error()
+
+            assert (status, code) == (413, "request_too_large")
+            assert "larger than 100 bytes (control_body_bytes_max)" in message
 
     asyncio.run(scenario())
 
