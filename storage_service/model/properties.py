@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
+from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP, is_merge_property
 
 __all__ = ["PROPERTY_HELP", "TableProperties", "parse_bytes", "parse_duration_ms"]
 
@@ -105,7 +106,10 @@ SEGMENT_BYTES_MIN: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableProperties:
-    """The typed properties of one table, defaults filled in."""
+    """The typed properties of one table, defaults filled in.
+
+    How a primary key table merges rows is in `MergeRules`; here its properties are only known.
+    """
 
     datalake_enabled: bool
     datalake_freshness_ms: int
@@ -117,10 +121,11 @@ class TableProperties:
     def parse(cls, properties: Mapping[str, str], *, table: str) -> TableProperties:
         """Read and check `properties`; raises for an unknown key or a bad value, naming both."""
         for key in properties:
-            if key not in _PROPERTIES:
+            if key not in _PROPERTIES and not is_merge_property(key):
+                known = [*_PROPERTIES, *MERGE_PROPERTY_HELP]
                 raise UnknownOptionError(
                     f"table '{table}': unknown property '{key}'"
-                    f"{suggestion(key, list(_PROPERTIES))} (known: {', '.join(_PROPERTIES)})"
+                    f"{suggestion(key, known)} (known: {', '.join(known)})"
                 )
         values = {
             attribute: parse(properties.get(key, default), name=f"table '{table}': property {key}")

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pyarrow as pa
+
 from streamhouse.storage_service.errors import (
     InvalidNameError,
     InvalidRequestError,
     InvalidSchemaError,
 )
+from streamhouse.storage_service.model.changelog import changelog_schema
+from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
@@ -105,6 +109,16 @@ class TableDescriptor:
                 )
             seen.add(partition_field.name)
         TableProperties.parse(self.properties, table=table)
+        self.merge_rules()
+
+    def merge_rules(self) -> MergeRules:
+        """Return how rows of the same key are merged; of a log table the defaults."""
+        return MergeRules.parse(
+            self.properties,
+            schema=self.schema,
+            primary_key=self.primary_key,
+            table=str(self.path),
+        )
 
     @property
     def effective_bucket_key(self) -> tuple[str, ...]:
@@ -167,8 +181,6 @@ def _strings(value: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _check_key_column(schema: Schema, name: str, *, kind: str, table: str) -> None:
-    import pyarrow as pa
-
     column = schema.column(name, table=table)
     if pa.types.is_nested(column.type):
         raise InvalidSchemaError(
@@ -216,6 +228,16 @@ class TableInfo:
     def is_primary_key_table(self) -> bool:
         """Whether rows are upserted by key instead of appended."""
         return bool(self.descriptor.primary_key)
+
+    @property
+    def log_schema(self) -> pa.Schema:
+        """The Arrow schema of the rows in the table's log.
+
+        A log table's own columns; a primary key table's log is its changelog.
+        """
+        return (
+            changelog_schema(self.schema) if self.is_primary_key_table else self.schema.to_arrow()
+        )
 
     def properties(self) -> TableProperties:
         """Return the typed properties with defaults filled in."""

@@ -36,7 +36,7 @@ class OpenTable:
         self.lake = lake
         self.wakeups = wakeups
         self.is_dropped = False
-        self.arrow_schema = info.schema.to_arrow()
+        self.log_schema = info.log_schema
         self._next_spread_bucket = 0
         # bucket -> (first offset that is not tiered, its timestamp)
         self._untiered_since: dict[int, tuple[int, int]] = {}

@@ -28,6 +28,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
     suggestion,
 )
+from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.properties import PROPERTY_HELP, TableProperties
 from streamhouse.storage_service.model.table import (
     DEFAULT_DATABASE,
@@ -164,6 +165,11 @@ class TableRegistry:
     ) -> TableInfo:
         """Set and remove properties together; raises and changes nothing if any is wrong."""
         info = self.table(path)
+        for key in (*updates, *removals):
+            if is_merge_property(key):
+                raise UnsupportedError(
+                    f"table '{path}': property {key} is fixed when the table is created"
+                )
         properties = {**info.descriptor.properties, **updates}
         for key in removals:
             if key not in PROPERTY_HELP:
