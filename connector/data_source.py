@@ -33,12 +33,12 @@ from streamhouse.connector.options import (
     write_options,
 )
 from streamhouse.connector.scan import RowsPiece, ScanColumn, Split
-from streamhouse.connector.scan_schema import check_types, output_columns
+from streamhouse.connector.scan_schema import check_predicate, check_types, output_columns
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors
 from streamhouse.connector.table_name import LAKE
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["StreamhouseDataSource"]
@@ -84,9 +84,17 @@ class StreamhouseDataSource(DataSource):
         plan = plan_batch_read(self._client(), self._pinned(), options, output)
         return StreamhouseBatchReader(plan.context, plan.splits, arrow_schema)
 
-    @spark_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader that follows the table."""
+        """Return a reader that follows the table, or one that says why that is not possible."""
+        from streamhouse.connector.stream_reader import RefusedStreamReader
+
+        try:
+            return self._stream_reader(schema)
+        except StreamhouseError as error:
+            # Spark reports whatever is raised here as an UnboundLocalError of its own.
+            return RefusedStreamReader(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream_reader import StreamhouseStreamReader
 
         options = read_options(self._options(STREAM), use=STREAM)
@@ -97,6 +105,8 @@ class StreamhouseDataSource(DataSource):
             )
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = self._output(options, arrow_schema)
+        # A wrong `where` should fail the start, not the first batch with rows.
+        check_predicate(options.where, self._pinned().table.schema, table=str(name.path))
         return StreamhouseStreamReader(options, self._pinned(), output, arrow_schema)
 
     @spark_errors

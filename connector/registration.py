@@ -66,11 +66,13 @@ def _make_room(spark: SparkSession, sql_name: str) -> None:
     if not spark.catalog.tableExists(sql_name):
         return
     described = spark.sql(f"DESCRIBE TABLE EXTENDED {sql_name}").collect()
-    providers = [str(row.data_type) for row in described if row.col_name == "Provider"]
-    if not providers or not providers[0].startswith(_PROVIDER_PREFIX):
+    details = {row.col_name: row.data_type for row in described}
+    # Spark names the provider of every table but those of Python sources, which are entries of the
+    # catalog without data of their own. A view has no type.
+    if "Provider" in details or details.get("Type") not in ("MANAGED", "EXTERNAL"):
         raise AlreadyExistsError(
-            f"Spark has a table '{sql_name}' already, which is not an attached one; give another"
-            " name: attach(spark, table, name)"
+            f"Spark has a table or view '{sql_name}' already, which is not an attached one; give"
+            " another name: attach(spark, table, name)"
         )
     spark.sql(f"DROP TABLE {sql_name}")
 

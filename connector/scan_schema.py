@@ -57,6 +57,12 @@ def check_types(output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str) 
             )
 
 
+def check_predicate(where: str | None, schema: Schema, *, table: str) -> None:
+    """Raise `InvalidPredicateError` or `UnknownColumnError` for a predicate that cannot be used."""
+    if where is not None:
+        parse_predicate(where, schema, table=table)
+
+
 def scan_context(
     state: TableState,
     *,

@@ -33,9 +33,10 @@ from streamhouse.connector.tier_ranges import readable, resolve_starts
 from streamhouse.connector.time_lookup import offsets_at
 from streamhouse.connector.union_read import check_is_log_table
 from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["StreamhouseStreamReader"]
+__all__ = ["RefusedStreamReader", "StreamhouseStreamReader"]
 
 
 class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -171,6 +172,36 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _position(self, value: Mapping[str, Any], state: TableState) -> StreamPosition:
         return StreamPosition.from_json(value, table=self._table, table_id=state.table.table_id)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Stands for a stream that cannot be read: whatever Spark asks first gets the reason."""
+
+    def __init__(self, error: StreamhouseError) -> None:
+        self._error = error
+
+    @spark_errors
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the reason."""
+        raise self._error
+
+    @spark_errors
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raise the reason."""
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return a limit; Spark asks for it before anything may fail."""
+        return ReadAllAvailable()
+
+    @spark_errors
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raise the reason."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Never called: there are no partitions."""
+        raise self._error
 
 
 def _high_watermarks(state: TableState) -> dict[int, int]:

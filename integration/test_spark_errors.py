@@ -1,0 +1,92 @@
+"""Bad input in real Spark: one clear sentence, last, and nothing written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from integration.spark_world import SparkWorld, last_line, world
+
+__all__ = ["world"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def _message(call: Callable[[], object]) -> str:
+    with pytest.raises(Exception, match=r".") as caught:
+        call()
+    return last_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"colums": "id"}, r"\[unknown_option\] unknown option 'colums'; did you mean 'columns'\?"),
+        ({"columns": "id,reigon"}, r"has no column 'reigon'; did you mean 'region'\?"),
+        ({"where": "reigon = 'eu'"}, r"no column 'reigon'"),
+        ({"where": "id ="}, r"\[invalid_predicate\]"),
+        ({"includeMetadata": "yes"}, r"'includeMetadata' = 'yes' must be true or false"),
+        ({"startingOffsets": '{"9": 0}'}, r"has no bucket 9; its buckets are 0 to 0"),
+        ({"startingOffsets": '{"0": 99}'}, r"offset 99, but the valid range is \[0, 5\]"),
+        ({"asOfSnapshot": "42"}, r"no lake snapshot yet|has no snapshot 42"),
+        ({"maxOffsetsPerTrigger": "5"}, r"'maxOffsetsPerTrigger' has no meaning for a batch read"),
+        ({"bucket.num": "5"}, r"'bucket.num' has no meaning for a batch read"),
+    ],
+)
+def test_options(world: SparkWorld, options: dict[str, str], sentence: str) -> None:
+    path = world.table(rows=5)
+
+    line = _message(lambda: world.load(path, **options).count())
+
+    assert re.search(sentence, line), line
+
+
+def test_names(world: SparkWorld) -> None:
+    path = world.table(rows=5)
+
+    assert "table 'default.nope' does not exist" in _message(lambda: world.load("default.nope"))
+    assert "no part '$lak'; did you mean 'lake'" in _message(lambda: world.load(f"{path}$lak"))
+    assert "is not a table path" in _message(lambda: world.load("a.b.c"))
+    assert "call load(" in _message(lambda: world.reader().load())
+
+
+def test_a_wrong_type_in_the_schema(world: SparkWorld) -> None:
+    path = world.table(rows=5)
+
+    line = _message(lambda: world.reader().schema("id string").load(path).count())
+
+    assert "column 'id' is int64, but .schema(...) asks for string" in line
+
+
+def test_a_service_that_is_not_there(world: SparkWorld) -> None:
+    nowhere = "http://127.0.0.1:9"
+
+    line = _message(lambda: world.reader().option("endpoint", nowhere).load("default.t"))
+
+    assert nowhere in line
+    assert "streamhouse serve" in line
+
+
+def test_a_failing_task_reports_one_sentence(world: SparkWorld) -> None:
+    """The table goes away between planning and reading: the task fails, by name."""
+    path = world.table(rows=5)
+    frame = world.load(path)
+    frame.count()
+    world.client.drop_table(path)
+
+    line = _message(lambda: frame.count())
+
+    assert f"table '{path}'" in line
+    assert "Traceback" not in line
+
+
+def test_a_token_never_shows(world: SparkWorld) -> None:
+    path = world.table(rows=5)
+
+    frame = world.load(path, token="very-secret-token")
+
+    plan = frame._jdf.queryExecution().toString()
+    assert "very-secret-token" not in plan
+    assert frame.count() == 5

@@ -1,0 +1,116 @@
+"""Appends from real Spark, batch and stream; what does not fit is refused before a row moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from integration.spark_world import SparkWorld, event_rows, last_line, world
+
+__all__ = ["world"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def test_what_is_appended_is_read_back(world: SparkWorld) -> None:
+    source, path = world.table(rows=25_000, bucket_count=2), world.table(bucket_count=2)
+
+    world.write(world.load(source), path)
+
+    found = world.client.read(path).sort_by("id")
+    assert found.equals(event_rows(0, 25_000))
+    # Spark's batches of 10,000 rows are put together: few appends, few syncs.
+    assert sum(p.high_watermark for p in world.client.positions(path).values()) == 25_000
+
+
+def test_a_missing_table_is_created_as_the_frame_describes_it(world: SparkWorld) -> None:
+    frame = world.spark.range(1_000).selectExpr(
+        "id", "concat('c', id % 7) as customer", "timestamp_micros(id) as at", "id > 5 as flag"
+    )
+    options = {
+        "bucket.num": "3",
+        "bucket.key": "customer",
+        "partitioned.by": "day(at), customer",
+        "table.log.ttl": "1d",
+    }
+
+    world.write(frame, "default.created", **options)
+
+    info = world.client.describe_table("default.created")
+    assert info.schema.names == ["id", "customer", "at", "flag"]
+    assert info.bucket_count == 3
+    assert info.descriptor.bucket_key == ("customer",)
+    assert [str(f) for f in info.descriptor.partitioned_by] == ["day(at)", "customer"]
+    assert info.properties().log_ttl_ms == 86_400_000
+    assert world.load("default.created").count() == 1_000
+
+
+def test_timestamps_survive_the_sessions_time_zone(world: SparkWorld) -> None:
+    frame = world.spark.sql(
+        "select 1 as id, timestamp'2026-07-01 08:00:00' as at, timestamp_ntz'2026-07-01 08:00:00'"
+        " as local"
+    )
+
+    world.write(frame, "default.zones")
+
+    row = world.client.read("default.zones").to_pylist()[0]
+    assert row["at"].isoformat() == "2026-07-01T12:00:00+00:00"
+    assert row["local"].isoformat() == "2026-07-01T08:00:00"
+    assert world.load("default.zones").collect()[0].local.hour == 8
+
+
+def test_rows_that_do_not_fit_are_refused_whole(world: SparkWorld) -> None:
+    path = world.table(rows=5)
+    good = world.load(path)
+    wrong = {
+        "price": good.selectExpr("id", "region", "small", "cast(id as string) price", "at", "tags",
+                                 "place"),
+        "smal": good.withColumnRenamed("small", "smal"),
+        "tags": good.drop("tags"),
+    }  # fmt: skip
+
+    for column, frame in wrong.items():
+        with pytest.raises(Exception, match=f"'{column}'") as caught:
+            world.write(frame, path)
+        assert path in last_line(caught.value)
+
+    nulls = good.selectExpr("if(id = 3, null, id) id", *good.columns[1:])
+    with pytest.raises(Exception, match="'id' must not be null"):
+        world.write(nulls, path)
+    assert world.load(path).count() == 5
+
+
+def test_modes_that_would_replace_rows_are_refused(world: SparkWorld) -> None:
+    path = world.table(rows=5)
+
+    with pytest.raises(Exception, match="mode\\('append'\\)") as caught:
+        world.write(world.load(path), path, mode="overwrite")
+
+    assert "[unsupported]" in last_line(caught.value)
+    assert world.load(path).count() == 5
+
+
+def test_a_stream_writes_every_row_once(world: SparkWorld, tmp_path: Path) -> None:
+    source, path = world.table(rows=3_000, bucket_count=2), world.table(bucket_count=2)
+
+    def run() -> None:
+        frame = world.stream(source, maxOffsetsPerTrigger=1_000)
+        writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start(path)
+        assert query.awaitTermination(120)
+
+    run()
+    world.append(source, 3_000, 3_500)
+    run()
+
+    assert world.ids(world.load(path)) == list(range(3_500))
+
+
+def test_an_empty_frame_writes_nothing(world: SparkWorld) -> None:
+    path = world.table()
+
+    world.write(world.load(path), path)
+
+    assert world.client.positions(path)[0].high_watermark == 0
