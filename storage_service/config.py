@@ -26,7 +26,6 @@ __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
 
 DEFAULT_PORT: Final = 8765
 DEFAULT_CATALOG_NAME: Final = "streamhouse"
-_KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 
@@ -122,11 +121,24 @@ class ServiceConfig:
     spread_rows_min: int = _limit(
         2_000, "rows", "Fewest rows a bucket gets when the service spreads an append evenly."
     )
+    # Decoding 1 MiB takes 0.3 ms; waking a thread for it costs more than that on a busy machine.
     inline_bytes_max: int = _limit(
-        256 * _KIB, "bytes", "Larger appends and fetches are handled off the event loop."
+        1 * _MIB, "bytes", "Larger appends and fetches are handled off the event loop."
     )
     worker_threads: int = _limit(
         4, "threads", "Threads for appends and fetches that are handled off the event loop."
+    )
+    key_threads: int = _limit(
+        2, "threads", "Threads that write to primary key tables; a table stays with one."
+    )
+    key_cache_bytes_max: int = _limit(
+        256 * _MIB,
+        "bytes",
+        "Most memory for the rows that one bucket of a primary key table keeps at hand.",
+    )
+    lookup_keys_max: int = _limit(1_000_000, "keys", "Most keys in one lookup.")
+    lookup_rows_max: int = _limit(
+        100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."
     )
     retention_interval_ms: int = _limit(60_000, "ms", "How often expired log segments are deleted.")
     tiering_lease_ms: int = _limit(
