@@ -176,6 +176,11 @@ def _tiering_routes(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/v1/tiering")
     coordinator = service.manager.tiering
 
+    @routes.get("", summary="How tiering stands, table by table.")
+    async def tiering_status() -> dict[str, dict[str, Any]]:
+        tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
+        return {"tables": {str(table.path): coordinator.status(table) for table in tables}}
+
     @routes.post("/claim", summary="Claim the most overdue table for a tiering round.")
     async def claim(body: ClaimTiering) -> dict[str, Any]:
         tables = None if body.tables is None else [service.table(p) for p in body.tables]

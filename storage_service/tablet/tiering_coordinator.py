@@ -37,6 +37,7 @@ _logger = logging.getLogger(__name__)
 
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
+_LOGGED_ERROR_CHARACTERS_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,9 +236,32 @@ class TieringCoordinator:
             backoff_ms_max=self._backoff_ms_max,
         )
         state.last_error = error
+        _logger.warning(
+            "event=tiering_failed table=%s epoch=%d pause_ms=%d why=%r",
+            table.path,
+            epoch,
+            pause_ms,
+            error[:_LOGGED_ERROR_CHARACTERS_MAX],
+        )
         state.paused_until_s = self._monotonic_s() + pause_ms / 1000
         _give_up_lease(state)
         return pause_ms
+
+    def status(self, table: OpenTable) -> dict[str, Any]:
+        """Return what people look at when a table is not tiered: JSON."""
+        state = self.round_of(table)
+        now_s = self._monotonic_s()
+        return {
+            "tiering_epoch": table.lake.tiering_epoch,
+            "tiered_at_us": table.lake.tiered_at_us,
+            "untiered_rows": table.untiered_rows,
+            "worker_id": state.worker_id,
+            "lease_left_ms": _left_ms(state.lease_until_s, now_s),
+            "failures": state.failures,
+            "last_error": state.last_error,
+            "pause_left_ms": _left_ms(state.paused_until_s, now_s),
+            "last_round_ms": state.last_round_ms,
+        }
 
     def _renew(self, state: TieringRound) -> None:
         state.lease_until_s = self._monotonic_s() + self._lease_ms / 1000
@@ -251,6 +275,10 @@ class TieringCoordinator:
                 f"{f' of worker {holder!r}' if holder and epoch < current else ''};"
                 " stop this round and claim the table again"
             )
+
+
+def _left_ms(until_s: float, now_s: float) -> int:
+    return max(0, int((until_s - now_s) * 1000))
 
 
 def _read_ages(tables: Iterable[OpenTable]) -> None:

@@ -242,6 +242,11 @@ def test_a_tiering_round_over_http(tmp_path: Path) -> None:
             fenced = await post("complete", **report)
             assert fenced["error"]["code"] == "fenced"
             assert await post("fail", table="events", epoch=2, error="boom") == {"paused_ms": 1_000}
+            status = (await service.call("GET", "/v1/tiering")).json()["tables"]["default.events"]
+            assert (status["failures"], status["last_error"]) == (1, "boom")
+            assert (status["untiered_rows"], status["tiering_epoch"]) == (3, 2)
+            assert (status["worker_id"], status["lease_left_ms"]) == ("", 0)
+            assert 0 < status["pause_left_ms"] <= 1_000
             unknown = await post("claim", worker_id="w", tables=["nope"])
             assert unknown["error"]["code"] == "table_not_found"
 
@@ -271,6 +276,7 @@ def test_the_documentation_has_every_control_route(tmp_path: Path) -> None:
                 "PATCH /v1/tables/{path}/properties",
                 "GET /v1/tables/{path}/state",
                 "GET /v1/tables/{path}/offsets",
+                "GET /v1/tiering",
                 "POST /v1/tiering/claim",
                 "POST /v1/tiering/heartbeat",
                 "POST /v1/tiering/complete",
