@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,7 @@ from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-__all__ = ["EVENTS", "SparkWorld", "event_rows", "last_line", "spark_session", "world"]
+__all__ = ["EVENTS", "EXPIRING", "SparkWorld", "event_rows", "last_line", "spark_session", "world"]
 
 EVENTS = pa.schema(
     [
@@ -32,6 +33,10 @@ EVENTS = pa.schema(
         pa.field("place", pa.struct([("zone", pa.int16()), ("name", pa.string())])),
     ]
 )
+
+
+EXPIRING = {"table.log.ttl": "1ms", "table.log.segment-bytes": "64kb"}
+"""Properties of a table whose log goes as soon as it may."""
 
 
 def event_rows(start: int, end: int) -> pa.Table:
@@ -78,6 +83,19 @@ class SparkWorld:
     def tier(self, path: str) -> int:
         """Move everything in the log to the lake; the log keeps its rows until they expire."""
         return tier_once(self.client, path)
+
+    def expire_log(self, path: str) -> dict[int, int]:
+        """Wait until retention took rows of every bucket; return where the log starts then.
+
+        The table needs EXPIRING, and one with a lake must be tiered first.
+        """
+        deadline = time.monotonic() + 30
+        while True:
+            starts = {b: p.log_start_offset for b, p in self.client.positions(path).items()}
+            if all(starts.values()):
+                return starts
+            assert time.monotonic() < deadline, f"retention took nothing of {path}"
+            time.sleep(0.05)  # sleep: retention runs in the service, on its own clock
 
     def reader(self, **options: Any) -> DataFrameReader:
         reader = self.spark.read.format("streamhouse").option("endpoint", self.endpoint)
@@ -135,7 +153,9 @@ def spark_session(master: str = "local[2]") -> Iterator[SparkSession]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkWorld]:
     """One service and one session for a module; each test has tables of its own."""
     with (
-        ServiceProcess(tmp_path_factory.mktemp("service")) as service,
+        ServiceProcess(
+            tmp_path_factory.mktemp("service"), "--retention-interval-ms", "100"
+        ) as service,
         spark_session() as session,
     ):
         opened = SparkWorld(service, session)

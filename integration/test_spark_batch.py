@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import streamhouse
-from integration.spark_world import EVENTS, SparkWorld, event_rows, world
+from integration.spark_world import EVENTS, EXPIRING, SparkWorld, event_rows, world
 from streamhouse.storage_service.errors import AlreadyExistsError
 
 __all__ = ["world"]
@@ -145,6 +145,21 @@ def test_an_empty_table_has_columns_and_no_rows(world: SparkWorld) -> None:
     assert frame.count() == 0
     assert frame.columns == EVENTS.names
     assert world.load(f"{path}$snapshots").count() == 0
+
+
+def test_a_plan_whose_rows_left_the_log_fails_by_name(world: SparkWorld) -> None:
+    path = world.table(rows=3_000, properties=EXPIRING)
+    frame = world.load(path)
+    assert frame.count() == 3_000
+    world.tier(path)
+    world.append(path, 3_000, 6_000)
+    world.expire_log(path)
+
+    with pytest.raises(Exception, match="left the log after this read was planned") as caught:
+        frame.count()
+
+    assert f"table '{path}', bucket 0: rows [0, 3000)" in str(caught.value)
+    assert world.load(path).count() == 6_000
 
 
 def test_attached_tables_plan_afresh_and_take_inserts(world: SparkWorld) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from integration.spark_world import SparkWorld, world
+from integration.spark_world import EXPIRING, SparkWorld, world
 
 __all__ = ["world"]
 
@@ -79,23 +79,45 @@ def test_history_comes_first_then_live_rows_each_once(world: SparkWorld, tmp_pat
     assert sink.ids == list(range(5_600))
 
 
-def test_a_failed_batch_is_replayed_although_tiering_moved_its_rows(
+def test_a_failed_batch_is_replayed_from_the_lake_when_its_rows_left_the_log(
     world: SparkWorld, tmp_path: Path
 ) -> None:
-    path = world.table(rows=1_000, bucket_count=2, properties={"table.log.ttl": "1s"})
+    path = world.table(rows=3_000, properties=EXPIRING)
     first = Batches(fail_at=1)
-    query = start(world, path, first, tmp_path, maxOffsetsPerTrigger=400)
+    query = start(world, path, first, tmp_path, maxOffsetsPerTrigger=1_000)
     with pytest.raises(Exception, match="as planned"):
         query.awaitTermination(120)
     failed = first.seen[-1]
     world.tier(path)
-    world.append(path, 1_000, 1_200)
+    world.append(path, 3_000, 6_000)
+    assert world.expire_log(path)[0] >= 2_000
 
     second = Batches()
-    run_available(world, path, second, tmp_path, maxOffsetsPerTrigger=400)
+    run_available(world, path, second, tmp_path, maxOffsetsPerTrigger=1_000)
 
+    assert failed == (1, list(range(1_000, 2_000)))
     assert second.seen[0] == failed
-    assert sorted(first.seen[0][1] + second.ids) == list(range(1_200))
+    assert sorted(first.seen[0][1] + second.ids) == list(range(6_000))
+
+
+def test_rows_that_expired_unread_fail_the_stream_by_name(
+    world: SparkWorld, tmp_path: Path
+) -> None:
+    path = world.table(rows=100, properties={**EXPIRING, "table.datalake.enabled": "false"})
+    run_available(world, path, Batches(), tmp_path)
+    for first in range(100, 9_100, 3_000):
+        world.append(path, first, first + 3_000)
+    start_offset = world.expire_log(path)[0]
+
+    with pytest.raises(Exception, match="are gone from the log") as caught:
+        run_available(world, path, Batches(), tmp_path)
+    skipping = Batches()
+    run_available(world, path, skipping, tmp_path, failOnDataLoss="false")
+
+    text = str(caught.value)
+    assert f"table '{path}', bucket 0: rows [100, " in text
+    assert "failOnDataLoss=false" in text
+    assert all(i >= start_offset for i in skipping.ids)
 
 
 def test_available_now_ends_at_what_was_there(world: SparkWorld, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The format works where Spark runs in other ways: several executors, Connect, spark-submit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from integration.spark_world import event_rows
+from streamhouse.client import StreamhouseClient
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+TABLE = "default.deployed"
+PROGRAM = Path(__file__).parent / "spark_deployment_program.py"
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service with 4,000 rows in the lake and 1,000 in the log."""
+    with ServiceProcess(tmp_path_factory.mktemp("service")) as service:
+        with StreamhouseClient(service.endpoint) as client:
+            client.create_table(TABLE, event_rows(0, 0).schema, bucket_count=2)
+            client.append(TABLE, event_rows(0, 4_000))
+            tier_once(client, TABLE)
+            client.append(TABLE, event_rows(4_000, 5_000))
+        yield service.endpoint
+
+
+def _run(command: list[str], endpoint: str, target: str, folder: Path, **env: str) -> str:
+    done = subprocess.run(
+        [*command, str(PROGRAM), target, str(folder / "checkpoint")],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "STREAMHOUSE_ENDPOINT": endpoint,
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def _check(endpoint: str, target: str, output: str) -> None:
+    """Every program reads 5,000 rows, copies 2,500 by batch, and the rest by stream."""
+    assert "read 5000" in output
+    with StreamhouseClient(endpoint) as client:
+        assert sorted(client.read(target)["id"].to_pylist()) == list(range(5_000))
+
+
+def test_several_executors(endpoint: str, tmp_path: Path) -> None:
+    home = tmp_path / "spark"
+    home.mkdir()
+    # local-cluster writes work/ into its home, which must not be the installed package.
+    for item in Path(pyspark.__file__).parent.iterdir():
+        (home / item.name).symlink_to(item)
+    master = "local-cluster[2,1,1024]"
+
+    output = _run(
+        [sys.executable],
+        endpoint,
+        "default.by_cluster",
+        tmp_path,
+        SPARK_HOME=str(home),
+        MASTER=master,
+    )
+
+    _check(endpoint, "default.by_cluster", output)
+    # Batches of the lake and of the log were read by both executors.
+    assert "executors 2" in output
+
+
+def test_spark_connect(endpoint: str, tmp_path: Path) -> None:
+    output = _run(
+        [sys.executable], endpoint, "default.by_connect", tmp_path, SPARK_REMOTE_URL="local[2]"
+    )
+
+    _check(endpoint, "default.by_connect", output)
+
+
+def test_spark_submit(endpoint: str, tmp_path: Path) -> None:
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+
+    output = _run(
+        [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false"],
+        endpoint,
+        "default.by_submit",
+        tmp_path,
+    )
+
+    _check(endpoint, "default.by_submit", output)
