@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.tiering.iceberg_committer import IcebergLake
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.parquet_writer import FileFormat, open_parquet
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.thread_runner import ThreadRunner

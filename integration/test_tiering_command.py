@@ -120,6 +120,21 @@ def test_a_table_that_fails_is_named_and_others_go_on(
     assert _tiered(client, "good") == 10
 
 
+def test_a_table_made_again_under_an_old_name_is_tiered(
+    service: ServiceProcess, client: StorageClient
+) -> None:
+    for rows in (10, 25):
+        client.create_table("again", SCHEMA)
+        client.append("again", _rows(rows))
+        done = _tier(service.endpoint, "--once", "--table", "again")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert _lake_rows(client.lake_catalog(), "again") == rows
+        table_id = client.describe_table("again").table_id
+        client.drop_table("again")
+
+    assert _lake_rows(client.lake_catalog(), f"again__dropped_{table_id - 1}") == 10
+
+
 def test_another_catalog_can_be_named(client: StorageClient, tmp_path: Path) -> None:
     properties = {
         "type": "sql",

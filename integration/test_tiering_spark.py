@@ -23,7 +23,7 @@ from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import TableNotFoundError, UnavailableError
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.tiering import spark_job
-from streamhouse.tiering.iceberg_committer import IcebergLake
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.parquet_writer import FileFormat
 from streamhouse.tiering.service import TieringService

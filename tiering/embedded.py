@@ -47,7 +47,7 @@ class EmbeddedTieringWorker:
 
     def _run(self) -> None:
         # pyiceberg takes about a second to import: not on the way to serving.
-        from streamhouse.tiering.iceberg_committer import IcebergLake
+        from streamhouse.tiering.iceberg_lake import IcebergLake
         from streamhouse.tiering.service import TieringService
         from streamhouse.tiering.thread_runner import ThreadRunner
 

@@ -1,10 +1,9 @@
-"""Lake tables in an Iceberg catalog: created, opened, and advanced one snapshot a round.
+"""Commits to one lake table: one snapshot a round.
 
 What a commit promises:
 - it lands at most once, whatever the catalog answers: after every failure the catalog is asked
   what became of it before anything is sent again
 - it lands only on a snapshot that covers exactly the offsets the round started from
-Foreign errors (pyiceberg, SQLAlchemy, HTTP) become ours here.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     ForbiddenError,
-    NoSuchNamespaceError,
     NoSuchTableError,
     UnauthorizedError,
 )
@@ -31,21 +28,14 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.storage_service.errors import (
-    AlreadyExistsError,
     FencedError,
-    NotFoundError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
-    UnsupportedError,
-)
-from streamhouse.storage_service.model.lake import (
-    TABLE_ID_PROPERTY,
-    LakeCatalog,
-    LakeState,
 )
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.tiering.iceberg_creation import LakeLayout, create_lake_table, layout_of
+from streamhouse.tiering.catalog_errors import catalog_errors
+from streamhouse.tiering.iceberg_creation import LakeLayout, layout_of
 from streamhouse.tiering.iceberg_offsets import (
     CoveredOffsets,
     covered_offsets,
@@ -57,97 +47,14 @@ from streamhouse.tiering.iceberg_snapshot import StagedSnapshot, stage_append
 from streamhouse.tiering.iceberg_writer import data_files
 from streamhouse.tiering.parquet_writer import WrittenFile
 
-__all__ = ["IcebergLake", "IcebergLakeTable", "LakeCommit"]
+__all__ = ["IcebergLakeTable", "LakeCommit"]
 
 _logger = logging.getLogger(__name__)
 
 COMMIT_ATTEMPTS_MAX: Final = 5
-OPEN_ATTEMPTS_MAX: Final = 4
 _RETRY_WAIT_S_FIRST: Final = 0.1
 # The catalog refused for a reason that is not the table's state: nothing was committed.
 _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError)
-
-
-class IcebergLake:
-    """The lake tables of one service, in one catalog."""
-
-    def __init__(self, catalog: LakeCatalog) -> None:
-        self._described = catalog
-        self._catalog: Catalog | None = None
-
-    @property
-    def file_properties(self) -> Mapping[str, str]:
-        """The catalog's properties; those of opening files are among them."""
-        return self._described.properties
-
-    def close(self) -> None:
-        """Close the catalog's connections."""
-        if self._catalog is not None:
-            self._catalog.close()
-            self._catalog = None
-
-    def open_or_create(self, table: TableInfo, state: LakeState) -> IcebergLakeTable:
-        """Return the lake table of `table`, created if the table was never tiered.
-
-        Raises:
-            AlreadyExistsError: the name is taken by a table that is not this one's lake.
-            NotFoundError: the table was tiered, but its lake table is not in the catalog.
-            UnavailableError: the catalog cannot be reached.
-        """
-        with _catalog_errors(f"open lake table '{table.path}'"):
-            found = self._load_or_create(table, state)
-        self._check_owner(found, table, state)
-        return IcebergLakeTable(found, table)
-
-    def _load_or_create(self, table: TableInfo, state: LakeState) -> Table:
-        identifier = (table.path.database, table.path.table)
-        for attempt in range(OPEN_ATTEMPTS_MAX):
-            try:
-                catalog = self._open_catalog()
-                try:
-                    return catalog.load_table(identifier)
-                except (NoSuchTableError, NoSuchNamespaceError):
-                    if state.snapshot_id is not None:
-                        raise NotFoundError(
-                            f"lake table '{table.path}' is not in catalog"
-                            f" '{self._described.name}', but rows were tiered to it (snapshot"
-                            f" {state.snapshot_id}): restore it, or use the catalog it is in"
-                        ) from None
-                    return create_lake_table(catalog, table)
-            except StreamhouseError:
-                raise
-            except Exception:  # each kind of catalog says "collided" differently
-                # Workers that start together on a new catalog collide in its own tables, in the
-                # namespace, in the lake table: a moment later what they collided on is there.
-                if attempt + 1 == OPEN_ATTEMPTS_MAX:
-                    raise
-                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
-        raise AssertionError("unreachable")
-
-    def _open_catalog(self) -> Catalog:
-        if self._catalog is None:
-            self._catalog = load_catalog(self._described.name, **self._described.properties)
-        return self._catalog
-
-    def _check_owner(self, found: Table, table: TableInfo, state: LakeState) -> None:
-        owner = found.metadata.properties.get(TABLE_ID_PROPERTY)
-        where = f"lake table '{table.path}' in catalog '{self._described.name}'"
-        if owner is None:
-            raise AlreadyExistsError(
-                f"{where} was not made by Streamhouse: rename it, or the streamhouse table"
-            )
-        if owner != str(table.table_id):
-            raise AlreadyExistsError(
-                f"{where} holds the rows of another streamhouse table (id {owner}, this one has id"
-                f" {table.table_id}), one that was dropped or is another service's: rename or drop"
-                " the lake table in the catalog"
-            )
-        uuid = str(found.metadata.table_uuid)
-        if state.table_uuid is not None and state.table_uuid != uuid:
-            raise AlreadyExistsError(
-                f"{where} is not the one that was tiered to before (uuid {uuid} instead of"
-                f" {state.table_uuid}): restore that one, or use the catalog it is in"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +154,7 @@ class IcebergLakeTable:
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             if attempt:
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
-            with _catalog_errors(f"write metadata of lake table '{self._info.path}'"):
+            with catalog_errors(f"write metadata of lake table '{self._info.path}'"):
                 staged = stage_append(
                     self._table,
                     files,
@@ -347,17 +254,3 @@ class _Attempts:
             for path in staged.metadata_paths:
                 with contextlib.suppress(OSError):
                     table.io.delete(path)
-
-
-@contextlib.contextmanager
-def _catalog_errors(doing: str) -> Iterator[None]:
-    """Raise what pyiceberg and its catalogs raise inside the block as an error of ours."""
-    try:
-        yield
-    except StreamhouseError:
-        raise
-    except (NotImplementedError, ValueError, ImportError) as error:
-        raise UnsupportedError(f"cannot {doing}: {error}") from error
-    except Exception as error:
-        # Each catalog has its own errors, without a common root.
-        raise UnavailableError(f"cannot {doing}: {type(error).__name__}: {error}") from error

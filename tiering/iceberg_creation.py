@@ -58,8 +58,12 @@ class LakeLayout:
     sort_order_id: int
 
 
-def create_lake_table(catalog: Catalog, table: TableInfo) -> Table:
+def create_lake_table(
+    catalog: Catalog, table: TableInfo, *, service_id: str = "", folder_suffix: str = ""
+) -> Table:
     """Create the lake table and return it as the catalog has it.
+
+    `folder_suffix` is appended to the place that the catalog proposes.
 
     Raises whatever the catalog raises, also when another worker created it first.
     """
@@ -69,7 +73,7 @@ def create_lake_table(catalog: Catalog, table: TableInfo) -> Table:
     schema = lake_schema(table.schema, nested_ids, primary_key=table.descriptor.primary_key)
     spec = lake_partition_spec(lake_partitioning(table.descriptor), schema)
     sort_order = lake_sort_order(schema)
-    properties = lake_properties(table)
+    properties = lake_properties(table, service_id=service_id)
     # Only what the catalog decides is taken from its proposal: identity, place, format version.
     staged = catalog.create_table_transaction(identifier, schema, properties=properties)._table
     updates = (
@@ -81,7 +85,7 @@ def create_lake_table(catalog: Catalog, table: TableInfo) -> Table:
         SetDefaultSpecUpdate.model_validate({"spec-id": -1}),
         AddSortOrderUpdate.model_validate({"sort-order": sort_order}),
         SetDefaultSortOrderUpdate.model_validate({"sort-order-id": -1}),
-        SetLocationUpdate(location=staged.metadata.location),
+        SetLocationUpdate(location=staged.metadata.location.rstrip("/") + folder_suffix),
         SetPropertiesUpdate(updates={k: v for k, v in properties.items() if k != "format-version"}),
     )
     catalog.commit_table(staged, (AssertCreate(),), updates)

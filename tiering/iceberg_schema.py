@@ -33,7 +33,11 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS, TABLE_ID_PROPERTY
+from streamhouse.storage_service.model.lake import (
+    LAKE_SYSTEM_FIELDS,
+    SERVICE_ID_PROPERTY,
+    TABLE_ID_PROPERTY,
+)
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
@@ -156,7 +160,7 @@ def lake_sort_order(schema: IcebergSchema) -> SortOrder:
     )
 
 
-def lake_properties(table: TableInfo) -> dict[str, str]:
+def lake_properties(table: TableInfo, *, service_id: str) -> dict[str, str]:
     """Return the properties a new lake table of `table` gets; other engines go by them too."""
     target_bytes = table.properties().datalake_target_file_bytes
     return {
@@ -170,6 +174,7 @@ def lake_properties(table: TableInfo) -> dict[str, str]:
         # Bounds of the system columns find rows by offset, however many columns come before.
         **{f"write.metadata.metrics.column.{field.name}": "full" for field in LAKE_SYSTEM_FIELDS},
         TABLE_ID_PROPERTY: str(table.table_id),
+        **({SERVICE_ID_PROPERTY: service_id} if service_id else {}),
     }
 
 

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX
 
@@ -121,7 +121,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
     Without `is_once` it runs until SIGTERM or Ctrl-C, then ends its round early and returns 0.
     """
     # Not at the top: `streamhouse tier --help` must not wait for pyiceberg.
-    from streamhouse.tiering.iceberg_committer import IcebergLake
+    from streamhouse.tiering.iceberg_lake import IcebergLake
     from streamhouse.tiering.progress import TerminalProgress
     from streamhouse.tiering.service import TieringService
 
@@ -131,7 +131,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
         StorageClient(options.endpoint, token=options.token) as client,
         TerminalProgress() as progress,
     ):
-        lake = IcebergLake(options.catalog or client.lake_catalog())
+        lake = IcebergLake(_catalog(options, client))
         try:
             service = TieringService(
                 client=client,
@@ -156,6 +156,15 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
     if not summaries:
         click.echo("no tables to tier")
     return 1 if stopping.is_set() or any(summary.error for summary in summaries) else 0
+
+
+def _catalog(options: JobOptions, client: StorageClient) -> LakeCatalog:
+    named = client.lake_catalog()
+    if options.catalog is None:
+        return named
+    # Whose tables are tiered does not depend on where to.
+    identity = {k: v for k, v in named.properties.items() if k == SERVICE_ID_PROPERTY}
+    return replace(options.catalog, properties={**options.catalog.properties, **identity})
 
 
 @contextmanager

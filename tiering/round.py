@@ -34,7 +34,8 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.iceberg_committer import IcebergLake, IcebergLakeTable, LakeCommit
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.lease import Lease
 from streamhouse.tiering.parquet_writer import FileFormat

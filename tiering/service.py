@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
-from streamhouse.tiering.iceberg_committer import IcebergLake
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round import RoundResult, TieringRound
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX, PlanLimits

@@ -19,6 +19,7 @@ __all__ = ["LAKE_SYSTEM_FIELDS", "LakeCatalog", "LakeState"]
 
 COMMIT_USER_PROPERTY: Final = "commit-user"
 COMMIT_USER: Final = "streamhouse-tiering"
+SERVICE_ID_PROPERTY: Final = "streamhouse.service-id"
 TABLE_ID_PROPERTY: Final = "streamhouse.table-id"
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, FastAPI, Path, Query, Request
@@ -16,6 +17,7 @@ from streamhouse.storage_service.errors import (
     NotFoundError,
     StreamhouseError,
 )
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
 from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
@@ -72,7 +74,10 @@ def _service_routes(service: Service) -> APIRouter:
 
     @routes.get("/v1/lake/catalog", summary="How to open the Iceberg catalog.")
     async def lake_catalog() -> dict[str, Any]:
-        return service.config.lake_catalog().to_json()
+        catalog = service.config.lake_catalog()
+        # Tiering marks lake tables with it, to know its own among those of other services.
+        identity = {SERVICE_ID_PROPERTY: service.manager.service_id}
+        return replace(catalog, properties={**catalog.properties, **identity}).to_json()
 
     return routes
 

@@ -12,7 +12,7 @@ import sys
 
 def main(endpoint: str, deadly_step: str) -> None:
     from streamhouse.storage_service.client import StorageClient
-    from streamhouse.tiering.iceberg_committer import IcebergLake
+    from streamhouse.tiering.iceberg_lake import IcebergLake
     from streamhouse.tiering.service import TieringService
     from streamhouse.tiering.thread_runner import ThreadRunner
 

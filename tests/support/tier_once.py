@@ -13,7 +13,7 @@ def tier_once(
     client: StorageClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> int:
     """Tier `tables` (none: all) and return how many rows went to the lake."""
-    from streamhouse.tiering.iceberg_committer import IcebergLake
+    from streamhouse.tiering.iceberg_lake import IcebergLake
     from streamhouse.tiering.service import TieringService
     from streamhouse.tiering.thread_runner import ThreadRunner
 

@@ -13,12 +13,12 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.iceberg_committer import IcebergLake
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lake_task import run_split
 from streamhouse.tiering.round import RoundResult, TieringRound
 from streamhouse.tiering.service import TieringService
@@ -52,6 +52,7 @@ class TieringWorld:
                 "type": "sql",
                 "uri": f"sqlite:///{folder / 'catalog.db'}",
                 "warehouse": f"file://{folder / 'warehouse'}",
+                SERVICE_ID_PROPERTY: "0123456789abcdef",
             },
         )
         self.service = FakeTieringService(self.catalog)

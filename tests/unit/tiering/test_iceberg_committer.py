@@ -15,8 +15,8 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
-from streamhouse.tiering import iceberg_committer
-from streamhouse.tiering.iceberg_committer import IcebergLake
+from streamhouse.tiering import iceberg_committer, iceberg_lake
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,
@@ -35,6 +35,7 @@ TEN = [(0, offset) for offset in range(10)]
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TieringWorld]:
     monkeypatch.setattr(iceberg_committer, "_RETRY_WAIT_S_FIRST", 0.0)
+    monkeypatch.setattr(iceberg_lake, "_RETRY_WAIT_S_FIRST", 0.0)
     FaultyCatalog.reset()
     with TieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         opened.create_table()

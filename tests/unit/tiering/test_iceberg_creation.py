@@ -15,7 +15,7 @@ from pyiceberg.types import LongType, StringType
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.tiering.iceberg_committer import IcebergLake
+from streamhouse.tiering.iceberg_lake import IcebergLake
 from tests.support.tiering_world import TieringWorld, rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lake_table.json"

@@ -94,13 +94,31 @@ def test_a_lake_table_that_vanished_is_not_made_anew(world: TieringWorld) -> Non
         world.tier()
 
 
-def test_a_lake_table_of_a_dropped_table_is_not_mixed_with_the_new_ones(
+def test_the_lake_table_of_a_dropped_table_is_put_aside_for_the_new_one(
     world: TieringWorld,
 ) -> None:
     _filled(world)
     world.tier()
+    old = world.lake_table().metadata
+    world.service.drop_table("db.t")
+    world.create_table(bucket_count=1)
+    world.service.append("db.t", 0, rows(0, 3))
+
+    world.tier()
+
+    assert world.addresses() == _addresses(3)
+    assert world.addresses("db.t__dropped_1") == _addresses(10, 10)
+    assert world.lake_table("db.t__dropped_1").metadata.table_uuid == old.table_uuid
+    assert world.lake_table().location() == f"{old.location}-2"
+
+
+def test_a_lake_table_of_another_service_is_refused(world: TieringWorld) -> None:
+    _filled(world)
+    world.tier()
     world.service.drop_table("db.t")
     _filled(world)
+    with world.lake_table().transaction() as transaction:
+        transaction.set_properties({"streamhouse.service-id": "another"})
 
     with pytest.raises(AlreadyExistsError, match=r"another streamhouse table \(id 1, this one has"):
         world.tier()

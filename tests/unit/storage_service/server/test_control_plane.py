@@ -205,7 +205,9 @@ def test_the_catalog_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with in_process_service(tmp_path) as service:
             answer = await service.call("GET", "/v1/lake/catalog")
-            assert answer.json() == service.service.config.lake_catalog().to_json()
+            named = service.service.config.lake_catalog().to_json()
+            named["properties"]["streamhouse.service-id"] = service.service.manager.service_id
+            assert answer.json() == named
 
     asyncio.run(scenario())
 

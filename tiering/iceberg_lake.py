@@ -1,0 +1,151 @@
+"""The lake tables of one service in an Iceberg catalog: found, created, or refused by name."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+
+from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.lake import (
+    SERVICE_ID_PROPERTY,
+    TABLE_ID_PROPERTY,
+    LakeCatalog,
+    LakeState,
+)
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.catalog_errors import catalog_errors
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+from streamhouse.tiering.iceberg_creation import create_lake_table
+
+__all__ = ["IcebergLake"]
+
+_logger = logging.getLogger(__name__)
+
+OPEN_ATTEMPTS_MAX: Final = 4
+_RETRY_WAIT_S_FIRST: Final = 0.1
+
+
+class IcebergLake:
+    """The lake tables of one service, in one catalog."""
+
+    def __init__(self, catalog: LakeCatalog) -> None:
+        self._described = catalog
+        self._catalog: Catalog | None = None
+
+    @property
+    def file_properties(self) -> Mapping[str, str]:
+        """The catalog's properties; those of opening files are among them."""
+        return self._described.properties
+
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+
+    def open_or_create(self, table: TableInfo, state: LakeState) -> IcebergLakeTable:
+        """Return the lake table of `table`, created if the table was never tiered.
+
+        Raises:
+            AlreadyExistsError: the name is taken by a table that is not this one's lake.
+            NotFoundError: the table was tiered, but its lake table is not in the catalog.
+            UnavailableError: the catalog cannot be reached.
+        """
+        with catalog_errors(f"open lake table '{table.path}'"):
+            found = self._load_or_create(table, state)
+        self._check_owner(found, table, state)
+        return IcebergLakeTable(found, table)
+
+    def _load_or_create(self, table: TableInfo, state: LakeState) -> Table:
+        identifier = (table.path.database, table.path.table)
+        for attempt in range(OPEN_ATTEMPTS_MAX):
+            try:
+                catalog = self._open_catalog()
+                service_id = self._service_id
+                try:
+                    found = catalog.load_table(identifier)
+                    if not self._is_of_a_dropped_table(found, table):
+                        return found
+                    self._put_aside(catalog, found)
+                    # Engines that clean up below a table's folder must not meet the other's files.
+                    suffix = f"-{table.table_id}"
+                    return create_lake_table(
+                        catalog, table, service_id=service_id, folder_suffix=suffix
+                    )
+                except (NoSuchTableError, NoSuchNamespaceError):
+                    if state.snapshot_id is not None:
+                        raise NotFoundError(
+                            f"lake table '{table.path}' is not in catalog"
+                            f" '{self._described.name}', but rows were tiered to it (snapshot"
+                            f" {state.snapshot_id}): restore it, or use the catalog it is in"
+                        ) from None
+                    return create_lake_table(catalog, table, service_id=service_id)
+            except StreamhouseError:
+                raise
+            except Exception:  # each kind of catalog says "collided" differently
+                # Workers that start together on a new catalog collide in its own tables, in the
+                # namespace, in the lake table: a moment later what they collided on is there.
+                if attempt + 1 == OPEN_ATTEMPTS_MAX:
+                    raise
+                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
+        raise AssertionError("unreachable")
+
+    def _open_catalog(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = load_catalog(self._described.name, **self._described.properties)
+        return self._catalog
+
+    @property
+    def _service_id(self) -> str:
+        return self._described.properties.get(SERVICE_ID_PROPERTY, "")
+
+    def _is_of_a_dropped_table(self, found: Table, table: TableInfo) -> bool:
+        """Whether an earlier table of this service and name left its lake table behind."""
+        properties = found.metadata.properties
+        is_this_services = self._service_id and (
+            properties.get(SERVICE_ID_PROPERTY) == self._service_id
+        )
+        # Ids are never reused and grow: a smaller one under the same name was dropped.
+        owner = int(properties.get(TABLE_ID_PROPERTY, "0"))
+        return bool(is_this_services and owner < table.table_id)
+
+    def _put_aside(self, catalog: Catalog, found: Table) -> None:
+        """Rename the lake table of a dropped table; its rows stay readable under the new name."""
+        namespace, name = found.name()
+        aside = f"{name}__dropped_{found.metadata.properties[TABLE_ID_PROPERTY]}"
+        _logger.warning(
+            "lake table %s.%s holds rows of a table that was dropped; it is %s.%s from now on",
+            *(namespace, name, namespace, aside),
+        )
+        catalog.rename_table((namespace, name), (namespace, aside))
+
+    def _check_owner(self, found: Table, table: TableInfo, state: LakeState) -> None:
+        owner = found.metadata.properties.get(TABLE_ID_PROPERTY)
+        where = f"lake table '{table.path}' in catalog '{self._described.name}'"
+        if owner is None:
+            raise AlreadyExistsError(
+                f"{where} was not made by Streamhouse: rename it, or the streamhouse table"
+            )
+        if owner != str(table.table_id):
+            raise AlreadyExistsError(
+                f"{where} holds the rows of another streamhouse table (id {owner}, this one has id"
+                f" {table.table_id}), probably another service's: rename or drop the lake table in"
+                " the catalog, or use another catalog"
+            )
+        uuid = str(found.metadata.table_uuid)
+        if state.table_uuid is not None and state.table_uuid != uuid:
+            raise AlreadyExistsError(
+                f"{where} is not the one that was tiered to before (uuid {uuid} instead of"
+                f" {state.table_uuid}): restore that one, or use the catalog it is in"
+            )
