@@ -14,6 +14,7 @@ StreamhouseError
 │   ├── DatabaseNotFoundError      database_not_found        404
 │   ├── TableNotFoundError         table_not_found           404
 │   ├── BucketNotFoundError        bucket_not_found          404
+│   ├── RowNotFoundError           row_not_found             404
 │   └── SnapshotNotFoundError      snapshot_not_found        404
 ├── AlreadyExistsError
 │   ├── DatabaseExistsError        database_exists           409
@@ -139,6 +140,12 @@ class BucketNotFoundError(NotFoundError):
     """The table has no such bucket."""
 
     code = "bucket_not_found"
+
+
+class RowNotFoundError(NotFoundError):
+    """No row has this primary key."""
+
+    code = "row_not_found"
 
 
 class SnapshotNotFoundError(NotFoundError):

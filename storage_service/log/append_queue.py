@@ -65,6 +65,15 @@ class AppendQueue:
         self._last_timestamp_us = max(self._last_timestamp_us, self._clock_us())
         return self._last_timestamp_us
 
+    def find(
+        self, writer_id: int, *, sequence: int, row_count: int | None = None
+    ) -> AppendResult | None:
+        """Return where the batch is that a writer repeats; see `WriterStates.find`."""
+        if not writer_id:
+            return None
+        known = self._writers.find(writer_id, sequence=sequence, row_count=row_count)
+        return None if known is None else AppendResult(*known[1:], is_duplicate=True)
+
     def add(
         self,
         payload: Buffer,

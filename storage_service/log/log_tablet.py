@@ -175,10 +175,8 @@ class LogTablet:
                 f" {self._options.frame_bytes_max}, send smaller batches"
             )
         with self._lock:
-            if writer_id:
-                known = self._writers.find(writer_id, sequence=sequence, row_count=row_count)
-                if known is not None:
-                    return AppendResult(*known[1:], is_duplicate=True)
+            if known := self._queue.find(writer_id, sequence=sequence, row_count=row_count):
+                return known
             self._check_writable()
             if not self._queue and self._is_full(len(payload)):
                 self._roll()
@@ -190,6 +188,11 @@ class LogTablet:
                 sequence=sequence,
                 durable_offset=self._active.end_offset,
             )
+
+    def find_batch(self, writer_id: int, *, sequence: int) -> AppendResult | None:
+        """Return where the batch is that `sequence` repeats; else as `WriterStates.find`."""
+        with self._lock:
+            return self._queue.find(writer_id, sequence=sequence)
 
     def change_segment_bytes_max(self, segment_bytes_max: int) -> None:
         """Start new segments at another size, from the next append on."""

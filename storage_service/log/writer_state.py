@@ -67,10 +67,13 @@ class WriterStates:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def find(self, writer_id: int, *, sequence: int, row_count: int) -> RememberedBatch | None:
+    def find(
+        self, writer_id: int, *, sequence: int, row_count: int | None = None
+    ) -> RememberedBatch | None:
         """Return the batch that `sequence` repeats, or None if it is the writer's next one.
 
-        Raises OutOfOrderSequenceError for everything else.
+        Raises OutOfOrderSequenceError for everything else, and for a repetition with another
+        `row_count`, if that is given.
         """
         window = self._windows.get(writer_id)
         if window is None:
@@ -93,8 +96,8 @@ class WriterStates:
         )
 
     @staticmethod
-    def _same(batch: RememberedBatch, writer_id: int, row_count: int) -> RememberedBatch:
-        if batch.end_offset - batch.base_offset != row_count:
+    def _same(batch: RememberedBatch, writer_id: int, row_count: int | None) -> RememberedBatch:
+        if row_count is not None and batch.end_offset - batch.base_offset != row_count:
             raise OutOfOrderSequenceError(
                 f"writer {writer_id:x} repeats sequence {batch.sequence} with {row_count} rows;"
                 f" it had {batch.end_offset - batch.base_offset} the first time"

@@ -35,12 +35,14 @@ OFFSET_COLUMN: Final = "__offset"
 TIMESTAMP_COLUMN: Final = "__timestamp"
 CHANGE_TYPE_COLUMN: Final = "__change_type"
 RETRACTS_COLUMN: Final = "__retracts"
+FOUND_COLUMN: Final = "__found"
 RESERVED_COLUMNS: Final = (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
     CHANGE_TYPE_COLUMN,
     RETRACTS_COLUMN,
+    FOUND_COLUMN,
 )
 COLUMN_NAME_CHARACTERS_MAX: Final = 255
 COLUMNS_MAX: Final = 2_000

@@ -15,14 +15,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-    InvalidRequestError,
-    RequestTooLargeError,
-)
+from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.model.conform import check_nulls, check_schema, conform
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.wire import ipc_message
+from streamhouse.storage_service.wire.request_stream import open_request
 
 __all__ = [
     "AppendBatch",
@@ -101,104 +98,35 @@ def decode_append_body(
     Raises `InvalidRequestError` for bytes that are no plain IPC stream, `SchemaMismatchError` or
     `UnknownColumnError` for data that does not fit, `RequestTooLargeError` over a limit.
     """
-    view = memoryview(body).cast("B")
-    found = list(ipc_message.messages(view))
-    if not found or found[0].kind != ipc_message.SCHEMA:
-        raise InvalidRequestError(
-            f"append to '{table}': the body is not an Arrow IPC stream (no schema message)"
-        )
-    _check_messages(
-        found[1:],
-        table=table,
+    stream = open_request(
+        body,
+        what=f"append to '{table}'",
         rows_max=rows_max,
         batch_bytes_max=batch_bytes_max,
         batches_max=batches_max,
     )
-    try:
-        reader = pa.ipc.open_stream(pa.py_buffer(view))
-        names = reader.schema.names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"append to '{table}': unreadable schema: {error}") from error
-    check_schema(reader.schema, schema, table=table)
+    check_schema(stream.schema, schema, table=table)
     arrow_schema = schema.to_arrow()
-    is_exact = names == arrow_schema.names and reader.schema.types == arrow_schema.types
+    is_exact = (
+        stream.schema.names == arrow_schema.names and stream.schema.types == arrow_schema.types
+    )
     parts = []
-    for message in found[1:]:
-        batch, metadata = _read_batch(reader, table=table)
+    for read in stream.batches():
+        batch = read.batch
         if is_exact:
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema)
             check_nulls(batch, schema, table=table)
-            payload: pa.Buffer | memoryview = message.data
+            payload: pa.Buffer | memoryview = read.message
         else:
             batch = conform(batch, schema, table=table)
             payload = batch.serialize()
         if batch.num_rows:
             parts.append(
                 AppendBatch(
-                    bucket=_metadata_int(metadata, b"bucket", table=table),
-                    sequence=_metadata_int(metadata, b"sequence", table=table) or 0,
-                    batch=batch,
-                    payload=payload,
+                    bucket=read.bucket, sequence=read.sequence, batch=batch, payload=payload
                 )
             )
     return parts
-
-
-def _check_messages(
-    found: Sequence[ipc_message.IpcMessage],
-    *,
-    table: str,
-    rows_max: int,
-    batch_bytes_max: int,
-    batches_max: int,
-) -> None:
-    if len(found) > batches_max:
-        raise RequestTooLargeError(
-            f"append to '{table}': {len(found)} batches in one request; at most {batches_max}"
-        )
-    rows = sum(message.row_count for message in found)
-    if rows > rows_max:
-        raise RequestTooLargeError(
-            f"append to '{table}': {rows} rows in one request; at most {rows_max}, send fewer"
-        )
-    for message in found:
-        if message.kind != ipc_message.RECORD_BATCH:
-            raise InvalidRequestError(
-                f"append to '{table}': dictionary-encoded columns are not accepted; send plain ones"
-            )
-        if message.is_compressed:
-            # A few compressed bytes could ask for gigabytes; the log stores plain buffers anyway.
-            raise InvalidRequestError(
-                f"append to '{table}': compressed record batches are not accepted; send them plain"
-            )
-        if len(message.data) > batch_bytes_max:
-            raise RequestTooLargeError(
-                f"append to '{table}': a record batch has {len(message.data)} bytes;"
-                f" at most {batch_bytes_max}, send smaller batches"
-            )
-
-
-def _read_batch(
-    reader: pa.ipc.RecordBatchStreamReader, *, table: str
-) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:
-    try:
-        batch, metadata = reader.read_next_batch_with_custom_metadata()
-        # Offsets and lengths come from outside: unchecked, they would read foreign memory.
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError, StopIteration) as error:
-        raise InvalidRequestError(f"append to '{table}': unreadable batch: {error}") from error
-    return batch, {} if metadata is None else metadata
-
-
-def _metadata_int(metadata: Mapping[bytes, bytes], key: bytes, *, table: str) -> int | None:
-    text = metadata.get(key)
-    if text is None:
-        return None
-    if not text.isdigit() or len(text) > 19:
-        raise InvalidRequestError(
-            f"append to '{table}': batch metadata '{key.decode()}' must be a non-negative integer"
-        )
-    return int(text)
 
 
 def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
