@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamhouse.storage_service.client import read_calls
 from streamhouse.storage_service.client.append_calls import Appender
 from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
 from streamhouse.storage_service.client.log_batch import LogBatch
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
 from streamhouse.storage_service.client.transport import HttpTransport
@@ -38,7 +39,7 @@ TOKEN_VARIABLE: Final = "STREAMHOUSE_TOKEN"
 _Self = TypeVar("_Self", bound="StorageClient")
 
 
-class StorageClient(TieringCalls):
+class StorageClient(TieringCalls, KeyValueCalls):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:
@@ -58,6 +59,7 @@ class StorageClient(TieringCalls):
             token=token or os.environ.get(TOKEN_VARIABLE) or None,
             timeout_s=timeout_s,
         )
+        KeyValueCalls.__init__(self)
         self._appender = Appender(self._transport)
         self._tables: dict[TablePath, TableInfo] = {}
         self._tables_lock = threading.Lock()
