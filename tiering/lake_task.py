@@ -94,10 +94,10 @@ def run_split(
     try:
         with open_client(split) as client:
             _check_identity(client, split)
-            for chunk in _chunks(_ahead(lambda: _read(client, split))):
+            for chunk in _ahead(lambda: _chunks(_read(client, split))):
                 if is_cancelled():
                     raise UnavailableError(f"tiering of '{split.table}' was cancelled")
-                rows = lake_rows(chunk, schema)
+                rows = lake_rows(chunk.batches, schema)
                 writer.write(rows)
                 on_rows(rows.num_rows)
             _check_identity(client, split)
@@ -147,18 +147,32 @@ def _read(client: StorageClient, split: TieringSplit) -> Iterator[LogBatch]:
         )
 
 
-def _ahead(open_batches: Callable[[], Iterator[LogBatch]]) -> Iterator[LogBatch]:
-    """Yield the batches while a thread reads some of the next: the network and Parquet overlap."""
-    ready: queue.Queue[LogBatch | BaseException | None] = queue.Queue()
-    # Bytes, not batches, are what has to be bounded: batches have one row or a million.
+@dataclass(slots=True)
+class _Chunk:
+    """Consecutive batches that are worked on together."""
+
+    batches: list[LogBatch] = field(default_factory=list)
+    row_count: int = 0
+    size_bytes: int = 0
+
+    def add(self, batch: LogBatch) -> None:
+        self.batches.append(batch)
+        self.row_count += batch.data.num_rows
+        self.size_bytes += batch.data.nbytes
+
+
+def _ahead(open_chunks: Callable[[], Iterator[_Chunk]]) -> Iterator[_Chunk]:
+    """Yield the chunks while a thread reads some of the next: the network and Parquet overlap."""
+    ready: queue.Queue[_Chunk | BaseException | None] = queue.Queue()
+    # Bytes, not chunks, are what has to be bounded: a batch has one row or a million.
     budget = _Budget(_PAGES_AHEAD * PAGE_BYTES)
 
     def read() -> None:
         try:
-            for batch in open_batches():
-                if not budget.take(batch.data.nbytes):
+            for chunk in open_chunks():
+                if not budget.take(chunk.size_bytes):
                     return
-                ready.put(batch)
+                ready.put(chunk)
             ready.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again in the reading thread
             ready.put(error)
@@ -169,7 +183,7 @@ def _ahead(open_batches: Callable[[], Iterator[LogBatch]]) -> Iterator[LogBatch]
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            budget.give(item.data.nbytes)
+            budget.give(item.size_bytes)
             yield item
     finally:
         budget.close()
@@ -177,7 +191,7 @@ def _ahead(open_batches: Callable[[], Iterator[LogBatch]]) -> Iterator[LogBatch]
 
 
 class _Budget:
-    """Bytes that may wait between two threads; one batch may always wait."""
+    """Bytes that may wait between two threads; one chunk may always wait."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -205,17 +219,15 @@ class _Budget:
             self._changed.notify_all()
 
 
-def _chunks(batches: Iterator[LogBatch]) -> Iterator[list[LogBatch]]:
-    """Group batches to about `_CHUNK_ROWS` rows, so that tiny ones cost no work of their own."""
-    chunk: list[LogBatch] = []
-    rows = 0
+def _chunks(batches: Iterator[LogBatch]) -> Iterator[_Chunk]:
+    """Group batches to about `_CHUNK_ROWS` rows or `PAGE_BYTES`: tiny ones cost no work each."""
+    chunk = _Chunk()
     for batch in batches:
-        chunk.append(batch)
-        rows += batch.data.num_rows
-        if rows >= _CHUNK_ROWS:
+        chunk.add(batch)
+        if chunk.row_count >= _CHUNK_ROWS or chunk.size_bytes >= PAGE_BYTES:
             yield chunk
-            chunk, rows = [], 0
-    if chunk:
+            chunk = _Chunk()
+    if chunk.batches:
         yield chunk
 
 

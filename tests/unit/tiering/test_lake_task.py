@@ -190,13 +190,13 @@ def test_reading_ahead_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> N
             pulled.append(start)
             yield _batch(start, 100)
 
-    reader = lake_task._ahead(batches)
+    reader = lake_task._ahead(lambda: lake_task._chunks(batches()))
     next(reader)
     assert is_waiting.wait(10)
 
     # One is consumed, one or two wait within the budget, one is held by the reading thread.
     assert len(pulled) <= 4
-    assert sum(batch.data.num_rows for batch in reader) == 9_900
+    assert sum(chunk.row_count for chunk in reader) == 9_900
 
 
 def test_the_modules_executors_load_know_neither_spark_nor_pyiceberg() -> None:
