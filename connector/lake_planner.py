@@ -45,6 +45,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.lake import (
+    LAKE_SYSTEM_FIELDS,
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
     tiered_offsets_from_property,
@@ -222,10 +223,11 @@ class _FilePlanner:
             timestamp=field_ids[TIMESTAMP_COLUMN] or 0,
         )
         wanted = () if query.predicate is None else query.predicate.columns
+        types = {field.name: field.type for field in (*schema.to_arrow(), *LAKE_SYSTEM_FIELDS)}
         self._columns = [
-            (c.name, field_id, c.type)
-            for c in schema.columns
-            if c.name in wanted and (field_id := field_ids[c.name]) is not None
+            (name, field_id, types[name])
+            for name in wanted
+            if (field_id := field_ids[name]) is not None
         ]
         self._tests: dict[int, tuple[Callable[[ManifestFile], bool], PartitionTest] | None] = {}
 

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ LOG_ROW_BYTES: Final = 64
 
 FILE_OPEN_BYTES: Final = 512 << 10
 """What opening one more file costs, in bytes read instead."""
+
+LOG_PART_ROWS: Final = 8_192
+"""A log range is cut at multiples of this: finer would fetch more stored batches twice."""
 
 SPLIT_BYTES_MIN: Final = 4 << 20
 """A task of its own costs about 25 ms, in which this much is read."""
@@ -103,23 +105,20 @@ def total_weight(pieces: Iterable[Piece]) -> int:
 
 
 def pack(pieces: Sequence[Piece], sizes: SplitSizes) -> list[Split]:
-    """Cut large pieces and put small ones together into splits of similar size.
+    """Lay all pieces in a row and cut it into splits of equal size, at the nearest borders.
 
-    The same pieces always make the same splits.
+    A split is one stretch of the row, so a file is opened by as few tasks as possible. The same
+    pieces always make the same splits.
     """
-    target = sizes.target_bytes(total_weight(pieces))
-    cut = [part for piece in pieces for part in _cut(piece, target)]
-    if not cut:
-        return []
-    bins = -(-total_weight(cut) // target)
-    # Largest first, each into the lightest split so far: close to even for any mix of sizes.
-    heap: list[tuple[int, int]] = [(0, index) for index in range(bins)]
-    contents: list[list[int]] = [[] for _ in range(bins)]
-    for index in sorted(range(len(cut)), key=lambda i: (-_weight(cut[i]), i)):
-        weight, lightest = heapq.heappop(heap)
-        contents[lightest].append(index)
-        heapq.heappush(heap, (weight + _weight(cut[index]), lightest))
-    return [Split(tuple(cut[i] for i in sorted(indexes))) for indexes in contents if indexes]
+    total = total_weight(pieces)
+    count = -(-total // sizes.target_bytes(total))
+    contents: dict[int, list[Piece]] = {}
+    position = 0
+    for piece in pieces:
+        for index, part in _cut(piece, position, total=total, count=count):
+            contents.setdefault(index, []).append(part)
+        position += _weight(piece)
+    return [Split(tuple(parts)) for _, parts in sorted(contents.items())]
 
 
 def _weight(piece: Piece) -> int:
@@ -128,32 +127,39 @@ def _weight(piece: Piece) -> int:
     return max(1, piece.row_count) * LOG_ROW_BYTES
 
 
-def _cut(piece: Piece, target: int) -> Iterator[Piece]:
+def _cut(piece: Piece, position: int, *, total: int, count: int) -> Iterator[tuple[int, Piece]]:
+    """Yield the piece's parts with the split each belongs to; `position` is where it starts."""
+    borders = _borders(piece)
+    middles = [(start + end) / 2 for start, end in itertools.pairwise(borders)]
+    origin = borders[0]
+    size = borders[-1] - origin
+    scale = _weight(piece) / size if size else 0
+    part_start = origin
+    split_before: int | None = None
+    for start, middle in zip(borders, middles, strict=False):
+        split = min(count - 1, int((position + (middle - origin) * scale) * count / total))
+        if split_before is not None and split != split_before:
+            yield split_before, _between(piece, part_start, start)
+            part_start = start
+        split_before = split
+    yield split_before or 0, _between(piece, part_start, borders[-1])
+
+
+def _borders(piece: Piece) -> Sequence[int]:
+    """Return where a piece may be cut, its start and end included, in bytes or offsets."""
     if isinstance(piece, LakePiece):
-        yield from _cut_file(piece, target)
-    elif isinstance(piece, LogPiece):
-        parts = max(1, round(piece.row_count * LOG_ROW_BYTES / target))
-        borders = [piece.start + piece.row_count * part // parts for part in range(parts + 1)]
-        for start, end in itertools.pairwise(borders):
-            yield LogPiece(bucket=piece.bucket, start=start, end=end)
-    else:
-        yield piece
+        inside = (s for s in piece.row_group_starts if piece.start_byte < s < piece.end_byte)
+        # The first row group starts after the file's magic, which belongs to it.
+        return [piece.start_byte, *itertools.islice(inside, 1, None), piece.end_byte]
+    if isinstance(piece, LogPiece):
+        return [*range(piece.start, piece.end, LOG_PART_ROWS), piece.end]
+    return [0, 1]
 
 
-def _cut_file(piece: LakePiece, target: int) -> Iterator[LakePiece]:
-    """Cut where row groups start, each part about `target` bytes; without their starts, nowhere."""
-    size = piece.end_byte - piece.start_byte
-    parts = round(size / target)
-    starts = [s for s in piece.row_group_starts[1:] if piece.start_byte < s < piece.end_byte]
-    if parts < 2 or not starts:
-        yield piece
-        return
-    wanted = size / parts
-    begin = piece.start_byte
-    for position, start in enumerate(starts):
-        following = starts[position + 1] if position + 1 < len(starts) else piece.end_byte
-        # Cut before the row group that would carry the part further past its size than short.
-        if start - begin + (following - start) / 2 >= wanted:
-            yield piece.between(begin, start)
-            begin = start
-    yield piece.between(begin, piece.end_byte)
+def _between(piece: Piece, start: int, end: int) -> Piece:
+    if isinstance(piece, LakePiece):
+        is_whole = (start, end) == (piece.start_byte, piece.end_byte)
+        return piece if is_whole else piece.between(start, end)
+    if isinstance(piece, LogPiece):
+        return LogPiece(bucket=piece.bucket, start=start, end=end)
+    return piece

@@ -76,8 +76,9 @@ def scan_context(
     schema = state.table.schema
     predicate = None if where is None else parse_predicate(where, schema, table=table)
     shown = {column.name for column in output}
+    everything = {c.name: c for c in (*map(_user_column, schema.columns), *SYSTEM_COLUMNS)}
     filters = [
-        _user_column(schema.column(name, table=table))
+        everything[name]
         for name in (() if predicate is None else predicate.columns)
         if name not in shown
     ]

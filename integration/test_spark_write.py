@@ -35,15 +35,15 @@ def test_a_missing_table_is_created_as_the_frame_describes_it(world: SparkWorld)
         "table.log.ttl": "1d",
     }
 
-    world.write(frame, "default.created", **options)
+    world.write(frame, "shop.created", **options)
 
-    info = world.client.describe_table("default.created")
+    info = world.client.describe_table("shop.created")
     assert info.schema.names == ["id", "customer", "at", "flag"]
     assert info.bucket_count == 3
     assert info.descriptor.bucket_key == ("customer",)
     assert [str(f) for f in info.descriptor.partitioned_by] == ["day(at)", "customer"]
     assert info.properties().log_ttl_ms == 86_400_000
-    assert world.load("default.created").count() == 1_000
+    assert world.load("shop.created").count() == 1_000
 
 
 def test_timestamps_survive_the_sessions_time_zone(world: SparkWorld) -> None:

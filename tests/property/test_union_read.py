@@ -36,6 +36,9 @@ PREDICATES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     "id >= 20 AND id < 60": lambda r: 20 <= r[0] < 60,
     "region IS NULL OR small > 3": lambda r: r[1] is None or (r[2] is not None and r[2] > 3),
     "region IN ('us') AND id > 5": lambda r: r[1] == "us" and r[0] > 5,
+    # On a row's address; the model's rows end with bucket, offset and timestamp.
+    "__bucket = 1 AND (__offset < 7 OR id > 30)": lambda r: r[3] == 1 and (r[4] < 7 or r[0] > 30),
+    "__timestamp < timestamp'2023-11-14 22:13:20.007'": lambda r: r[5] < 1_700_000_000_007_000,
 }
 Position = dict[int, int]
 Row = tuple[Any, ...]
@@ -95,7 +98,7 @@ class Life:
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
         given = {key: value for key, value in options.items() if value is not None}
-        expected = [r for r in self.world.rows if where is None or PREDICATES[where](r.values)]
+        expected = [r for r in self.world.rows if where is None or PREDICATES[where](_whole(r))]
 
         found = self.world.read(includeMetadata=True, **given)
 
@@ -189,6 +192,10 @@ def test_reads_equal_the_model(partitioned: bool, life: list[tuple[Any, ...]]) -
             getattr(table, name)(*arguments)
         table.read(None, None)
         table.replay()
+
+
+def _whole(row: ModelRow) -> Row:
+    return (*row.values, row.bucket, row.offset, row.timestamp_us)
 
 
 def _rows(table: pa.Table) -> list[Row]:

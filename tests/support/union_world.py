@@ -26,6 +26,10 @@ from tests.support.tiering_world import TieringWorld
 __all__ = ["FakeReadService", "ModelRow", "UnionWorld"]
 
 
+# Positions in a manifest's data file (Iceberg's spec, manifests).
+_LOWER_BOUNDS, _UPPER_BOUNDS = 10, 11
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRow:
     """One row of the truth: its address, when it was written, and the user's values."""
@@ -121,16 +125,14 @@ class UnionWorld(TieringWorld):
         Without `keep_bounds` the new files carry no column statistics.
         """
         table = self.lake_table(self.PATH)
-        if not keep_bounds:
-            with table.transaction() as change:
-                change.set_properties({"write.metadata.metrics.default": "none"})
-            table = self.lake_table(self.PATH)
         rows = table.scan().to_arrow()
         old = [task.file for task in table.scan().plan_files()]
         with table.transaction() as change, change.update_snapshot().overwrite() as rewrite:
             for file in old:
                 rewrite.delete_data_file(file)
             for file in _dataframe_to_data_files(table.metadata, rows, table.io):
+                if not keep_bounds:
+                    file._data[_LOWER_BOUNDS] = file._data[_UPPER_BOUNDS] = None
                 rewrite.append_data_file(file)
 
     def expire_old_snapshots(self) -> None:

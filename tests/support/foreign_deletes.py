@@ -1,0 +1,143 @@
+"""Delete files as foreign engines write and commit them; stock pyiceberg can do neither."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _SnapshotProducer
+from pyiceberg.typedef import Record
+
+__all__ = ["commit_delete_files", "equality_delete_file", "position_delete_file"]
+
+_PATH_ID, _POSITION_ID = 2147483546, 2147483545
+
+
+def position_delete_file(
+    table: Table, deleted: Sequence[tuple[str, int]], *, partition: Record
+) -> DataFile:
+    """Write one file of position deletes: (data file's path, position) pairs."""
+    rows = sorted(deleted)
+    paths = [path for path, _ in rows]
+    content = pa.table(
+        {"file_path": pa.array(paths), "pos": pa.array([n for _, n in rows], pa.int64())}
+    )
+    bounds = {
+        "lower_bounds": {_PATH_ID: paths[0].encode(), _POSITION_ID: struct.pack("<q", 0)},
+        "upper_bounds": {_PATH_ID: paths[-1].encode(), _POSITION_ID: struct.pack("<q", 2**40)},
+    }
+    return _write(table, content, DataFileContent.POSITION_DELETES, partition, **bounds)
+
+
+def equality_delete_file(table: Table, rows: pa.Table, *, partition: Record) -> DataFile:
+    """Write one file of equality deletes on field 1."""
+    return _write(table, rows, DataFileContent.EQUALITY_DELETES, partition, equality_ids=[1])
+
+
+def _write(
+    table: Table, content: pa.Table, kind: DataFileContent, partition: Record, **more: Any
+) -> DataFile:
+    uri = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
+    path = Path(uri.removeprefix("file://"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(content, path)
+    values: dict[str, Any] = dict.fromkeys(
+        (
+            "column_sizes",
+            "value_counts",
+            "null_value_counts",
+            "nan_value_counts",
+            "lower_bounds",
+            "upper_bounds",
+            "key_metadata",
+            "split_offsets",
+            "equality_ids",
+            "sort_order_id",
+        )
+    )
+    file = DataFile.from_args(
+        content=kind,
+        file_path=uri,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        record_count=content.num_rows,
+        file_size_in_bytes=path.stat().st_size,
+        **(values | more),
+    )
+    file.spec_id = table.spec().spec_id
+    return file
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _AddDeleteFiles(_SnapshotProducer["_AddDeleteFiles"]):
+    """A snapshot that adds delete files and keeps everything else."""
+
+    def __init__(self, transaction: Any, files: Sequence[DataFile]) -> None:
+        super().__init__(
+            operation=Operation.OVERWRITE, transaction=transaction, io=transaction._table.io
+        )
+        self._files = files
+
+    def _manifests(self) -> list[ManifestFile]:
+        metadata = self._transaction.table_metadata
+        parent = metadata.current_snapshot()
+        assert parent is not None
+        writer = _DeleteManifestWriter(
+            metadata.spec(),
+            metadata.schema(),
+            self.new_manifest_output(),
+            self._snapshot_id,
+            self._compression,
+        )
+        with writer:
+            for file in self._files:
+                writer.add_entry(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        sequence_number=None,
+                        file_sequence_number=None,
+                        data_file=file,
+                    )
+                )
+        return [*parent.manifests(self._io), writer.to_manifest_file()]
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        return []
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        return []
+
+
+def commit_delete_files(table: Table, files: Sequence[DataFile]) -> int:
+    """Commit one snapshot that adds delete files; return its id."""
+    with table.transaction() as change, _AddDeleteFiles(change, files):
+        pass
+    snapshot = table.refresh().current_snapshot()
+    assert snapshot is not None
+    return snapshot.snapshot_id
