@@ -47,7 +47,7 @@ def fetch(
         "max_wait_ms": str(max_wait_ms),
     }
     if columns is not None:
-        query["columns"] = ",".join(columns)
+        query["columns"] = json.dumps(list(columns))
     if end_offset is not None:
         query["end_offset"] = str(end_offset)
     data = transport.request(
@@ -117,7 +117,7 @@ def subscribe(
     while True:
         query = {"start": offsets_to_text(positions)}
         if columns is not None:
-            query["columns"] = ",".join(columns)
+            query["columns"] = json.dumps(list(columns))
         failure: StreamhouseError
         try:
             response = transport.open_stream(

@@ -192,6 +192,16 @@ def test_subscribe_starts_where_it_is_told(client: StorageClient) -> None:
     assert got[0].data.column("id").to_pylist() == [1_000] * got[0].data.num_rows
 
 
+def test_columns_may_have_commas_in_their_names(client: StorageClient) -> None:
+    client.create_table("commas", pa.schema([("a,b", pa.int64()), ("c", pa.int64())]))
+    client.append("commas", pa.table({"a,b": [1], "c": [2]}))
+
+    (batch,) = client.fetch("commas", 0, 0, columns=["a,b"])
+    followed = next(client.subscribe("commas", start="earliest", columns=["a,b"]))
+
+    assert batch.data.to_pylist() == followed.data.to_pylist() == [{"a,b": 1}]
+
+
 def test_read_range_pages_through_exactly_the_range(client: StorageClient) -> None:
     client.create_table("paged", SCHEMA)
     for i in range(30):
