@@ -95,6 +95,7 @@ def canonical_type(data_type: pa.DataType, *, where: str) -> pa.DataType:
     if pa.types.is_struct(t):
         if t.num_fields == 0:
             raise InvalidSchemaError(f"column '{where}': an empty struct has no Iceberg form")
+        _check_distinct([f.name for f in t], where=f"column '{where}': fields")
         return pa.struct(
             [
                 pa.field(f.name, canonical_type(f.type, where=f"{where}.{f.name}"), f.nullable)
@@ -189,6 +190,9 @@ def type_from_json(value: Any, *, where: str) -> pa.DataType:
                     pa.field("value", item, nullable=nullable),
                 )
             if kind == "struct" and value["fields"]:
+                _check_distinct(
+                    [str(f["name"]) for f in value["fields"]], where=f"column '{where}': fields"
+                )
                 return pa.struct(
                     [
                         pa.field(
@@ -240,17 +244,9 @@ class Schema:
             raise InvalidSchemaError("a table needs at least one column")
         if len(self.columns) > COLUMNS_MAX:
             raise InvalidSchemaError(f"{len(self.columns)} columns; at most {COLUMNS_MAX}")
-        seen: dict[str, str] = {}
         for column in self.columns:
             _check_column_name(column.name)
-            # Spark resolves names without case by default: 'Id' beside 'id' could not be read.
-            folded = column.name.lower()
-            if folded in seen:
-                raise InvalidSchemaError(
-                    f"columns '{seen[folded]}' and '{column.name}' have the same name"
-                    " (names are compared without case)"
-                )
-            seen[folded] = column.name
+        _check_distinct([column.name for column in self.columns], where="columns")
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Schema:
@@ -321,6 +317,19 @@ class Schema:
     def select(self, names: Sequence[str], *, table: str) -> Schema:
         """Return the schema of only `names`, in that order."""
         return Schema(tuple(self.column(name, table=table) for name in names))
+
+
+def _check_distinct(names: Sequence[str], *, where: str) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        # Spark resolves names without case by default: 'Id' beside 'id' could not be read.
+        folded = name.lower()
+        if folded in seen:
+            raise InvalidSchemaError(
+                f"{where} '{seen[folded]}' and '{name}' have the same name (names are compared"
+                " without case)"
+            )
+        seen[folded] = name
 
 
 def _check_column_name(name: str) -> None:

@@ -113,6 +113,25 @@ def test_names_that_differ_only_in_case_are_refused() -> None:
         Schema.from_arrow(pa.schema([pa.field("Id", pa.int64()), pa.field("id", pa.int64())]))
 
 
+def test_fields_of_a_struct_have_distinct_names_too() -> None:
+    twice = pa.struct([pa.field("x", pa.int64()), pa.field("X", pa.int64())])
+
+    with pytest.raises(InvalidSchemaError, match="column 's': fields 'x' and 'X' have the same"):
+        Schema.from_arrow(pa.schema([pa.field("s", twice)]))
+    with pytest.raises(InvalidSchemaError, match="column 's': fields 'x' and 'x' have the same"):
+        Schema.from_json(
+            [
+                {
+                    "name": "s",
+                    "type": {
+                        "type": "struct",
+                        "fields": [{"name": "x", "type": "int"}, {"name": "x", "type": "int"}],
+                    },
+                }
+            ]
+        )
+
+
 def test_an_empty_schema_is_refused() -> None:
     with pytest.raises(InvalidSchemaError, match="at least one column"):
         Schema.from_arrow(pa.schema([]))
