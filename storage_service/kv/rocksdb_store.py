@@ -31,6 +31,7 @@ import pyarrow as pa
 from rocksdict import (
     BlockBasedOptions,
     Checkpoint,
+    ChecksumType,
     DbClosedError,
     DBCompressionType,
     MemtableFactory,
@@ -133,7 +134,7 @@ class RocksdbStore:
             return value
 
     def write(self, keys: pa.Array, values: pa.Array, *, marker: Marker) -> None:
-        """Put `values` under `keys`, which are distinct; a null value deletes. Not durable yet.
+        """Put `values` under `keys`, one after the other; a null value deletes. Not durable yet.
 
         Raises OverloadedError when RocksDB cannot keep up: nothing is lost by writing the same
         again, because only the last chunk carries the marker.
@@ -239,11 +240,14 @@ class StoreSnapshot:
 
 
 def _fill(chunk: WriteBatch, keys: pa.Array, values: pa.Array) -> None:
-    if values.null_count:
-        present = values.is_valid()
-        deque(map(chunk.delete, keys.filter(values.is_null()).to_pylist()), maxlen=0)
-        keys, values = keys.filter(present), values.filter(present)
-    deque(map(chunk.put, keys.to_pylist(), values.to_pylist()), maxlen=0)
+    if values.null_count == 0:
+        deque(map(chunk.put, keys.to_pylist(), values.to_pylist()), maxlen=0)
+        return
+    for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+        if value is None:
+            chunk.delete(key)
+        else:
+            chunk.put(key, value)
 
 
 def _rocksdb_options(options: StoreOptions) -> Options:
@@ -258,15 +262,17 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o.set_max_open_files(options.open_files_max)
     o.set_max_background_jobs(options.background_jobs)
     # Rows are looked up in memory first: many small files cost less than compacting them often.
-    o.set_level_zero_file_num_compaction_trigger(8)
-    o.set_level_zero_slowdown_writes_trigger(32)
-    o.set_level_zero_stop_writes_trigger(48)
+    o.set_level_zero_file_num_compaction_trigger(16)
+    o.set_level_zero_slowdown_writes_trigger(40)
+    o.set_level_zero_stop_writes_trigger(64)
     o.set_keep_log_file_num(2)
     o.set_max_log_file_size(1 << 20)
     o.set_stats_dump_period_sec(0)
     table = BlockBasedOptions()
     table.set_bloom_filter(10, block_based=False)
     table.set_format_version(5)
+    table.set_checksum_type(ChecksumType.xxh3())
+    table.set_block_size(16 << 10)
     o.set_block_based_table_factory(table)
     return o
 

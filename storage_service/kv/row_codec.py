@@ -2,6 +2,8 @@
 
     version offset u64 | schema id u8 | the row (row_layout)          all little endian
 
+A row so short that this were less than 13 bytes has zeros before it to make it 13.
+
 The version offset is the changelog offset of the `+I` or `+U` that wrote this version of the row.
 Values are encoded before their offset is known and stamped in place afterwards. Two values with the
 same stamp are equal exactly when their rows are identical.
@@ -26,6 +28,8 @@ _VERSION: Final = np.dtype("<i8")
 _SCHEMA_ID: Final = np.dtype("u1")
 _PREFIX_BYTES: Final = _VERSION.itemsize + _SCHEMA_ID.itemsize
 SCHEMA_ID_MAX: Final = 255
+VALUE_BYTES_MIN: Final = 13
+"""No value is shorter; `row_arena` relies on it."""
 
 
 class RowCodec:
@@ -41,7 +45,10 @@ class RowCodec:
         self.arrow_schema: Final = schema.to_arrow()
         self.schema_id: Final = schema_id
         self._table: Final = table
-        self._layout: Final = RowLayout(self.arrow_schema.types, prefix_bytes=_PREFIX_BYTES)
+        types = self.arrow_schema.types
+        shortest = RowLayout(types, prefix_bytes=_PREFIX_BYTES).header.itemsize
+        spare = max(0, VALUE_BYTES_MIN - shortest)
+        self._layout: Final = RowLayout(types, prefix_bytes=_PREFIX_BYTES + spare)
 
     @property
     def value_bytes_min(self) -> int:

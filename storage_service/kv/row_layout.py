@@ -9,8 +9,8 @@ Strings and binaries are their bytes. A struct is such a row of its fields. An a
 `count u32 | length u32 of each element row | the element rows`, where an element row is such a row
 of one column; a map is an array of rows of key and value.
 
-The bytes are canonical: two rows are identical (NaN and signed zeros by their bits) exactly when
-their bytes are, because what lies under a null is zeroed or empty.
+The bytes are canonical: two rows are identical (any NaN is the same, 0.0 and -0.0 are not) exactly
+when their bytes are, because there is one NaN and what lies under a null is zeroed or empty.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ def _fixed_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if column.null_count:
         values = values.copy()
         values[_null_bytes(column).view(np.bool_)] = np.zeros((), dtype=dtype)
+    if dtype.kind == "f" and np.isnan(values).any():
+        values = np.where(np.isnan(values), np.array(np.nan, dtype=dtype), values)
     return values
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,19 @@ from streamhouse.storage_service.kv.write_input import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema, canonical_type
-from tests.support.kv_model import Change
+from tests.support.kv_model import Change, identity
 
-__all__ = ["Batch", "batch_of", "batches", "operations_of_changes", "table_rules", "values"]
+__all__ = [
+    "Batch",
+    "batch_of",
+    "batches",
+    "operations_of_changes",
+    "random_batch",
+    "random_keys",
+    "random_rules",
+    "table_rules",
+    "values",
+]
 
 _UTC = pa.timestamp("us", tz="UTC")
 KEY_TYPES = (
@@ -162,3 +173,82 @@ def operations_of_changes(batch: Batch) -> npt.NDArray[np.int8]:
     """Return the operation of every row."""
     codes = {"upsert": OPERATION_UPSERT, "delete": OPERATION_DELETE}
     return np.array([codes[kind] for kind, _ in batch.changes], dtype=np.int8)
+
+
+def random_value(random: Random, t: pa.DataType) -> Any:
+    """Return a value of `t` without hypothesis: many are needed, and none must be shrunk."""
+    if pa.types.is_boolean(t):
+        return random.random() < 0.5
+    if pa.types.is_integer(t):
+        return random.choice([0, 1, -1, random.randrange(-100, 100)])
+    if pa.types.is_floating(t):
+        return random.choice([0.0, -0.0, 1.5, float("nan"), float(random.randrange(100))])
+    if pa.types.is_decimal(t):
+        return Decimal(random.randrange(-999, 999)).scaleb(-t.scale)
+    if pa.types.is_string(t):
+        return random.choice(["", "a\x00", "ü", "long " * 9, str(random.randrange(1000))])
+    if pa.types.is_binary(t):
+        return random.randbytes(random.randrange(6))
+    if pa.types.is_date(t):
+        return datetime.date(2020, 1, 1) + datetime.timedelta(days=random.randrange(-9999, 9999))
+    if pa.types.is_timestamp(t):
+        start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC if t.tz else None)
+        return start + datetime.timedelta(microseconds=random.randrange(-(10**15), 10**15))
+    if pa.types.is_map(t):
+        return [
+            (random_value(random, t.key_type), _or_null(random, t.item_type))
+            for _ in range(random.randrange(3))
+        ]
+    if pa.types.is_list(t):
+        return [_or_null(random, t.value_type) for _ in range(random.randrange(4))]
+    return {f.name: _or_null(random, f.type) for f in t}
+
+
+def _or_null(random: Random, t: pa.DataType) -> Any:
+    return None if random.random() < 0.2 else random_value(random, t)
+
+
+def random_rules(random: Random, properties: Mapping[str, str]) -> TableRules:
+    """Return a table as `table_rules` does."""
+    fields = [
+        pa.field(f"k{i}", random.choice(KEY_TYPES), nullable=False)
+        for i in range(random.randint(1, 3))
+    ]
+    primary_key = tuple(f.name for f in fields)
+    types = FLAT_TYPES + NESTED_TYPES
+    fields += [
+        pa.field(f"v{i}", random.choice(types), nullable=random.random() < 0.7)
+        for i in range(random.randint(0, 4))
+    ]
+    random.shuffle(fields)
+    schema = Schema.from_arrow(pa.schema(fields))
+    merge = MergeRules.parse(properties, schema=schema, primary_key=primary_key, table="db.t")
+    return TableRules(table="db.t", schema=schema, primary_key=primary_key, merge=merge)
+
+
+def random_keys(random: Random, rules: TableRules, count: int) -> list[tuple[Any, ...]]:
+    """Return up to `count` distinct keys."""
+    types = [rules.schema.column(name, table="").type for name in rules.primary_key]
+    made = [tuple(random_value(random, t) for t in types) for _ in range(count)]
+    return list({identity(key): key for key in made}.values())
+
+
+def random_batch(
+    random: Random, rules: TableRules, keys: Sequence[tuple[Any, ...]], *, rows_max: int
+) -> Batch:
+    """Return changes of some of `keys`, every third batch a partial update."""
+    schema = rules.schema
+    columns: tuple[str, ...] | None = None
+    if random.random() < 0.3:
+        named = [c.name for c in schema.columns if not c.nullable or random.random() < 0.5]
+        columns = tuple(named)
+    changes: list[Change] = []
+    for _ in range(random.randint(0, rows_max)):
+        key = dict(zip(rules.primary_key, random.choice(keys), strict=True))
+        row = {}
+        for name in columns or schema.names:
+            column = schema.column(name, table="")
+            value = random_value if not column.nullable else _or_null
+            row[name] = key[name] if name in key else value(random, column.type)
+        changes.append(("delete" if random.random() < 0.25 else "upsert", row))
+    return Batch(changes, columns)

@@ -1,0 +1,189 @@
+"""An open-addressing hash table from 128-bit hashes to numbers, probed for many keys at once.
+
+Slots come in groups of eight. A group has one tag byte a slot, read as one number, so that eight
+slots are tried by a few operations; an entry (both hashes and the number) is read only where a tag
+matches. Groups fill from the front and are never emptied, so a group whose last slot was never used
+ends a search. Removed slots stay dead until the table is rebuilt.
+
+One thread changes the table. `resized` makes a copy aside, so that readers need to be kept out only
+while it is swapped in.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["HashIndex"]
+
+_GROUP: Final = 8
+_EMPTY: Final = 0
+_DEAD: Final = 1
+# A tag has its highest bit set, and seven bits of the first hash.
+_TAG_BIT: Final = np.uint64(0x80)
+_TAG_HASH: Final = np.uint64(0x7F)
+_ONES: Final = np.uint64(0x0101010101010101)
+_HIGH_BITS: Final = np.uint64(0x8080808080808080)
+_ONE: Final = np.uint64(1)
+_LAST: Final = np.uint64(56)
+_HALF: Final = np.uint64(32)
+_LOAD_MAX: Final = 0.75
+_GROWTH: Final = 1.6
+_GROUPS_MIN: Final = 64
+
+Hashes = npt.NDArray[np.uint64]
+Slots = npt.NDArray[np.int64]
+
+# Tags are addressed as bytes and as numbers.
+assert sys.byteorder == "little"
+
+
+class HashIndex:
+    """`numbers[slot]` is what is kept for the hashes found at `slot`; the caller may change it."""
+
+    def __init__(self, *, groups: int = _GROUPS_MIN) -> None:
+        self._groups: Final = groups
+        self._lines: Final = np.zeros(groups, dtype=np.uint64)
+        self._tags: Final = self._lines.view(np.uint8)
+        # How many slots of a group were ever used.
+        self._used: Final = np.zeros(groups, dtype=np.uint8)
+        # By slot: first hash, second hash, number.
+        self._entries: Final = np.zeros((groups * _GROUP, 3), dtype=np.uint64)
+        self.numbers: Final = self._entries[:, 2]
+        self._filled = 0
+        self._dead = 0
+
+    def __len__(self) -> int:
+        return self._filled - self._dead
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes the table takes."""
+        return self._lines.nbytes + self._used.nbytes + self._entries.nbytes
+
+    def find(self, first: Hashes, second: Hashes) -> Slots:
+        """Return the slot of each pair of hashes, or -1."""
+        slots = np.full(len(first), -1, dtype=np.int64)
+        groups = self._group_of(first)
+        tags = ((first & _TAG_HASH) | _TAG_BIT) * _ONES
+        lines = self._lines[groups]
+        candidates = _equal_bytes(lines, tags)
+        left = np.arange(len(first))
+        while len(left):
+            tried = np.flatnonzero(candidates)
+            if len(tried):
+                guesses = groups[tried] * _GROUP + _lowest_byte(candidates[tried])
+                entries = np.take(self._entries, guesses, axis=0)
+                at = left[tried]
+                right = (entries[:, 0] == first[at]) & (entries[:, 1] == second[at])
+                slots[at[right]] = guesses[right]
+                candidates[tried] &= candidates[tried] - _ONE
+            # Go on with those that have another candidate, or another group to look in.
+            full = lines >> _LAST != _EMPTY
+            more = np.flatnonzero((slots[left] < 0) & ((candidates != 0) | full))
+            if len(more) == 0:
+                break
+            left, groups = left[more], groups[more]
+            lines, candidates = lines[more], candidates[more]
+            onward = np.flatnonzero(candidates == 0)
+            groups[onward] += 1
+            groups[groups == self._groups] = 0
+            lines[onward] = self._lines[groups[onward]]
+            candidates[onward] = _equal_bytes(lines[onward], tags[left[onward]])
+        return slots
+
+    def find_one(self, first: int, second: int) -> int:
+        """Return the slot of one pair of hashes, or -1."""
+        group = ((first >> 32) * self._groups) >> 32
+        tag = (first & 0x7F) | 0x80
+        while True:
+            line = int(self._lines[group]).to_bytes(_GROUP, "little")
+            within = line.find(tag)
+            while within >= 0:
+                slot = group * _GROUP + within
+                if self._entries[slot, :2].tolist() == [first, second]:
+                    return slot
+                within = line.find(tag, within + 1)
+            if line[-1] == _EMPTY:
+                return -1
+            group = (group + 1) % self._groups
+
+    def insert(self, first: Hashes, second: Hashes, numbers: npt.NDArray[np.uint64]) -> None:
+        """Add pairs of hashes that are distinct and not there; there must be `room_for` them."""
+        assert self.room_for(len(first))
+        groups = self._group_of(first)
+        left = np.arange(len(first))
+        while len(left):
+            order = np.argsort(groups)
+            groups, left = groups[order], left[order]
+            heads = np.flatnonzero(np.diff(groups, prepend=-1))
+            sizes = np.diff(heads, append=len(groups))
+            used = self._used[groups[heads]].astype(np.int64)
+            # The position of each newcomer in its group: after those there and those before it.
+            within = np.arange(len(groups)) - np.repeat(heads - used, sizes)
+            self._used[groups[heads]] = np.minimum(used + sizes, _GROUP)
+            fits = within < _GROUP
+            slots = (groups * _GROUP + within)[fits]
+            placed = left[fits]
+            hashes = first[placed]
+            self._entries[slots, 0] = hashes
+            self._entries[slots, 1] = second[placed]
+            self._entries[slots, 2] = numbers[placed]
+            self._tags[slots] = (hashes & _TAG_HASH) | _TAG_BIT
+            groups, left = groups[~fits] + 1, left[~fits]
+            groups[groups == self._groups] = 0
+        self._filled += len(first)
+
+    def remove(self, slots: Slots) -> None:
+        """Forget what is at distinct `slots`."""
+        self._tags[slots] = _DEAD
+        self.numbers[slots] = 0
+        self._dead += len(slots)
+
+    def room_for(self, count: int) -> bool:
+        """Whether `count` more fit without growing."""
+        return self._filled + count <= int(self._groups * _GROUP * _LOAD_MAX)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a copy would be much smaller."""
+        return self._groups > max(4 * _groups_for(len(self)), _GROUPS_MIN)
+
+    @staticmethod
+    def memory_of(count: int) -> int:
+        """Return the bytes that a copy with `count` entries takes."""
+        return _groups_for(count) * (_GROUP * 25 + 1)
+
+    def resized(self, count: int) -> HashIndex:
+        """Return a copy with room for `count` more, and to grow; slots are others there."""
+        copy = HashIndex(groups=_groups_for(len(self) + count))
+        live = np.flatnonzero(self._tags >= _TAG_BIT)
+        entries = self._entries[live]
+        copy.insert(*(np.ascontiguousarray(entries[:, i]) for i in range(3)))
+        return copy
+
+    def _group_of(self, first: Hashes) -> Slots:
+        # Rising hashes have rising groups: a copy is filled nearly in order.
+        return (((first >> _HALF) * np.uint64(self._groups)) >> _HALF).astype(np.int64)
+
+
+def _groups_for(count: int) -> int:
+    return max(int(count / (_LOAD_MAX * _GROUP) * _GROWTH), _GROUPS_MIN)
+
+
+def _equal_bytes(lines: Hashes, tags: Hashes) -> Hashes:
+    """Return a number with the high bit of each byte set where both are equal.
+
+    Bytes above the lowest equal one may be marked by mistake: entries decide.
+    """
+    differences = lines ^ tags
+    return (differences - _ONES) & ~differences & _HIGH_BITS
+
+
+def _lowest_byte(marks: Hashes) -> Slots:
+    """Return the position of the lowest marked byte; there is one."""
+    lowest = marks & (~marks + _ONE)
+    return (np.frexp(lowest.astype(np.float64))[1] - 1) >> 3

@@ -1,0 +1,345 @@
+"""One primary key bucket: its newest rows by key, and the changelog that changes them make.
+
+A write goes: `plan` (what changes, against the newest state), the caller makes the changelog
+durable, `apply` (now it can be looked up), the caller makes it visible to fetches. Several writes
+may be planned before the first is applied; they are applied in order, or taken back with `abort`.
+
+Promises:
+- rows found by lookup were applied, so their changelog is durable; `end_offset` of an answer says
+  up to where the changelog must be visible for the answer to show nothing that cannot be fetched;
+- after a crash, `replay` of the changelog from `applied_offset` gives the same state, count and
+  versions; replaying more than that, or twice, changes nothing;
+- `flushed_offset` is never ahead of what is durable here: the log may be cut below it.
+
+Threads: one thread calls everything that changes something (`plan`, `apply`, `abort`, `replay`,
+`load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and the properties may be
+called by any.
+
+RocksDB is written behind: applied rows are in memory, and handed over in large runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OverloadedError,
+    StorageFailedError,
+)
+from streamhouse.storage_service.kv.lookup import (
+    FoundRow,
+    FoundRows,
+    check_lookup_keys,
+    check_prefix,
+    prefix_end,
+)
+from streamhouse.storage_service.kv.replay_plan import plan_replay
+from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore, StoreOptions
+from streamhouse.storage_service.kv.row_cache import CachedRows, RowCache
+from streamhouse.storage_service.kv.row_codec import RowCodec
+from streamhouse.storage_service.kv.single_row import SingleRows
+from streamhouse.storage_service.kv.upsert_plan import PlannedWrite, plan_write
+from streamhouse.storage_service.kv.write_backlog import Piece, WriteBacklog
+from streamhouse.storage_service.kv.write_input import TableRules, check_rows
+
+__all__ = ["KvOptions", "KvTablet"]
+
+_logger = logging.getLogger(__name__)
+
+_LOAD_CHUNK_ROWS: Final = 10_000
+# How long a read waits for a run to be handed over before it disturbs it.
+_HANDOVER_WAIT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvOptions:
+    """What one bucket may use.
+
+    `cache_bytes` bounds the rows kept in memory and their index; a bucket that fits is never read
+    from RocksDB. Rows that do not fit are evicted `segment_bytes` at a time (None: 1/32 of it).
+    `backlog_rows` and `backlog_bytes` say how much is handed to RocksDB at once; with four times as
+    much waiting, because RocksDB is behind or its disk is full, writes are refused.
+    """
+
+    cache_bytes: int = 256 << 20
+    segment_bytes: int | None = None
+    backlog_rows: int = 200_000
+    backlog_bytes: int = 32 << 20
+    store: StoreOptions = field(default_factory=StoreOptions)
+
+
+class KvTablet:
+    """See the module. `close` is idempotent and flushes nothing."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        table_id: int,
+        bucket: int,
+        rules: TableRules,
+        schema_id: int = 0,
+        options: KvOptions | None = None,
+    ) -> None:
+        """Open what is at `path`, or make it empty. `replay` the log from `applied_offset` next."""
+        self._options: Final = options or KvOptions()
+        self._rules: Final = rules
+        self._where: Final = f"table '{rules.table}', bucket {bucket}"
+        self._codec: Final = RowCodec(rules.schema, schema_id=schema_id, table=rules.table)
+        self._single_rows: Final = SingleRows(rules, self._codec)
+        self._store: Final = RocksdbStore(
+            path, table_id=table_id, bucket=bucket, options=self._options.store
+        )
+        self._marker = self._store.written_marker
+        self._end_seen = self._marker.applied_offset
+        self._pending: deque[PlannedWrite] = deque()
+        self._backlog: Final = WriteBacklog()
+        self._cache: Final = RowCache(
+            budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
+        )
+        self._not_handing_over: Final = threading.Event()
+        self._not_handing_over.set()
+        self._loader = None
+        if self._marker.row_count:
+            self._cache.start_loading(self._marker.row_count)
+            self._loader = self._store.snapshot().scan(chunk_rows=_LOAD_CHUNK_ROWS)
+
+    @property
+    def applied_offset(self) -> int:
+        """Every change below it is in the state."""
+        return self._marker.applied_offset
+
+    @property
+    def planned_offset(self) -> int:
+        """The offset at which the next plan must start."""
+        return self._pending[-1].end_offset if self._pending else self._marker.applied_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """Every change below it is durable here, without the log."""
+        return self._store.flushed_marker.applied_offset
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are, exactly."""
+        return self._marker.row_count
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all rows are in memory."""
+        return self._cache.complete
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return bytes by place: `cache`, `backlog`, and RocksDB's own."""
+        own = {"cache": self._cache.memory_bytes, "backlog": self._backlog.memory_bytes}
+        return own | self._store.approximate_bytes()
+
+    def plan(
+        self,
+        rows: pa.RecordBatch,
+        *,
+        base_offset: int,
+        operations: npt.NDArray[np.int8] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> PlannedWrite:
+        """Plan upserts, or by `operations` upserts and deletes, of rows of this bucket.
+
+        `columns` makes a partial update. Nothing is changed: append the result's changelog to the
+        log, then `apply` it. Raises for the first row that is wrong, and when too much waits.
+        """
+        assert base_offset == self.planned_offset
+        self._check_backlog()
+        given = check_rows(rows, self._rules, operations=operations, columns=columns)
+        planned = plan_write(
+            given, self._newest, rules=self._rules, codec=self._codec, base_offset=base_offset
+        )
+        self._pending.append(planned)
+        return planned
+
+    def apply(self, planned: PlannedWrite) -> None:
+        """Make the oldest planned write part of the state: its changelog is durable."""
+        assert planned is self._pending[0]
+        self._absorb(planned)
+        self._pending.popleft()
+
+    def abort(self, planned: PlannedWrite) -> None:
+        """Take back a planned write and all planned after it: they will not be in the log."""
+        while self._pending.pop() is not planned:
+            pass
+
+    def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
+        """Apply changes of the log that are not applied yet; the batch starts at `base_offset`."""
+        assert not self._pending
+        done = self.applied_offset - base_offset
+        if done < 0:
+            raise CorruptDataError(
+                f"{self._where}: the log continues at offset {base_offset}, but the state ends at"
+                f" {self.applied_offset}"
+            )
+        if done < changelog.num_rows:
+            changes = changelog.slice(done)
+            self._absorb(
+                plan_replay(
+                    changes,
+                    rules=self._rules,
+                    codec=self._codec,
+                    base_offset=self.applied_offset,
+                )
+            )
+
+    def load_some(self, row_count: int) -> bool:
+        """Load about `row_count` more rows into memory; return whether there is more to load.
+
+        Everything works before loading has ended, but keys not loaded are read from RocksDB.
+        """
+        loaded = 0
+        while self._loader is not None and loaded < row_count:
+            chunk = next(self._loader, None)
+            if chunk is None:
+                self._cache.finish_loading()
+                self._loader = None
+            elif not self._cache.load(*chunk):
+                self._loader = None
+            else:
+                loaded += len(chunk[0])
+        return self._loader is not None
+
+    def lookup(self, keys: pa.RecordBatch) -> FoundRows:
+        """Return the newest rows of many keys, given as rows of the key columns."""
+        encoded = check_lookup_keys(keys, self._rules)
+        values = self._completed(encoded, self._cache.get(encoded))
+        found = values.is_valid().to_numpy(zero_copy_only=False)
+        rows = self._codec.decode(values.drop_null() if values.null_count else values)
+        return FoundRows(rows=rows, found=found, end_offset=self._end_seen)
+
+    def lookup_one(self, key: Mapping[str, Any]) -> FoundRow:
+        """Return the newest row of one key, given and returned as Python values.
+
+        Values are as Arrow's `to_pylist` gives them. Takes a fiftieth of what `lookup` takes.
+        """
+        encoded = self._single_rows.encode_key(key)
+        known, value = self._cache.get_one(encoded)
+        if not known:
+            self._not_handing_over.wait(_HANDOVER_WAIT_S)
+            value = self._store.get_one(encoded)
+        row = None if value is None else self._single_rows.decode(value)
+        return FoundRow(row=row, end_offset=self._end_seen)
+
+    def prefix_lookup(self, prefix: pa.RecordBatch, *, rows_max: int) -> FoundRows:
+        """Return rows whose leading key columns equal the one row of `prefix`, in key order.
+
+        At most `rows_max + 1`: one more than the maximum says that there are more.
+        """
+        start = check_prefix(prefix, self._rules)
+        # The backlog first: what is handed over in between is then seen in both, not in neither.
+        newer = self._backlog.changes_under(start)
+        self._not_handing_over.wait(_HANDOVER_WAIT_S)
+        found = {key: value for key, value in newer.items() if value is not None}
+        older = 0
+        for keys, values in self._store.snapshot().scan(start=start, end=prefix_end(start)):
+            for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+                if key not in newer:
+                    found[key] = value
+                    older += 1
+            if older > rows_max:
+                break
+        chosen = [found[key] for key in sorted(found)][: rows_max + 1]
+        rows = self._codec.decode(pa.array(chosen, pa.binary()))
+        everything = np.ones(len(chosen), dtype=np.bool_)
+        return FoundRows(rows=rows, found=everything, end_offset=self._end_seen)
+
+    def flush(self) -> None:
+        """Make everything applied durable here; `flushed_offset` is `applied_offset` then."""
+        self._hand_over()
+        self._store.flush()
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a copy to `path`, which must not exist: it opens as this bucket is now."""
+        self._hand_over()
+        self._store.checkpoint(path)
+
+    def close(self) -> None:
+        """Let go of everything; what is not flushed comes back by `replay`."""
+        self._loader = None
+        self._store.close()
+
+    def _newest(self, keys: pa.Array) -> pa.Array:
+        """Return the values of distinct `keys` as they will be when all planned is applied."""
+        values = self._completed(keys, self._cache.get_to_write(keys))
+        for planned in self._pending:
+            position = pc.index_in(keys, value_set=planned.keys)
+            if position.null_count < len(keys):
+                newer = planned.values.take(position)
+                values = pc.if_else(position.is_valid(), newer, values)
+        return values
+
+    def _completed(self, keys: pa.Array, cached: CachedRows) -> pa.Array:
+        """Return the values of `keys`, with those from RocksDB that the cache does not know."""
+        values, unknown = cached
+        if unknown is None:
+            return values
+        self._not_handing_over.wait(_HANDOVER_WAIT_S)
+        places = np.flatnonzero(unknown)
+        places = places[pc.sort_indices(keys.take(pa.array(places))).to_numpy()]
+        stored = self._store.get(keys.take(pa.array(places)))
+        source = np.arange(len(keys))
+        source[places] = np.arange(len(keys), len(keys) + len(places))
+        return pa.concat_arrays([values, stored]).take(pa.array(source))
+
+    def _absorb(self, planned: PlannedWrite) -> None:
+        # Readers take the end after the rows, so that it covers every row they have seen.
+        self._end_seen = planned.end_offset
+        self._cache.put(planned.keys, planned.values)
+        self._marker = Marker(planned.end_offset, self.row_count + planned.row_count_delta)
+        self._backlog.add(Piece(planned.keys, planned.values, self._marker))
+        self.load_some(2 * len(planned.keys))
+        if self._is_due(1):
+            # The changes are durable in the log and in the state: RocksDB can have them later.
+            try:
+                self._hand_over()
+            except (OverloadedError, StorageFailedError) as error:
+                _logger.warning("rocksdb behind rows=%d error=%s", self._backlog.rows, error)
+        self._cache.tidy()
+
+    def _is_due(self, times: int) -> bool:
+        options = self._options
+        return (
+            self._backlog.rows >= times * options.backlog_rows
+            or self._backlog.memory_bytes >= times * options.backlog_bytes
+        )
+
+    def _check_backlog(self) -> None:
+        if self._is_due(4):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""
+        if not self._backlog:
+            return
+        with self._handing_over():
+            run = self._backlog.as_run()
+            self._store.write(run.keys, run.values, marker=run.marker)
+            self._store.seal()
+        self._backlog.clear()
+        self._cache.handed_over()
+
+    @contextlib.contextmanager
+    def _handing_over(self) -> Iterator[None]:
+        self._not_handing_over.clear()
+        try:
+            yield
+        finally:
+            self._not_handing_over.set()

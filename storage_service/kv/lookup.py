@@ -1,0 +1,82 @@
+"""Keys to look up as given, checked and encoded; and what a lookup answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
+from streamhouse.storage_service.kv.write_input import TableRules, check_keys
+from streamhouse.storage_service.model.bucketing import encode_key
+from streamhouse.storage_service.model.conform import conform
+
+__all__ = ["FoundRow", "FoundRows", "check_lookup_keys", "check_prefix", "prefix_end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRows:
+    """The answer to a lookup of many keys.
+
+    `rows` has the rows that exist, in the order of the keys; `found` has one flag a key.
+    Whoever waits until the high watermark is at least `end_offset` shows nothing that cannot be
+    fetched.
+    """
+
+    rows: pa.RecordBatch
+    found: npt.NDArray[np.bool_]
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRow:
+    """The answer to a lookup of one key; `row` is None where there is none. See `FoundRows`."""
+
+    row: dict[str, Any] | None
+    end_offset: int
+
+
+def check_lookup_keys(keys: pa.RecordBatch, rules: TableRules) -> pa.Array:
+    """Return the encoded keys of rows that have exactly the key columns, in any order."""
+    _check_names(keys.schema.names, rules.primary_key, rules, what="a lookup")
+    part = rules.schema.select(rules.primary_key, table=rules.table)
+    return check_keys(conform(keys, part, table=rules.table), rules)
+
+
+def check_prefix(prefix: pa.RecordBatch, rules: TableRules) -> bytes:
+    """Return the encoded prefix of one row of leading key columns."""
+    leading = rules.primary_key[: len(prefix.schema.names)]
+    _check_names(prefix.schema.names, leading, rules, what="a prefix lookup")
+    if prefix.num_rows != 1 or not leading:
+        raise InvalidRequestError(
+            f"table '{rules.table}': a prefix lookup needs one row of leading key columns, not"
+            f" {prefix.num_rows} rows of {len(leading)} columns"
+        )
+    part = rules.schema.select(leading, table=rules.table)
+    conformed = conform(prefix, part, table=rules.table)
+    encoded: bytes = encode_key(conformed.columns)[0].as_py()
+    return encoded
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the least bytes above everything that starts with `prefix`."""
+    stem = prefix.rstrip(b"\xff")
+    assert stem, "a key starts with 01"
+    return stem[:-1] + bytes([stem[-1] + 1])
+
+
+def _check_names(
+    given: Sequence[str], wanted: Sequence[str], rules: TableRules, *, what: str
+) -> None:
+    for name in given:
+        rules.schema.column(name, table=rules.table)
+    if sorted(given) != sorted(wanted):
+        raise SchemaMismatchError(
+            f"table '{rules.table}': {what} takes the key columns"
+            f" ({', '.join(rules.primary_key)}), in that order from the first,"
+            f" not ({', '.join(given)})"
+        )

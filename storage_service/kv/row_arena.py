@@ -1,0 +1,163 @@
+"""Row values in memory, written one after the other into segments and found again by location.
+
+A location is a number: segment, position in it, length. Rows are never changed in place. A segment
+can be dropped when nobody asks for its rows any more; its memory is returned as soon as the last
+reader lets go of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.kv.byte_runs import binary_parts, validity_buffer
+from streamhouse.storage_service.kv.row_codec import VALUE_BYTES_MIN
+
+__all__ = ["SEGMENT_BYTES_MAX", "RowArena"]
+
+# segment 16 bits | position in it 24 bits | length 24 bits
+_POSITION_BITS: Final = 24
+_SEGMENT_SHIFT: Final = 48
+_LOW_24: Final = (1 << 24) - 1
+SEGMENT_BYTES_MAX: Final = 1 << _POSITION_BITS
+# A segment below this share of live rows is worth emptying.
+_SPARSE: Final = 0.5
+
+Locations = npt.NDArray[np.uint64]
+
+
+class RowArena:
+    """Segments of rows. One thread changes it; readers must be kept out of `drop` only.
+
+    A segment has `segment_bytes`, or as much as a longer row needs, up to SEGMENT_BYTES_MAX.
+    """
+
+    def __init__(self, *, segment_bytes: int = SEGMENT_BYTES_MAX) -> None:
+        assert 0 < segment_bytes <= SEGMENT_BYTES_MAX
+        self._segment_bytes: Final = segment_bytes
+        self._buffers: list[pa.Buffer] = []
+        self._free: list[int] = []
+        # Oldest first; the last one is being filled.
+        self._order: deque[int] = deque()
+        self._used: dict[int, int] = {}
+        self._live: dict[int, int] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes written to segments that are not dropped."""
+        return sum(self._used.values())
+
+    def append(self, values: pa.Array) -> Locations:
+        """Copy `values` (without nulls) in; return their locations."""
+        data, offsets = binary_parts(values)
+        starts = offsets.astype(np.int64)
+        lengths = np.diff(starts).astype(np.uint64)
+        locations = np.empty(len(values), dtype=np.uint64)
+        first = 0
+        while first < len(values):
+            segment = self._segment_with(int(lengths[first]))
+            position = self._used[segment]
+            # As many rows as fit, copied in one go.
+            end = starts[first] + len(self._buffers[segment]) - position
+            last = int(np.searchsorted(starts, end, side="right")) - 1
+            size = int(starts[last] - starts[first])
+            target = np.frombuffer(self._buffers[segment], dtype=np.uint8)
+            target[position : position + size] = data[starts[first] : starts[last]]
+            positions = (starts[first:last] - starts[first] + position).astype(np.uint64)
+            locations[first:last] = (
+                (segment << _SEGMENT_SHIFT) | (positions << _POSITION_BITS) | lengths[first:last]
+            )
+            self._used[segment] += size
+            self._live[segment] += size
+            first = last
+        return locations
+
+    def release(self, locations: Locations) -> None:
+        """Count the rows at `locations` as superseded."""
+        lengths = (locations & _LOW_24).astype(np.float64)
+        totals = np.bincount((locations >> _SEGMENT_SHIFT).astype(np.int64), weights=lengths)
+        for segment in np.flatnonzero(totals).tolist():
+            self._live[segment] -= int(totals[segment])
+
+    def rows_at(
+        self, locations: Locations, *, valid: npt.NDArray[np.bool_] | None = None
+    ) -> pa.Array:
+        """Return copies of the rows at `locations`, null where not `valid`, as a binary array."""
+        # Arrow's views point into buffers; only values of up to 12 bytes would lie in the view.
+        views = np.zeros((len(locations), 4), dtype=np.int32)
+        views[:, 0] = locations & _LOW_24
+        views[:, 2] = locations >> _SEGMENT_SHIFT
+        views[:, 3] = (locations >> _POSITION_BITS) & _LOW_24
+        bitmap = None if valid is None else validity_buffer(valid)
+        buffers = [bitmap, pa.py_buffer(views), *self._buffers]
+        return pa.Array.from_buffers(pa.binary_view(), len(locations), buffers).cast(pa.binary())
+
+    def row_at(self, location: int) -> bytes:
+        """Return a copy of one row."""
+        position = (location >> _POSITION_BITS) & _LOW_24
+        row = self._buffers[location >> _SEGMENT_SHIFT].slice(position, location & _LOW_24)
+        copy: bytes = row.to_pybytes()
+        return copy
+
+    def oldest(self, *, except_: Collection[int]) -> int | None:
+        """Return the segment filled first, if it is full and not excepted."""
+        if len(self._order) < 2 or self._order[0] in except_:
+            return None
+        return self._order[0]
+
+    def sparsest(self) -> int | None:
+        """Return the full segment with the least share of live rows, if it is worth emptying."""
+        full = list(self._order)[:-1]
+        if not full:
+            return None
+        share = {segment: self._live[segment] / self._used[segment] for segment in full}
+        best = min(share, key=share.__getitem__)
+        return best if share[best] < _SPARSE else None
+
+    @staticmethod
+    def segments_of(locations: Locations) -> set[int]:
+        """Return the segments that these locations are in."""
+        return set(np.unique(locations >> _SEGMENT_SHIFT).tolist())
+
+    @staticmethod
+    def in_segment(locations: Locations, segment: int) -> npt.NDArray[np.int64]:
+        """Return the positions of the locations that are in `segment`; 0 is no location."""
+        low, high = np.uint64(segment << _SEGMENT_SHIFT), np.uint64((segment + 1) << _SEGMENT_SHIFT)
+        return np.flatnonzero((locations > low) & (locations < high))
+
+    def drop(self, segment: int) -> None:
+        """Forget a segment; none of its rows may be asked for any more."""
+        self._order.remove(segment)
+        self._buffers[segment] = _NOTHING
+        del self._used[segment], self._live[segment]
+        self._free.append(segment)
+
+    def _segment_with(self, room: int) -> int:
+        """Return the segment to append to, a new one if the last has not enough room."""
+        assert VALUE_BYTES_MIN <= room < SEGMENT_BYTES_MAX
+        if self._order:
+            last = self._order[-1]
+            if len(self._buffers[last]) - self._used[last] >= room:
+                return last
+        memory = mmap.mmap(-1, max(self._segment_bytes, room))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        if self._free:
+            segment = self._free.pop()
+            self._buffers[segment] = pa.py_buffer(memory)
+        else:
+            segment = len(self._buffers)
+            assert segment < 1 << 15, "half a terabyte of rows"
+            self._buffers.append(pa.py_buffer(memory))
+        self._order.append(segment)
+        self._used[segment] = self._live[segment] = 0
+        return segment
+
+
+_NOTHING: Final = pa.py_buffer(b"")

@@ -1,0 +1,246 @@
+"""Rows of a bucket in memory, within a budget: what RocksDB has not got yet, and what fits beside.
+
+Of every key it knows one of three things: the newest row; that there is no row (it was deleted, or
+the cache is `complete` and does not have it); or nothing, and then RocksDB does.
+
+One thread changes it; readers hold the same `lock` that changes they could stumble over happen
+under. Copying rows and growing the index happen outside it. Rows put since the last `handed_over`
+are never evicted.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.kv.hash_index import HashIndex
+from streamhouse.storage_service.kv.key_hash import KeyHasher
+from streamhouse.storage_service.kv.row_arena import SEGMENT_BYTES_MAX, RowArena
+
+__all__ = ["CachedRows", "RowCache"]
+
+_DELETED: Final = np.uint64(0)
+_SEGMENT_BYTES_MIN: Final = 256 << 10
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class CachedRows(NamedTuple):
+    """What is known of some keys.
+
+    `values` is null where there is no row or nothing is known; `unknown` marks the latter, and is
+    None when everything is known.
+    """
+
+    values: pa.Array
+    unknown: npt.NDArray[np.bool_] | None
+
+
+class _Read(NamedTuple):
+    """Where the keys of the last `get_to_write` were."""
+
+    keys: pa.Array
+    first: Hashes
+    second: Hashes
+    slots: npt.NDArray[np.int64]
+    changes: int
+
+
+class RowCache:
+    """Newest rows by key. A new cache is complete: of no rows at all."""
+
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        segment_bytes: int | None = None,
+        hasher: KeyHasher | None = None,
+    ) -> None:
+        """Make an empty cache; segments are what is evicted at once, 1/32 of the budget if None."""
+        if segment_bytes is None:
+            segment_bytes = max(budget_bytes // 32, _SEGMENT_BYTES_MIN)
+        self._budget_bytes: Final = budget_bytes
+        self._hasher: Final = hasher or KeyHasher()
+        self._lock: Final = threading.Lock()
+        self._index = HashIndex()
+        self._arena: Final = RowArena(segment_bytes=min(segment_bytes, SEGMENT_BYTES_MAX))
+        self._complete = True
+        self._loading = False
+        # Segments with rows, and keys of deletes, that RocksDB may not have yet.
+        self._pinned: set[int] = set()
+        # Slots stay valid while no key is added or removed.
+        self._changes = 0
+        self._read_last: _Read | None = None
+        self._deleted: list[tuple[Hashes, Hashes]] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether a key that is not here has no row."""
+        return self._complete
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes that rows and index take."""
+        return self._arena.memory_bytes + self._index.memory_bytes
+
+    def get(self, keys: pa.Array) -> CachedRows:
+        """Return what is known of distinct or repeated binary keys."""
+        first, second = self._hasher.many(keys)
+        with self._lock:
+            return self._rows_of(self._index.find(first, second))
+
+    def get_to_write(self, keys: pa.Array) -> CachedRows:
+        """As `get`, for the writing thread; to `put` the same keys then costs less."""
+        first, second = self._hasher.many(keys)
+        slots = self._index.find(first, second)
+        self._read_last = _Read(keys, first, second, slots, self._changes)
+        return self._rows_of(slots)
+
+    def _rows_of(self, slots: npt.NDArray[np.int64]) -> CachedRows:
+        known = slots >= 0
+        locations = self._index.numbers[slots]
+        present = known & (locations != _DELETED)
+        if present.all():
+            return CachedRows(self._arena.rows_at(locations), None)
+        locations[~present] = 0
+        values = self._arena.rows_at(locations, valid=present)
+        return CachedRows(values, None if self._complete or known.all() else ~known)
+
+    def get_one(self, key: bytes) -> tuple[bool, bytes | None]:
+        """Return whether anything is known of one key, and its row."""
+        first, second = self._hasher.one(key)
+        with self._lock:
+            slot = self._index.find_one(first, second)
+            if slot < 0:
+                return self._complete, None
+            location = int(self._index.numbers[slot])
+            return True, self._arena.row_at(location) if location else None
+
+    def put(self, keys: pa.Array, values: pa.Array) -> None:
+        """Make `values` the newest rows of distinct `keys`; a null deletes."""
+        first, second, slots = self._slots_of(keys)
+        if values.null_count:
+            present = values.is_valid().to_numpy(zero_copy_only=False)
+            locations = np.full(len(keys), _DELETED, dtype=np.uint64)
+            locations[present] = self._append(values.drop_null())
+            self._deleted.append((first[~present], second[~present]))
+        else:
+            locations = self._append(values)
+        known = slots >= 0
+        before = self._index.numbers[slots[known]]
+        new = ~known
+        with self._lock:
+            self._index.numbers[slots[known]] = locations[known]
+        self._insert(first[new], second[new], locations[new])
+        self._arena.release(before[before != _DELETED])
+
+    def handed_over(self) -> None:
+        """RocksDB has everything put so far."""
+        self._pinned.clear()
+        if self._loading or not self._deleted:
+            return
+        hashes = [np.concatenate(parts) for parts in zip(*self._deleted, strict=True)]
+        self._deleted.clear()
+        slots = np.unique(self._index.find(hashes[0], hashes[1]))
+        slots = slots[slots >= 0]
+        self._changes += 1
+        with self._lock:
+            self._index.remove(slots[self._index.numbers[slots] == _DELETED])
+
+    def start_loading(self, row_count: int) -> None:
+        """Say that RocksDB has rows that are not here; `load` them all, then `finish_loading`."""
+        self._complete = False
+        self._loading = True
+        if self._index.memory_of(row_count) < self._budget_bytes // 2:
+            self._resize_index(row_count)
+
+    def load(self, keys: pa.Array, values: pa.Array) -> bool:
+        """Add rows that RocksDB had when loading started, unless something newer is known.
+
+        Returns False when they do not fit: then loading has ended, and the cache stays incomplete.
+        """
+        if not self._loading or self.memory_bytes + values.nbytes > self._budget_bytes:
+            self._loading = False
+            return False
+        first, second = self._hasher.many(keys)
+        new = self._index.find(first, second) < 0
+        fresh = values if new.all() else values.filter(pa.array(new))
+        self._insert(first[new], second[new], self._arena.append(fresh))
+        return True
+
+    def finish_loading(self) -> None:
+        """Everything has been loaded: what is not here does not exist."""
+        if self._loading:
+            self._loading = False
+            self._complete = True
+
+    def tidy(self) -> None:
+        """Win back memory of superseded rows; evict the oldest rows if there are too many.
+
+        Moves at most one segment, so that calling it once a write is cheap and enough.
+        """
+        while self.memory_bytes > self._budget_bytes:
+            oldest = self._arena.oldest(except_=self._pinned)
+            if oldest is None:
+                break
+            self._evict(oldest)
+        if self._index.is_sparse:
+            self._resize_index(0)
+        sparsest = self._arena.sparsest()
+        if sparsest is not None:
+            self._empty(sparsest)
+
+    def _append(self, values: pa.Array) -> Hashes:
+        """Append rows that RocksDB does not have yet."""
+        locations = self._arena.append(values)
+        self._pinned.update(self._arena.segments_of(locations))
+        return locations
+
+    def _slots_of(self, keys: pa.Array) -> tuple[Hashes, Hashes, npt.NDArray[np.int64]]:
+        read = self._read_last
+        if read is None or read.keys is not keys:
+            first, second = self._hasher.many(keys)
+            return first, second, self._index.find(first, second)
+        if read.changes != self._changes:
+            return read.first, read.second, self._index.find(read.first, read.second)
+        return read.first, read.second, read.slots
+
+    def _resize_index(self, count: int) -> None:
+        self._changes += 1
+        index = self._index.resized(count)
+        with self._lock:
+            self._index = index
+
+    def _insert(self, first: Hashes, second: Hashes, locations: Hashes) -> None:
+        if len(first) == 0:
+            return
+        self._changes += 1
+        index = self._index
+        if not index.room_for(len(first)):
+            index = index.resized(len(first))
+        with self._lock:
+            index.insert(first, second, locations)
+            self._index = index
+
+    def _evict(self, segment: int) -> None:
+        self._loading = False
+        slots = self._arena.in_segment(self._index.numbers, segment)
+        self._changes += 1
+        with self._lock:
+            self._complete = False
+            self._index.remove(slots)
+            self._arena.drop(segment)
+
+    def _empty(self, segment: int) -> None:
+        """Move the live rows of a segment to the end, and drop it."""
+        slots = self._arena.in_segment(self._index.numbers, segment)
+        rows = self._arena.rows_at(self._index.numbers[slots])
+        locations = self._append(rows) if segment in self._pinned else self._arena.append(rows)
+        with self._lock:
+            self._index.numbers[slots] = locations
+            self._arena.drop(segment)
+        self._pinned.discard(segment)

@@ -1,0 +1,154 @@
+"""One key and one row as Python values, for lookups of one key: no Arrow, no arrays, microseconds.
+
+The bytes are those of `model.bucketing.encode_key` and of `row_layout`; tests compare them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from collections.abc import Callable, Mapping
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.kv.row_codec import RowCodec
+from streamhouse.storage_service.kv.row_layout import fixed_dtype
+from streamhouse.storage_service.kv.write_input import TableRules
+
+__all__ = ["SingleRows"]
+
+_EPOCH_DATE: Final = datetime.date(1970, 1, 1)
+_EPOCH_UTC: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_EPOCH: Final = _EPOCH_UTC.replace(tzinfo=None)
+_MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_EXACT: Final = Context(prec=80, traps=[Inexact, InvalidOperation])
+_LENGTH: Final = struct.Struct("<I")
+
+Convert = Callable[[Any], Any]
+
+
+class SingleRows:
+    """Encodes keys and decodes rows of one table, one at a time."""
+
+    def __init__(self, rules: TableRules, codec: RowCodec) -> None:
+        self._rules: Final = rules
+        self._codec: Final = codec
+        types = {column.name: column.type for column in rules.schema.columns}
+        self._keys: Final = [(name, types[name]) for name in rules.primary_key]
+        self._names: Final = rules.schema.names
+        self._types: Final = list(types.values())
+        self._has_nested: Final = any(pa.types.is_nested(t) for t in self._types)
+        fixed = [(i, dtype) for i, t in enumerate(self._types) if (dtype := fixed_dtype(t))]
+        varying = [i for i, t in enumerate(self._types) if fixed_dtype(t) is None]
+        null_bytes = (len(self._types) + 7) // 8
+        codes = "".join(_CODES[dtype.str] for _, dtype in fixed) + "I" * len(varying)
+        prefix_bytes = codec.value_bytes_min - struct.calcsize(f"<{null_bytes}s{codes}")
+        self._header: Final = struct.Struct(f"<{prefix_bytes}x{null_bytes}s{codes}")
+        self._fixed: Final = [(i, _from_fixed(self._types[i])) for i, _ in fixed]
+        self._varying: Final = [(i, pa.types.is_string(self._types[i])) for i in varying]
+
+    def encode_key(self, key: Mapping[str, Any]) -> bytes:
+        """Return the encoded key; raises for anything but one fitting value a key column."""
+        names = self._rules.primary_key
+        if len(key) != len(names) or not all(name in key for name in names):
+            raise SchemaMismatchError(
+                f"table '{self._rules.table}': a lookup takes the key columns"
+                f" ({', '.join(names)}), not ({', '.join(key)})"
+            )
+        parts = []
+        for name, t in self._keys:
+            try:
+                parts.append(b"\x01" + _key_part(key[name], t))
+            except (TypeError, ValueError, OverflowError, Inexact, InvalidOperation) as error:
+                raise SchemaMismatchError(
+                    f"table '{self._rules.table}': key column '{name}' is {t}, and"
+                    f" {key[name]!r} is no such value"
+                ) from error
+        return b"".join(parts)
+
+    def decode(self, value: bytes) -> dict[str, Any]:
+        """Return the row of a stored value, with its values as Arrow's `to_pylist` gives them."""
+        if self._has_nested:
+            row: dict[str, Any] = self._codec.decode(pa.array([value], pa.binary())).to_pylist()[0]
+            return row
+        nulls, *numbers = self._header.unpack_from(value)
+        null_bits = int.from_bytes(nulls, "little")
+        values: list[Any] = [None] * len(self._types)
+        for (i, convert), number in zip(self._fixed, numbers, strict=False):
+            if not null_bits >> i & 1:
+                values[i] = convert(number)
+        position = self._header.size
+        lengths = numbers[len(self._fixed) :]
+        for (i, is_text), length in zip(self._varying, lengths, strict=True):
+            if not null_bits >> i & 1:
+                piece = value[position : position + length]
+                values[i] = piece.decode() if is_text else piece
+            position += length
+        return dict(zip(self._names, values, strict=True))
+
+
+_CODES: Final = {
+    "|u1": "B",
+    "|i1": "b",
+    "<i2": "h",
+    "<i4": "i",
+    "<i8": "q",
+    "<f4": "f",
+    "<f8": "d",
+    "|V16": "16s",
+}
+
+
+def _from_fixed(t: pa.DataType) -> Convert:
+    """Return what makes a Python value of the number that `struct` reads."""
+    if pa.types.is_boolean(t):
+        return bool
+    if pa.types.is_date(t):
+        return lambda days: _EPOCH_DATE + datetime.timedelta(days=days)
+    if pa.types.is_timestamp(t):
+        epoch = _EPOCH if t.tz is None else _EPOCH_UTC
+        return lambda microseconds: epoch + datetime.timedelta(microseconds=microseconds)
+    if pa.types.is_decimal(t):
+        return lambda raw: _EXACT.scaleb(
+            Decimal(int.from_bytes(raw, "little", signed=True)), -t.scale
+        )
+    return lambda number: number
+
+
+def _key_part(value: Any, t: pa.DataType) -> bytes:
+    """Return one key column's bytes after the marker that it is not null."""
+    if pa.types.is_string(t):
+        if not isinstance(value, str):
+            raise TypeError
+        return value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    if pa.types.is_binary(t):
+        return bytes(memoryview(value)).replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    if pa.types.is_boolean(t):
+        if not isinstance(value, bool):
+            raise TypeError
+        return b"\x01" if value else b"\x00"
+    if pa.types.is_decimal(t):
+        unscaled = _EXACT.to_integral_exact(_EXACT.scaleb(Decimal(value), t.scale))
+        if abs(unscaled) >= 10**t.precision:
+            raise OverflowError
+        return (int(unscaled) + (1 << 127)).to_bytes(16, "big")
+    bits: int = t.bit_width
+    return (_whole_number(value, t) + (1 << (bits - 1))).to_bytes(bits // 8, "big")
+
+
+def _whole_number(value: Any, t: pa.DataType) -> int:
+    if pa.types.is_date(t):
+        if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+            raise TypeError
+        return (value - _EPOCH_DATE).days
+    if pa.types.is_timestamp(t):
+        if not isinstance(value, datetime.datetime):
+            raise TypeError
+        # Subtracting a time with a zone from one without, or the other way round, is a TypeError.
+        return (value - (_EPOCH if t.tz is None else _EPOCH_UTC)) // _MICROSECOND
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value
