@@ -5,6 +5,7 @@
     tables/<table_id>/table.json  the table; its presence makes the directory a table
     tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
     tables/<table_id>/bucket-<b>/ the log of one bucket
+    tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>.dropped/    a dropped table whose files are being deleted
     lake/                         the default Iceberg catalog and warehouse
 
@@ -89,6 +90,10 @@ class DataDirectory:
     def bucket(self, table_id: int, bucket: int) -> Path:
         """The directory of one bucket's log."""
         return self.table(table_id) / f"bucket-{bucket}"
+
+    def key_rows(self, table_id: int, bucket: int) -> Path:
+        """The directory of one bucket's rows by key."""
+        return self.bucket(table_id, bucket) / "kv"
 
     def dropped(self, table_id: int) -> Path:
         """Where a dropped table's files wait for their deletion."""

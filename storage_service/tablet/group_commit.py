@@ -4,7 +4,8 @@ A unit is what one request appends, to one or several logs. What a caller may re
 - A unit is all or nothing: refused (out of order, too large, disk full) means that none of its rows
   are stored, in none of its logs, also after a crash.
 - Acknowledged means durable in every log it touches. Its rows, and those of all units that were
-  committed with it, become visible in one step: `CommitGroup.complete`.
+  committed with it, become visible in one step: `CommitGroup.complete`. Only buckets of primary key
+  tables are published by their own writer (key_writer.py), after their rows can be looked up.
 - UnknownOutcomeError means that a disk failed to sync. Rows of the unit in *other* logs are durable
   and become visible, unacknowledged: taking them back would need another sync of the same kind,
   and would prove nothing. The rows in the failed log may come back at the next start. Repeating the
@@ -19,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -113,14 +114,17 @@ class CommitGroup:
         self.outcomes = outcomes
         self.seconds = 0.0
 
-    def complete(self) -> None:
+    def complete(self, *, deferred: Container[LogTablet] = ()) -> None:
         """Move all high watermarks, then tell every unit. Groups are completed in order.
 
         Call it once, on the thread that owns visibility, with nothing else running in between.
+        Logs in `deferred` stay as they are: whoever wrote to them publishes them later, when it has
+        done what else must be done before the rows may be seen.
         """
         # The ends are the group's own: the commit thread may be further on by now, in some logs.
         for tablet, end_offset in self.ends:
-            tablet.publish(end_offset)
+            if tablet not in deferred:
+                tablet.publish(end_offset)
         for on_done, outcome in self.outcomes:
             on_done(outcome)
 

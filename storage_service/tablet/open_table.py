@@ -14,6 +14,8 @@ from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.tablet.key_bucket import KeyBucket
+from streamhouse.storage_service.tablet.key_writer import KeyWriter
 from streamhouse.storage_service.tablet.wakeups import Wakeups
 
 __all__ = ["OpenTable"]
@@ -35,6 +37,10 @@ class OpenTable:
         self.tablets = tuple(tablets)
         self.lake = lake
         self.wakeups = wakeups
+        self.key_buckets: tuple[KeyBucket, ...] = ()
+        """Of a primary key table, each bucket's log and rows."""
+        self.key_writer: KeyWriter | None = None
+        """Of a primary key table, what writes it."""
         self.is_dropped = False
         self.log_schema = info.log_schema
         self._next_spread_bucket = 0

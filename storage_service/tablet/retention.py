@@ -1,6 +1,7 @@
 """Deleting what has expired: log segments older than `table.log.ttl`, whole ones only.
 
-Rows of a table with a lake stay until they are tiered, however old they are.
+Rows of a table with a lake stay until they are tiered, however old they are; changes of a primary
+key table stay until the rows they made are durable without them.
 """
 
 from __future__ import annotations
@@ -60,9 +61,26 @@ async def apply_retention(table: OpenTable, *, now_us: int, run_blocking: RunBlo
         offset_max = tablet.high_watermark
         if properties.datalake_enabled:
             offset_max = min(offset_max, table.lake.tiered_offsets.get(bucket, 0))
+        if table.key_writer is not None:
+            offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
         if offset_max > tablet.log_start_offset:
             deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max)
     return deleted
+
+
+async def _flushed(table: OpenTable, bucket: int, timestamp_us_before: int, offset_max: int) -> int:
+    """Flush the bucket's rows if expired changes are still needed; return what they are not."""
+    assert table.key_writer is not None
+    keys = table.key_buckets[bucket]
+    flushed = offset_max
+
+    def flush() -> None:
+        nonlocal flushed
+        expired = keys.log.offset_for_timestamp(timestamp_us_before)
+        flushed = keys.flush_before(min(offset_max, expired))
+
+    await table.key_writer.on_thread(flush)
+    return min(offset_max, flushed)
 
 
 def _delete(tablet: LogTablet, timestamp_us_before: int, offset_max: int) -> int:

@@ -1,22 +1,33 @@
-"""From a table's description to the running table: recover its logs, load its lake state."""
+"""From a table's description to the running table: recover logs and rows, load the lake state."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
 
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.key_bucket import KeyBucket, open_rows, table_rules
+from streamhouse.storage_service.tablet.key_writer import KeyWriter, Submit
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
 
 __all__ = ["TableOpener", "close_tablets"]
+
+
+class _OpenBucket(NamedTuple):
+    tablet: LogTablet
+    keys: KeyBucket | None
 
 
 class TableOpener:
@@ -29,11 +40,17 @@ class TableOpener:
         run_blocking: RunBlocking,
         frame_bytes_max: int,
         waiter_limit: WaiterLimit,
+        key_options: KvOptions,
+        key_threads: Sequence[Executor],
+        submit: Submit,
     ) -> None:
         self._directory = directory
         self._run_blocking = run_blocking
         self._frame_bytes_max = frame_bytes_max
         self._waiter_limit = waiter_limit
+        self._key_options = key_options
+        self._key_threads = key_threads
+        self._submit = submit
         self._filesystem = LocalFilesystem()
 
     async def open(self, info: TableInfo) -> OpenTable:
@@ -44,34 +61,82 @@ class TableOpener:
         lake = await self._run_blocking(load_lake_state, self._directory, info)
         opened = await asyncio.gather(
             *(
-                self._run_blocking(self._open_tablet, info, bucket, lake.tiered_offsets[bucket])
+                self._run_blocking(self._open_bucket, info, bucket, lake.tiered_offsets[bucket])
                 for bucket in range(info.bucket_count)
             ),
             return_exceptions=True,
         )
-        tablets = [tablet for tablet in opened if isinstance(tablet, LogTablet)]
+        buckets = [bucket for bucket in opened if isinstance(bucket, _OpenBucket)]
         for error in opened:
             if isinstance(error, BaseException):
-                await self._run_blocking(close_tablets, tablets)
+                await self._run_blocking(_close_buckets, buckets)
                 raise error
-        return OpenTable(info, tablets, lake=lake, wakeups=Wakeups(self._waiter_limit))
-
-    def _open_tablet(self, info: TableInfo, bucket: int, tiered_offset: int) -> LogTablet:
-        try:
-            return LogTablet.open(
-                self._directory.bucket(info.table_id, bucket),
-                table_id=info.table_id,
-                bucket=bucket,
-                filesystem=self._filesystem,
-                options=LogOptions(
-                    segment_bytes_max=info.properties().log_segment_bytes,
-                    frame_bytes_max=self._frame_bytes_max,
-                ),
-                clock_us=clock_us,
-                end_offset_min=tiered_offset,
+        table = OpenTable(
+            info,
+            [bucket.tablet for bucket in buckets],
+            lake=lake,
+            wakeups=Wakeups(self._waiter_limit),
+        )
+        table.key_buckets = tuple(bucket.keys for bucket in buckets if bucket.keys is not None)
+        if table.key_buckets:
+            table.key_writer = KeyWriter(
+                table.key_buckets,
+                table=str(info.path),
+                schema_id=info.schema_id,
+                submit=self._submit,
+                executor=self._key_threads[info.table_id % len(self._key_threads)],
+                on_published=table.wakeups.wake,
+                frame_bytes_max=self._frame_bytes_max,
             )
+        return table
+
+    def _open_bucket(self, info: TableInfo, bucket: int, tiered_offset: int) -> _OpenBucket:
+        try:
+            if not info.is_primary_key_table:
+                return _OpenBucket(self._open_tablet(info, bucket, tiered_offset), None)
+            return self._open_key_bucket(info, bucket, tiered_offset)
         except StreamhouseError as error:
             raise type(error)(f"table '{info.path}' cannot be opened: {error.message}") from error
+
+    def _open_key_bucket(self, info: TableInfo, bucket: int, tiered_offset: int) -> _OpenBucket:
+        with contextlib.ExitStack() as opened:
+            rows = open_rows(
+                self._directory.key_rows(info.table_id, bucket),
+                info=info,
+                bucket=bucket,
+                rules=table_rules(info),
+                options=self._key_options,
+            )
+            opened.callback(rows.close)
+            # What was applied was durable in the log before.
+            end_offset_min = max(tiered_offset, rows.applied_offset)
+            tablet = self._open_tablet(info, bucket, end_offset_min)
+            opened.callback(tablet.close)
+            where = f"table '{info.path}', bucket {bucket}"
+            keys = KeyBucket(tablet, rows, where=where, log_schema=info.log_schema)
+            opened.pop_all()
+        return _OpenBucket(tablet, keys)
+
+    def _open_tablet(self, info: TableInfo, bucket: int, end_offset_min: int) -> LogTablet:
+        return LogTablet.open(
+            self._directory.bucket(info.table_id, bucket),
+            table_id=info.table_id,
+            bucket=bucket,
+            filesystem=self._filesystem,
+            options=LogOptions(
+                segment_bytes_max=info.properties().log_segment_bytes,
+                frame_bytes_max=self._frame_bytes_max,
+            ),
+            clock_us=clock_us,
+            end_offset_min=end_offset_min,
+        )
+
+
+def _close_buckets(buckets: Iterable[_OpenBucket]) -> None:
+    for bucket in buckets:
+        if bucket.keys is not None:
+            bucket.keys.close_rows(flush=False)
+        bucket.tablet.close()
 
 
 def close_tablets(tablets: Iterable[LogTablet]) -> None:

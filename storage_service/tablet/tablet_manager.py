@@ -12,15 +12,16 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.group_commit import (
@@ -30,6 +31,7 @@ from streamhouse.storage_service.tablet.group_commit import (
     GroupCommitter,
     PendingAppend,
 )
+from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
@@ -60,14 +62,6 @@ class RoutedBatch(NamedTuple):
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
-    """Where the rows of one append are: bucket -> (start, end)."""
-
-    ranges: Mapping[int, tuple[int, int]]
-    timestamp_us: int
-
-
 class TabletManager:
     """The tables of one data directory. Event loop only."""
 
@@ -91,14 +85,23 @@ class TabletManager:
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
+        self._committer = GroupCommitter(
+            self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
+        )
+        # Logs of primary key tables: their writer publishes them.
+        self._deferred: set[LogTablet] = set()
+        self._key_threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"keys-{number}")
+            for number in range(config.key_threads)
+        ]
         self._opener = TableOpener(
             directory,
             run_blocking=self._run_blocking,
             frame_bytes_max=config.batch_bytes_max,
             waiter_limit=self.waiter_limit,
-        )
-        self._committer = GroupCommitter(
-            self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
+            key_options=KvOptions(cache_bytes=config.key_cache_bytes_max),
+            key_threads=self._key_threads,
+            submit=self._committer.submit,
         )
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
@@ -243,6 +246,9 @@ class TabletManager:
                 if path in {info.path for info in self._registry.tables()}:
                     self._add(table)
                 raise
+            if table.key_writer is not None:
+                await table.key_writer.stop(flush=False)
+                self._deferred.difference_update(table.tablets)
             await self._run_blocking(self._close_and_purge, table)
 
     def _close_and_purge(self, table: OpenTable) -> None:
@@ -291,17 +297,35 @@ class TabletManager:
         timestamp_us = max(result.timestamp_us for result in outcome.results)
         return Appended(ranges=ranges, timestamp_us=timestamp_us)
 
+    async def write_keys(
+        self,
+        table: OpenTable,
+        writes: Sequence[KeyWrite],
+        *,
+        columns: Sequence[str] | None,
+        writer_id: int,
+    ) -> Appended:
+        """Upsert and delete all of `writes` or nothing; durable and visible on return."""
+        assert table.key_writer is not None
+        if not writes:
+            return Appended(ranges={}, timestamp_us=clock_us())
+        try:
+            return await table.key_writer.write(writes, columns=columns, writer_id=writer_id)
+        except StreamhouseError:
+            self.check_open(table)
+            raise
+
     def _publish_soon(self, group: CommitGroup) -> None:
         self._loop.call_soon_threadsafe(self._publish, group)
 
     def _publish(self, group: CommitGroup) -> None:
         """Make a commit group visible in one step, then wake who waits for any of it."""
-        group.complete()
+        group.complete(deferred=self._deferred)
         self._observer.committed(units=len(group.outcomes), seconds=group.seconds)
         touched: dict[OpenTable, list[int]] = {}
         for tablet, _ in group.ends:
             place = self._places.get(tablet)
-            if place is not None:
+            if place is not None and tablet not in self._deferred:
                 touched.setdefault(place[0], []).append(place[1])
         for table, buckets in touched.items():
             table.wakeups.wake(buckets)
@@ -326,11 +350,16 @@ class TabletManager:
         """Commit what is queued, close all logs, unlock the directory."""
         if self._retention is not None:
             self._retention.cancel()
+        for table in self.open_tables():
+            if table.key_writer is not None:
+                await table.key_writer.stop(flush=True)
         await self._run_blocking(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)
         tables = self.open_tables()
         await self._run_blocking(close_tablets, [t for table in tables for t in table.tablets])
+        for thread in self._key_threads:
+            thread.shutdown()
         self._directory.close()
 
     # -- inside --------------------------------------------------------------------------------
@@ -343,6 +372,7 @@ class TabletManager:
         self._tables[table.path] = table
         for bucket, tablet in enumerate(table.tablets):
             self._places[tablet] = (table, bucket)
+        self._deferred.update(bucket.log for bucket in table.key_buckets)
 
     def _remove(self, table: OpenTable) -> None:
         del self._tables[table.path]
