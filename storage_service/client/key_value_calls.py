@@ -282,7 +282,7 @@ def _whole(keys: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(keys, pa.RecordBatch):
         return _plain(keys)
     batches = keys.combine_chunks().to_batches()
-    return _plain(batches[0]) if batches else pa.RecordBatch.from_pylist([], schema=keys.schema)
+    return _plain(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=keys.schema))
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -31,6 +31,13 @@ from streamhouse.storage_service.server.http_exchange import (
     Scope,
     Send,
 )
+from streamhouse.storage_service.server.key_read_route import (
+    answer_count,
+    answer_lookup,
+    answer_prefix_lookup,
+    answer_row,
+)
+from streamhouse.storage_service.server.key_write_route import answer_delete, answer_upsert
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.subscribe_route import answer_subscribe
 
@@ -114,6 +121,26 @@ class ServiceApp:
             case "GET", [path, "subscribe"]:
                 exchange.route = "subscribe"
                 await answer_subscribe(exchange, self._service, path=path)
+            case "POST", [path, "upsert"]:
+                exchange.route = "upsert"
+                await answer_upsert(exchange, self._service, path=path)
+            case "POST", [path, "delete"]:
+                exchange.route = "delete"
+                await answer_delete(exchange, self._service, path=path)
+            case "POST", [path, "lookup"]:
+                exchange.route = "lookup"
+                await answer_lookup(exchange, self._service, path=path)
+            case "POST", [path, "prefix_lookup"]:
+                exchange.route = "prefix_lookup"
+                await answer_prefix_lookup(exchange, self._service, path=path)
+            case "GET", [path, "count"]:
+                exchange.route = "count"
+                await answer_count(exchange, self._service, path=path)
+            case "GET", [path, "rows", *_]:
+                exchange.route = "row"
+                # Parts of a key may have slashes in them, percent-encoded.
+                segments = exchange.raw_path[len(_TABLES) :].split("/")[2:]
+                await answer_row(exchange, self._service, path=path, segments=segments)
             case _:
                 return False
         return True

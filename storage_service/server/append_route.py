@@ -11,6 +11,7 @@ from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
+    UnsupportedError,
 )
 from streamhouse.storage_service.model.bucketing import (
     buckets_for_rows,
@@ -27,7 +28,7 @@ from streamhouse.storage_service.wire.arrow_body import (
     encode_payload,
 )
 
-__all__ = ["answer_append"]
+__all__ = ["answer_append", "writer_id_of"]
 
 _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
@@ -49,7 +50,11 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
     """
     table = service.table(path)
     config = service.config
-    writer_id = _writer_id(exchange)
+    writer_id = writer_id_of(exchange, exchange.query(["writer_id"]).get("writer_id"))
+    if table.info.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{table.path}' has a primary key: upsert rows instead of appending them"
+        )
     with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
         body = await exchange.read_body(
             bytes_max=config.body_bytes_max,
@@ -78,8 +83,8 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
     )
 
 
-def _writer_id(exchange: HttpExchange) -> int:
-    text = exchange.query(["writer_id"]).get("writer_id")
+def writer_id_of(exchange: HttpExchange, text: str | None) -> int:
+    """Read the parameter `writer_id`; 0 without one."""
     if text is None:
         return 0
     if not _WRITER_ID.fullmatch(text) or int(text, 16) == 0:

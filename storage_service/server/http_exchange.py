@@ -92,6 +92,12 @@ class HttpExchange:
             raise InvalidRequestError(f"{self.path}: a parameter is given twice")
         return found
 
+    @property
+    def raw_path(self) -> str:
+        """The path as it was sent, percent-encoded."""
+        raw: bytes | None = self.scope.get("raw_path")
+        return self.path if raw is None else raw.decode("latin-1")
+
     def content_length(self) -> int | None:
         """Return the announced length of the body, or None for a chunked one."""
         text = self.header(b"content-length")
