@@ -136,11 +136,6 @@ class TableRegistry:
         self._check_database(path.database)
         if path in self._tables:
             raise TableExistsError(f"table '{path}' already exists")
-        if descriptor.primary_key:
-            raise UnsupportedError(
-                f"table '{path}': primary key tables are not supported yet; create the table"
-                " without a primary key"
-            )
         self._check_limits(descriptor)
         table_id = self._next_table_id
         self._next_table_id += 1

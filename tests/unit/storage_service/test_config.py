@@ -10,6 +10,7 @@ import pytest
 from streamhouse.cli.serve import command
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
+from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP
 from streamhouse.storage_service.model.properties import PROPERTY_HELP
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -122,6 +123,12 @@ def test_every_limit_is_documented_as_it_is() -> None:
 def test_every_table_property_is_documented_as_it_is() -> None:
     assert _documented("property", "default", "meaning") == [
         (key, default, text) for key, (default, text) in PROPERTY_HELP.items()
+    ]
+
+
+def test_every_merge_property_is_documented_as_it_is() -> None:
+    assert _documented("property of primary key tables", "default", "meaning") == [
+        (key, default, text) for key, (default, text) in MERGE_PROPERTY_HELP.items()
     ]
 
 

@@ -56,7 +56,7 @@ def test_a_table_lives_from_creation_to_dropping(tmp_path: Path) -> None:
     [
         ({"path": "none.events"}, 404, "database_not_found", "database 'none' does not exist"),
         ({"path": "a b"}, 400, "invalid_name", "table name 'a b' is not valid"),
-        ({"primary_key": ["id"]}, 400, "unsupported", "primary key tables are not supported yet"),
+        ({"primary_key": ["name"]}, 400, "invalid_schema", "'name' must not be nullable"),
         ({"bucket_count": 0}, 400, "invalid_schema", "bucket count 0 is not in 1..4096"),
         ({"bucket_key": ["nam"]}, 400, "unknown_column", "did you mean 'name'?"),
         ({"partitioned_by": ["days(name)"]}, 400, "invalid_schema", "does not fit column 'name'"),

@@ -23,7 +23,6 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
     UnknownOptionError,
-    UnsupportedError,
 )
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
@@ -111,11 +110,6 @@ def test_an_id_is_used_up_even_if_its_table_was_never_made(directory: DataDirect
         (lambda r: r.create_database("../x"), InvalidNameError, "is not valid"),
         (lambda r: r.drop_database("default"), InvalidRequestError, "cannot be dropped"),
         (lambda r: r.drop_database("nope"), DatabaseNotFoundError, "'nope' does not exist"),
-        (
-            lambda r: _create(r, "pk", primary_key=("id",)),
-            UnsupportedError,
-            "primary key tables are not supported yet",
-        ),
     ],
 )
 def test_a_refused_change_says_why_and_changes_nothing(

@@ -1,0 +1,340 @@
+"""Primary key tables over HTTP: what the routes do, what they refuse and how they say so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.asgi_call import AsgiAnswer
+from tests.support.in_process_service import (
+    EVENTS,
+    InProcessService,
+    append_body,
+    event_rows,
+    in_process_service,
+)
+
+KEYS = pa.schema([EVENTS.field("id")])
+CHANGES = pa.schema([*EVENTS, pa.field("__change_type", pa.string())])
+
+Scenario = Callable[[InProcessService], Awaitable[None]]
+
+
+def _run(directory: Path, scenario: Scenario, **config: Any) -> None:
+    async def run() -> None:
+        async with in_process_service(directory, **config) as service:
+            await service.create_table("keyed", primary_key=("id",), bucket_count=2)
+            await service.create_table("plain")
+            await scenario(service)
+
+    asyncio.run(run())
+
+
+def _body(schema: pa.Schema, rows: list[dict[str, Any]]) -> bytes:
+    return append_body(schema, [(None, 0, pa.RecordBatch.from_pylist(rows, schema=schema))])
+
+
+async def _post(
+    service: InProcessService, verb: str, body: bytes, path: str = "keyed", **query: str
+) -> AsgiAnswer:
+    return await service.call("POST", f"/v1/tables/{path}/{verb}", query=query, body=body)
+
+
+def _rows(answer: AsgiAnswer) -> list[dict[str, Any]]:
+    assert answer.status == 200, answer.body
+    rows: list[dict[str, Any]] = pa.ipc.open_stream(answer.body).read_all().to_pylist()
+    return rows
+
+
+def _ids(*ids: int | None) -> bytes:
+    nullable = pa.schema([pa.field("id", pa.int64())])
+    return _body(nullable, [{"id": i} for i in ids])
+
+
+def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        answer = await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 6))]))
+
+        assert answer.status == 200
+        assert sum(end - start for start, end in answer.json()["buckets"].values()) == 6
+        found = _rows(await _post(service, "lookup", _ids(5, 77, 0, 5)))
+        assert found == [
+            {"id": 5, "name": "n5", "__found": True},
+            {"id": None, "name": None, "__found": False},
+            {"id": 0, "name": "n0", "__found": True},
+            {"id": 5, "name": "n5", "__found": True},
+        ]
+        row = await service.call("GET", "/v1/tables/keyed/rows/3")
+        assert row.json() == {"id": 3, "name": "n3"}
+        assert (await service.call("GET", "/v1/tables/keyed/count")).json() == {"count": 6}
+        assert _rows(await _post(service, "prefix_lookup", _ids(4))) == [{"id": 4, "name": "n4"}]
+        named = _rows(await _post(service, "lookup", _ids(1), columns="name"))
+        assert named == [{"name": "n1", "__found": True}]
+
+    _run(tmp_path, scenario)
+
+
+def test_a_change_stream_upserts_deletes_and_ignores_before_images(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        changes = [
+            {"id": 1, "name": "a", "__change_type": "+I"},
+            {"id": 1, "name": "a", "__change_type": "-U"},
+            {"id": 1, "name": "b", "__change_type": "+U"},
+            {"id": 2, "name": "x", "__change_type": "c"},
+            {"id": 2, "name": None, "__change_type": "d"},
+        ]
+        assert (await _post(service, "upsert", _body(CHANGES, changes))).status == 200
+
+        found = _rows(await _post(service, "lookup", _ids(1, 2)))
+        assert [(row["name"], row["__found"]) for row in found] == [("b", True), (None, False)]
+
+    _run(tmp_path, scenario)
+
+
+def test_a_partial_update_keeps_the_other_columns(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 2))]))
+
+        answer = await _post(service, "upsert", _ids(1, 9), columns='["id"]')
+
+        assert answer.status == 200
+        found = _rows(await _post(service, "lookup", _ids(1, 9)))
+        assert [row["name"] for row in found] == ["n1", None]
+
+    _run(tmp_path, scenario)
+
+
+def test_a_delete_removes_rows_and_says_where_its_changes_are(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 4))]))
+
+        answer = await _post(service, "delete", _ids(0, 3, 99))
+
+        assert sum(end - start for start, end in answer.json()["buckets"].values()) == 2
+        assert (await service.call("GET", "/v1/tables/keyed/count")).json() == {"count": 2}
+        missing = await service.call("GET", "/v1/tables/keyed/rows/3")
+        assert missing.error() == (
+            404,
+            "row_not_found",
+            "table 'default.keyed' has no row {'id': 3}",
+        )
+
+    _run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "verb", "body", "query", "code", "message"),
+    [
+        ("plain", "upsert", _ids(1), {}, "unsupported", "has no primary key"),
+        ("plain", "delete", _ids(1), {}, "unsupported", "has no primary key"),
+        ("plain", "lookup", _ids(1), {}, "unsupported", "has no primary key"),
+        ("keyed", "append", append_body(EVENTS, [(None, 0, event_rows(0, 1))]), {}, "unsupported",
+         "'default.keyed' has a primary key: upsert"),
+        ("keyed", "upsert", _body(pa.schema([pa.field("id", pa.int64()), EVENTS.field("name")]),
+                                  [{"id": 1, "name": "a"}, {"id": None, "name": "b"}]), {},
+         "schema_mismatch", "'default.keyed': column 'id' must not be null, but row 1 is"),
+        ("keyed", "upsert", _body(pa.schema([EVENTS.field("name")]), [{"name": "a"}]), {},
+         "schema_mismatch", "'id'"),
+        ("keyed", "upsert", _ids(1), {}, "schema_mismatch", "'name'"),
+        ("keyed", "upsert", _ids(1), {"columns": "id,nam"}, "unknown_column",
+         "did you mean 'name'"),
+        ("keyed", "upsert", _ids(1), {"columns": "name"}, "schema_mismatch",
+         "must name the key column 'id'"),
+        ("keyed", "upsert", _body(pa.schema([EVENTS.field("id"), pa.field("name", pa.int64())]),
+                                  [{"id": 1, "name": 2}]), {},
+         "schema_mismatch", "column 'name' is string, but the data has int64"),
+        ("keyed", "upsert", _body(CHANGES, [{"id": 1, "name": "a", "__change_type": "+I"},
+                                            {"id": 1, "name": "a", "__change_type": "?"}]), {},
+         "schema_mismatch", "__change_type of row 1 is '?'"),
+        ("keyed", "upsert", b"nonsense", {}, "invalid_request", ""),
+        ("keyed", "upsert", _body(EVENTS, [{"id": 1, "name": "a"}]), {"writer_id": "x"},
+         "invalid_request", "writer_id must be"),
+        ("keyed", "upsert", _body(EVENTS, [{"id": 1, "name": "a"}]), {"writer_id": "7"},
+         "invalid_request", "needs a sequence from 1 on"),
+        ("keyed", "delete", _body(EVENTS, [{"id": 1, "name": "a"}]), {}, "schema_mismatch",
+         "column 'name' is not part of the key"),
+        ("keyed", "delete", _ids(None), {}, "schema_mismatch", "'id' must not be null, but row 0"),
+        ("keyed", "lookup", _body(pa.schema([EVENTS.field("name")]), [{"name": "a"}]), {},
+         "schema_mismatch", "a lookup takes the key columns (id)"),
+        ("keyed", "lookup", _ids(1, None), {}, "schema_mismatch", "must not be null, but row 1"),
+        ("keyed", "lookup", _ids(1), {"columns": "nam"}, "unknown_column", "did you mean 'name'"),
+        ("keyed", "prefix_lookup", _ids(1, 2), {"limit": "99999"}, "request_too_large",
+         "lookup_rows_max"),
+        ("keyed", "prefix_lookup", _ids(1), {"limit": "0"}, "invalid_request", "limit"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence_and_applies_nothing(
+    tmp_path: Path,
+    path: str,
+    verb: str,
+    body: bytes,
+    query: dict[str, str],
+    code: str,
+    message: str,
+) -> None:
+    async def scenario(service: InProcessService) -> None:
+        answer = await _post(service, verb, body, path, **query)
+
+        _, found_code, sentence = answer.error()
+        assert found_code == code
+        assert message in sentence
+        assert "\n" not in sentence
+        assert (await service.call("GET", "/v1/tables/keyed/count")).json() == {"count": 0}
+
+    _run(tmp_path, scenario)
+
+
+def test_a_request_wrong_in_one_bucket_changes_no_other(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        created = await service.call(
+            "POST",
+            "/v1/tables",
+            json_body={
+                "path": "strict",
+                "schema": [
+                    {"name": "id", "type": "bigint", "nullable": False},
+                    {"name": "name", "type": "string", "nullable": False},
+                ],
+                "primary_key": ["id"],
+                "bucket_count": 4,
+            },
+        )
+        assert created.status == 201
+        wrong = pa.RecordBatch.from_pylist([{"id": 50, "name": None}], schema=EVENTS)
+        body = append_body(EVENTS, [(None, 0, event_rows(0, 50)), (None, 0, wrong)])
+
+        answer = await _post(service, "upsert", body, "strict")
+
+        assert answer.error()[1] == "schema_mismatch"
+        state = (await service.call("GET", "/v1/tables/strict/state")).json()
+        assert {p["high_watermark"] for p in state["positions"].values()} == {0}
+
+    _run(tmp_path, scenario)
+
+
+def test_keys_of_several_types_are_read_from_the_url(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        schema = pa.schema(
+            [
+                pa.field("name", pa.string(), nullable=False),
+                pa.field("day", pa.date32(), nullable=False),
+                pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+                pa.field("price", pa.decimal128(5, 2), nullable=False),
+                pa.field("raw", pa.binary(), nullable=False),
+                pa.field("on", pa.bool_(), nullable=False),
+                pa.field("x", pa.float64()),
+            ]
+        )
+        types = ["string", "date", "timestamp", "decimal(5,2)", "binary", "boolean", "double"]
+        created = await service.call(
+            "POST",
+            "/v1/tables",
+            json_body={
+                "path": "wide",
+                "schema": [
+                    {"name": f.name, "type": t, "nullable": f.nullable}
+                    for f, t in zip(schema, types, strict=True)
+                ],
+                "primary_key": schema.names[:-1],
+                "bucket_count": 3,
+            },
+        )
+        assert created.status == 201, created.body
+        row = pa.RecordBatch.from_arrays(
+            [
+                pa.array(["a/b c"]),
+                pa.array([1], pa.int32()).cast(pa.date32()),
+                pa.array([1_000_000], pa.int64()).cast(schema.field("at").type),
+                pa.array(["1.50"]).cast(schema.field("price").type),
+                pa.array([b"\x00\xff"], pa.binary()),
+                pa.array([True]),
+                pa.array([float("nan")]),
+            ],
+            schema=schema,
+        )
+        upserted = await _post(service, "upsert", append_body(schema, [(None, 0, row)]), "wide")
+        assert upserted.status == 200, upserted.body
+
+        url = "/v1/tables/wide/rows/a%2Fb%20c/1970-01-02/1970-01-01T00:00:01Z/1.5/00ff/true"
+        found = await service.call("GET", url)
+
+        assert found.json() == {
+            "name": "a/b c",
+            "day": "1970-01-02",
+            "at": "1970-01-01T00:00:01+00:00",
+            "price": "1.50",
+            "raw": "00ff",
+            "on": True,
+            "x": "NaN",
+        }
+        wrong = await service.call("GET", url.replace("1970-01-02", "soon"))
+        assert wrong.error()[1:] == (
+            "invalid_request",
+            "table 'default.wide': 'soon' is no value of key column 'day', which is date32[day]",
+        )
+        few = await service.call("GET", "/v1/tables/wide/rows/a")
+        assert "one part for each key column" in few.error()[2]
+
+    _run(tmp_path, scenario)
+
+
+def test_a_fetch_can_ask_for_change_types_alone(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 9))]))
+
+        answer = await service.call(
+            "GET",
+            "/v1/tables/keyed/buckets/0/fetch",
+            query={"offset": "0", "columns": "__change_type,id"},
+        )
+
+        rows = pa.ipc.open_stream(answer.body).read_all()
+        assert rows.column_names == ["__change_type", "id"]
+        assert set(rows.column("__change_type").to_pylist()) == {1}
+
+    _run(tmp_path, scenario)
+
+
+def test_an_append_only_column_of_a_log_table_is_not_there(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        answer = await service.call(
+            "GET",
+            "/v1/tables/plain/buckets/0/fetch",
+            query={"offset": "0", "columns": "__change_type"},
+        )
+
+        assert answer.error()[1] == "unknown_column"
+
+    _run(tmp_path, scenario)
+
+
+def test_merge_properties_are_checked_at_creation_and_fixed(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        descriptor = {
+            "path": "bad",
+            "schema": [{"name": "id", "type": "bigint", "nullable": False},
+                       {"name": "name", "type": "string"}],
+            "primary_key": ["id"],
+            "properties": {"table.merge-engine": "aggregation", "fields.name.agg": "sum"},
+        }  # fmt: skip
+        answer = await service.call("POST", "/v1/tables", json_body=descriptor)
+        assert answer.error()[1:] == (
+            "invalid_schema",
+            "table 'default.bad': property fields.name.agg: sum of column 'name' needs a number,"
+            " not string",
+        )
+
+        changed = await service.call(
+            "PATCH",
+            "/v1/tables/keyed/properties",
+            json_body={"set": {"table.merge-engine": "first_row"}},
+        )
+        assert changed.error()[1] == "unsupported"
+        assert "is fixed when the table is created" in changed.error()[2]
+
+    _run(tmp_path, scenario)
