@@ -139,11 +139,23 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> _
             f"table '{table}': overwriting (mode 'overwrite', INSERT OVERWRITE, output mode"
             " 'complete') is not supported yet; use mode('append')"
         )
+    if options.primary_key:
+        # Before the table is made: it could not be written.
+        raise _has_primary_key(table)
     client = client_for(options.connection.endpoint, options.connection.token)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     info = _existing_or_created(client, options, arrow_schema)
+    if info.is_primary_key_table:
+        raise _has_primary_key(table)
     check_schema(arrow_schema, info.schema, table=table)
     return _Append(options.connection, info.table_id, info.schema.to_arrow())
+
+
+def _has_primary_key(table: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"table '{table}': writing tables with a primary key from Spark is not supported yet; use"
+        " the client's upsert"
+    )
 
 
 def _existing_or_created(
