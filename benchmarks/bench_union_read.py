@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.harness import SCHEMA, make_rows, median, report, timed
 from streamhouse.client import StreamhouseClient

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from streamhouse.connector.lake_avro import DELETED_STATUS, read_manifest
 from streamhouse.connector.lake_pruning import ManifestFiles
 from streamhouse.storage_service.errors import UnsupportedError
 
-__all__ = ["DeleteEntry", "data_files", "delete_files"]
+__all__ = ["DeleteEntry", "DeleteIndex", "data_files", "delete_files"]
 
 FILES_KEPT_MAX: Final = 200_000
 _PATH_FIELD_ID: Final = 2147483546
@@ -48,6 +48,24 @@ class DeleteEntry:
             and (self.path_lower is None or self.path_lower <= path)
             and (self.path_upper is None or path <= self.path_upper)
         )
+
+
+class DeleteIndex:
+    """Delete files by the data files they may apply to."""
+
+    def __init__(self, entries: Iterable[DeleteEntry]) -> None:
+        self._of_one_file: dict[str, list[DeleteEntry]] = {}
+        self._of_several: list[DeleteEntry] = []
+        for entry in entries:
+            if entry.path_lower is not None and entry.path_lower == entry.path_upper:
+                self._of_one_file.setdefault(entry.path_lower, []).append(entry)
+            else:
+                self._of_several.append(entry)
+
+    def applying_to(self, path: str, sequence: int) -> list[DeleteEntry]:
+        """Return the delete files that may hide rows of a data file."""
+        candidates = [*self._of_one_file.get(path, ()), *self._of_several]
+        return [entry for entry in candidates if entry.may_apply(path, sequence)]
 
 
 class _Cache:

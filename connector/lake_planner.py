@@ -30,7 +30,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from streamhouse.connector.lake_io import READ_ONLY_IO, SCHEMES
-from streamhouse.connector.lake_manifests import DeleteEntry, data_files, delete_files
+from streamhouse.connector.lake_manifests import DeleteIndex, data_files, delete_files
 from streamhouse.connector.lake_pruning import (
     LakeQuery,
     ManifestFiles,
@@ -233,12 +233,12 @@ class _FilePlanner:
 
     def files(self, snapshot: Snapshot) -> Iterator[LakeFile]:
         manifests = snapshot.manifests(self._table.io)
-        deletes = [
+        deletes = DeleteIndex(
             entry
             for manifest in manifests
             if manifest.content == ManifestContent.DELETES
             for entry in delete_files(self._table.io, manifest, table=self._name)
-        ]
+        )
         for manifest in manifests:
             if manifest.content != ManifestContent.DATA:
                 continue
@@ -285,7 +285,7 @@ class _FilePlanner:
         )
 
     def _lake_files(
-        self, files: ManifestFiles, chosen: Sequence[int], deletes: Sequence[DeleteEntry]
+        self, files: ManifestFiles, chosen: Sequence[int], deletes: DeleteIndex
     ) -> Iterator[LakeFile]:
         spec = self._table.specs()[files.spec_id]
         buckets = files.integer_bounds(self._system.bucket)
@@ -309,7 +309,7 @@ class _FilePlanner:
             code = int(files.partition_codes[i])
             one_bucket = buckets.is_known[i] and buckets.lower[i] == buckets.upper[i]
             path = files.paths[i]
-            ours = [entry for entry in deletes if entry.may_apply(path, files.sequences[i])]
+            ours = deletes.applying_to(path, files.sequences[i])
             yield LakeFile(
                 path=path,
                 file_bytes=files.file_bytes[i],

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamhouse.connector.numpy_arrays import boolean_array, integer_values
 from streamhouse.connector.position_deletes import read_deleted_positions
 from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.predicate_pruning import may_match, row_group_statistics
@@ -134,6 +134,11 @@ class _Layout:
                 array = arrays[name]
                 if array.type != column.type:
                     array = array.cast(column.type)
+                if not column.nullable and array.null_count:
+                    raise CorruptDataError(
+                        f"table '{self.table}': lake file '{self.path}' has nulls in column"
+                        f" '{column.name}', which must not be null"
+                    )
             elif column.field_id is not None and column.field_id in self.constants:
                 array = pa.repeat(pa.scalar(self.constants[column.field_id], column.type), count)
             elif column.nullable:
@@ -219,36 +224,23 @@ def _mask(
     context: ScanContext,
 ) -> pa.BooleanArray | None:
     """Return which rows to keep, or None for all; `position` is the first row's in the file."""
-    keep: npt.NDArray[np.bool_] | None = None
+    keep = np.ones(batch.num_rows, dtype=np.bool_)
     if deleted is not None:
         first, last = np.searchsorted(deleted, [position, position + batch.num_rows])
-        if last > first:
-            keep = np.ones(batch.num_rows, dtype=np.bool_)
-            keep[deleted[first:last] - position] = False
-    mask = None if keep is None else pa.array(keep)
+        keep[deleted[first:last] - position] = False
     if piece.ranges is not None:
-        mask = _and(mask, _in_ranges(batch, piece, context))
+        buckets = integer_values(batch.column(context.bucket_column.name))
+        offsets = integer_values(batch.column(context.offset_column.name))
+        inside = np.zeros(batch.num_rows, dtype=np.bool_)
+        for wanted in piece.ranges:
+            inside |= (
+                (buckets == wanted.bucket) & (wanted.start <= offsets) & (offsets < wanted.end)
+            )
+        keep &= inside
     if piece.check_timestamp:
-        times = batch.column(context.timestamp_column.name).cast(pa.int64())
+        times = integer_values(batch.column(context.timestamp_column.name))
         if context.from_timestamp_us is not None:
-            mask = _and(mask, pc.greater_equal(times, context.from_timestamp_us))
+            keep &= times >= context.from_timestamp_us
         if context.to_timestamp_us is not None:
-            mask = _and(mask, pc.less(times, context.to_timestamp_us))
-    return mask
-
-
-def _in_ranges(batch: pa.RecordBatch, piece: LakePiece, context: ScanContext) -> pa.BooleanArray:
-    buckets = batch.column(context.bucket_column.name)
-    offsets = batch.column(context.offset_column.name)
-    found = None
-    for wanted in piece.ranges or ():
-        inside = pc.and_(
-            pc.equal(buckets, wanted.bucket),
-            pc.and_(pc.greater_equal(offsets, wanted.start), pc.less(offsets, wanted.end)),
-        )
-        found = inside if found is None else pc.or_(found, inside)
-    return pa.repeat(pa.scalar(False), batch.num_rows) if found is None else found
-
-
-def _and(left: pa.BooleanArray | None, right: pa.BooleanArray) -> pa.BooleanArray:
-    return right if left is None else pc.and_(left, right)
+            keep &= times < context.to_timestamp_us
+    return None if keep.all() else boolean_array(keep)

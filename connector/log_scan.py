@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from streamhouse.connector.numpy_arrays import integer_array
 from streamhouse.connector.scan import LogPiece, ScanColumn, ScanContext
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
@@ -83,11 +84,14 @@ def _rows(
     arrays = []
     for column in columns:
         if column.name == context.bucket_column.name:
-            array = pa.array(np.full(count, batch.bucket, dtype=np.int32))
+            values = np.full(count, batch.bucket, dtype=np.int32)
+            array = integer_array(values, column.type)
         elif column.name == context.offset_column.name:
-            array = pa.array(np.arange(batch.base_offset, batch.end_offset, dtype=np.int64))
+            offsets = np.arange(batch.base_offset, batch.end_offset, dtype=np.int64)
+            array = integer_array(offsets, column.type)
         elif column.name == context.timestamp_column.name:
-            array = pa.array(np.full(count, batch.timestamp_us, dtype=np.int64)).cast(column.type)
+            times = np.full(count, batch.timestamp_us, dtype=np.int64)
+            array = integer_array(times, column.type)
         else:
             array = batch.data.column(column.name)
             array = array if array.type == column.type else array.cast(column.type)

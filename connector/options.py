@@ -248,6 +248,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     """Read and check the options of a read; `use` is `BATCH` or `STREAM`."""
     given = check_keys(options, uses=(use,))
+    _check_part(given, connection_options(options).name)
     starting = _value(given, "startingOffsets", parse_starting_offsets)
     from_us = _optional(given, "startingTimestamp", parse_timestamp_us)
     if starting.kind == "timestamp":
@@ -298,6 +299,19 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         partitioned_by=_optional(given, "partitioned.by", _expressions) or (),
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIX)},
     )
+
+
+def _check_part(given: Mapping[str, str], name: TableName) -> None:
+    """Raise for options that choose rows of a table, given for a table about it."""
+    if not name.is_metadata:
+        return
+    for key in given:
+        option = _BY_KEY.get(key)
+        if option is not None and option.uses != ALL_USES and option.key != "columns":
+            raise InvalidRequestError(
+                f"option '{option.key}' has no meaning for '{name}', which describes the table;"
+                " filter the DataFrame"
+            )
 
 
 def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:

@@ -65,7 +65,8 @@ _FUNCTIONS: Final[dict[Operator, Callable[..., _Truth]]] = {
     ">=": pc.greater_equal,
 }
 _REGEX_SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
-_NULL: Final = pa.scalar(None, pa.bool_())
+# Not `pa.scalar`, which imports pandas: every executor imports this module.
+_NULL: Final = pa.nulls(1, pa.bool_())[0]
 
 
 def filter_batch(predicate: Predicate, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    TableNotFoundError,
+)
 
 __all__ = ["StreamPosition", "advance"]
 
@@ -60,6 +64,19 @@ class StreamPosition:
                 f" made (table id {found.table_id}, now {table_id}); start with a new checkpoint"
             )
         return found
+
+    def check_not_beyond(self, ends: Mapping[int, int], *, table: str) -> None:
+        """Raise `OffsetOutOfRangeError` if rows were read that the table does not have (any more).
+
+        Acknowledged rows never go away: the service was given an older data directory.
+        """
+        for bucket, offset in sorted(self.offsets.items()):
+            if offset > ends.get(bucket, 0):
+                raise OffsetOutOfRangeError(
+                    f"table '{table}', bucket {bucket}: the stream has read up to offset {offset},"
+                    f" but the table ends at {ends.get(bucket, 0)}; was an older copy of the"
+                    " service's data restored? start with a new checkpoint"
+                )
 
 
 def advance(

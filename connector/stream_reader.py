@@ -88,13 +88,16 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     @spark_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch; waits briefly at the service for new rows."""
+        # Checked first: of a table created again, the service knows other buckets.
+        position = self._position(start, self._state)
         if self._last is None:
-            state = self._wait_for_rows(start)
+            state = self._wait_for_rows(position)
             available: Mapping[int, int] = _high_watermarks(state)
         else:
             # Asked again each time: tiering and retention go on while the query catches up.
             state, available = self._refresh(), self._last
         position = self._position(start, state)
+        position.check_not_beyond(_high_watermarks(state), table=self._table)
         rows_max = None if isinstance(limit, ReadAllAvailable) else _rows_of(limit)
         offsets = advance(position.offsets, available, rows_max=rows_max)
         return StreamPosition(table_id=position.table_id, offsets=offsets).to_json()
@@ -153,10 +156,9 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._is_current = True
         return self._state
 
-    def _wait_for_rows(self, start: Mapping[str, Any]) -> TableState:
-        offsets = {int(bucket): int(offset) for bucket, offset in start["offsets"].items()}
+    def _wait_for_rows(self, position: StreamPosition) -> TableState:
         self._state = self._client().table_state(
-            self._table, after=offsets, max_wait_ms=self._options.long_poll_ms
+            self._table, after=position.offsets, max_wait_ms=self._options.long_poll_ms
         )
         self._is_current = True
         return self._state

@@ -171,6 +171,7 @@ def test_attached_tables_plan_afresh_and_take_inserts(world: SparkWorld) -> None
     assert sql("select count(*) from attached").first()[0] == 10
     world.append(path, 10, 20)
     assert sql("select count(*) from attached").first()[0] == 20
+    assert sql("select count(*) from attached with (where = 'id < 5')").first()[0] == 5
     sql("insert into attached select id + 20, region, small, price, at, tags, place from attached")
     assert sql("select max(id) from attached").first()[0] == 39
     assert sql("select count(*) from attached a join attached b on a.id = b.id").first()[0] == 40

@@ -153,6 +153,15 @@ def test_a_required_column_the_file_lacks_is_corruption(tmp_path: Path) -> None:
         read(piece, context())
 
 
+def test_nulls_in_a_required_column_are_corruption(tmp_path: Path) -> None:
+    rows = lake_rows(3)
+    rows[ID] = pa.array([1, None, 2], pa.int64())
+    piece = write(tmp_path / "f", rows)
+
+    with pytest.raises(CorruptDataError, match="has nulls in column 'id'"):
+        read(piece, context())
+
+
 def test_columns_of_another_layout_become_the_tables_own(tmp_path: Path) -> None:
     nested = ScanColumn(
         name="l", type=pa.list_(pa.field("element", pa.int16())), nullable=True, field_id=5

@@ -111,6 +111,14 @@ def test_options_that_contradict_each_other(options: dict[str, str], sentence: s
         read_options(TABLE | options, use=BATCH)
 
 
+@pytest.mark.parametrize("key", ["where", "includeMetadata", "asOfSnapshot", "minPartitions"])
+def test_options_that_choose_rows_mean_nothing_to_metadata(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"'{key}' has no meaning for 'db.t\$files'"):
+        read_options({"path": "db.t$files", key: "1"}, use=BATCH)
+
+    assert read_options({"path": "db.t$files", "columns": "path"}, use=BATCH).columns == ("path",)
+
+
 def test_times_become_microseconds_and_as_of_includes_its_instant() -> None:
     options = read_options(
         TABLE | {"startingTimestamp": "1970-01-01T00:00:01+01:00", "asOfTimestamp": "5"}, use=BATCH

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.connector.stream_position import StreamPosition, advance
-from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    TableNotFoundError,
+)
 
 
 def test_a_position_survives_its_json() -> None:
@@ -37,6 +41,14 @@ def test_something_else_in_the_checkpoint(value: object) -> None:
 def test_a_position_of_another_version() -> None:
     with pytest.raises(InvalidRequestError, match="version 2"):
         StreamPosition.from_json({"version": 2}, table="t", table_id=1)
+
+
+def test_a_service_with_older_data_is_noticed() -> None:
+    position = StreamPosition(table_id=1, offsets={0: 5, 1: 9})
+
+    position.check_not_beyond({0: 5, 1: 10}, table="t")
+    with pytest.raises(OffsetOutOfRangeError, match="bucket 1: the stream has read up to offset 9"):
+        position.check_not_beyond({0: 5, 1: 8}, table="t")
 
 
 def test_without_a_limit_everything_is_read() -> None:
