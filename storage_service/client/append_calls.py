@@ -18,7 +18,7 @@ from streamhouse.storage_service.model.conform import check_schema, conform
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
-__all__ = ["Appender"]
+__all__ = ["Appender", "bounded_batches"]
 
 REQUEST_BYTES_TARGET: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 65_536
@@ -47,7 +47,7 @@ class Appender:
         own = writer or self._take_writer(table.table_id)
         offsets: dict[int, tuple[int, int]] = {}
         # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
-        for batch in _bounded_batches(data):
+        for batch in bounded_batches(data):
             rows = conform(batch, table.schema, table=name)
             for bucket, span in self._send(table, self._route(table, rows), own).items():
                 start = offsets.get(bucket, span)[0]
@@ -109,14 +109,36 @@ class Appender:
             self._idle_writers.setdefault(table_id, []).append(writer)
 
 
-def _bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield `data` in order as non-empty batches, each fit for one request."""
-    batches = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        # `nbytes` counts a slice's own part of shared buffers.
-        row_bytes = max(1, -(-batch.nbytes // batch.num_rows))
-        rows = max(1, min(BATCH_ROWS_MAX, REQUEST_BYTES_TARGET // row_bytes))
-        for start in range(0, batch.num_rows, rows):
-            yield batch.slice(start, rows)
+def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield `data` in order as non-empty batches, each fit for one request.
+
+    Small chunks are put together: a request and a sync for each would cost more than the copy.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for chunk in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
+        for part in _cut(chunk):
+            if waiting and (
+                rows + part.num_rows > BATCH_ROWS_MAX
+                or size_bytes + part.nbytes > REQUEST_BYTES_TARGET
+            ):
+                yield pa.concat_batches(waiting)
+                waiting, rows, size_bytes = [], 0, 0
+            waiting.append(part)
+            rows += part.num_rows
+            size_bytes += part.nbytes
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each part is small enough, or one row; rows may differ much in size."""
+    # `nbytes` counts a slice's own part of shared buffers.
+    if batch.num_rows > 1 and (
+        batch.num_rows > BATCH_ROWS_MAX or batch.nbytes > REQUEST_BYTES_TARGET
+    ):
+        half = batch.num_rows // 2
+        yield from _cut(batch.slice(0, half))
+        yield from _cut(batch.slice(half))
+    elif batch.num_rows:
+        yield batch
