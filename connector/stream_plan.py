@@ -20,7 +20,7 @@ from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["plan_stream_range"]
 
-LOG_ROWS_PREFERRED_MAX: Final = 200_000
+LOG_ROWS_PREFERRED_MAX: Final = 20_000
 """Tiered rows of a micro-batch that are still in the log are read there, up to this many: for
 fewer, opening the lake costs more than it saves."""
 
