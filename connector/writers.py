@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,6 +53,11 @@ class AppendedRows(WriterCommitMessage):
     row_count: int
     offsets: dict[int, tuple[int, int]]
 
+    def add(self, offsets: Mapping[int, tuple[int, int]]) -> None:
+        """Take in what one append answered."""
+        for bucket, (start, end) in offsets.items():
+            self.offsets[bucket] = (self.offsets.get(bucket, (start, end))[0], end)
+
 
 class _Append:
     """One job's appends to one table; pickled to every task."""
@@ -70,14 +76,19 @@ class _Append:
                 f"table '{path}' was dropped and created again while this job was writing to it"
             )
         writer = AppendWriter()
-        row_count = 0
-        offsets: dict[int, tuple[int, int]] = {}
+        appended = AppendedRows(0, {})
         utc = (_in_utc(batch, self._schema) for batch in batches if batch.num_rows)
-        for batch in coalesce(utc, rows_max=REQUEST_ROWS):
-            for bucket, (start, end) in client.append(path, batch, writer=writer).items():
-                offsets[bucket] = (offsets.get(bucket, (start, end))[0], end)
-            row_count += batch.num_rows
-        return AppendedRows(row_count, offsets)
+        # One append is on its way while Spark makes the next batch; never two, so order holds.
+        with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-append") as sender:
+            pending: Future[dict[int, tuple[int, int]]] | None = None
+            for batch in coalesce(utc, rows_max=REQUEST_ROWS):
+                if pending is not None:
+                    appended.add(pending.result())
+                pending = sender.submit(client.append, path, batch, writer=writer)
+                appended.row_count += batch.num_rows
+            if pending is not None:
+                appended.add(pending.result())
+        return appended
 
 
 class StreamhouseWriter(DataSourceArrowWriter):

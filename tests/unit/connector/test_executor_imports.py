@@ -51,3 +51,15 @@ def test_reading_the_lake_needs_neither_pandas_nor_the_lake_library(tmp_path: Pa
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, []]
+
+
+@pytest.mark.slow
+def test_the_package_alone_loads_nothing() -> None:
+    program = "import json, sys, streamhouse.connector; print(json.dumps(sorted(sys.modules)))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not loaded & {"pyspark", "pyiceberg", "pyarrow", "numpy", "pandas", "urllib3"}
