@@ -100,8 +100,6 @@ class Operands:
                 )
             fields = {field.name: field.type for field in data_type}
             close = [key for key in fields if key.lower() == part.lower()]
-            if len(close) > 1:
-                raise refuse(f"'{shown}.{part}' could be any of the fields {', '.join(close)}")
             if not close:
                 raise UnknownColumnError(
                     f"column '{shown}' of table '{self._table}' has no field"
