@@ -168,23 +168,20 @@ def read_union(spark: SparkSession, *, expected_rows: int) -> None:
 
 
 class Follower:
-    """foreachBatch: counts rows, notes when the stream caught up and how fresh live rows are."""
+    """foreachBatch: counts rows, and tells of each batch until the history is read."""
 
     def __init__(self, *, before: int) -> None:
         self.before = before
         self.rows = 0
-        self.caught_up = threading.Event()
         self.changed = threading.Condition()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         rows = batch.count()
+        if self.rows < self.before:
+            console.print(f"  batch {batch_id}: {rows:,} rows of history")
         with self.changed:
             self.rows += rows
             self.changed.notify_all()
-        if not self.caught_up.is_set():
-            console.print(f"  batch {batch_id}: {rows:,} rows of history")
-        if self.rows >= self.before:
-            self.caught_up.set()
 
     def wait_for_rows(self, wanted: int) -> None:
         """Return when `wanted` rows have come; end the program after a minute without."""
