@@ -17,6 +17,15 @@ from streamhouse.connector.offset_option import (
     parse_starting_offsets,
     parse_timestamp_us,
 )
+from streamhouse.connector.option_values import (
+    parse_boolean,
+    parse_expressions,
+    parse_long_poll_ms,
+    parse_names,
+    parse_positive,
+    parse_size,
+    parse_snapshot_id,
+)
 from streamhouse.connector.table_name import TableName
 from streamhouse.storage_service.client import DEFAULT_ENDPOINT, ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from streamhouse.storage_service.errors import (
@@ -24,7 +33,6 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
     suggestion,
 )
-from streamhouse.storage_service.model.properties import parse_bytes
 
 __all__ = [
     "OPTIONS",
@@ -118,8 +126,6 @@ _SPARK_KEYS: Final = frozenset(
         "__sourcename",
     }
 )
-MAX_LONG_POLL_MS: Final = 10_000
-
 _T = TypeVar("_T")
 
 
@@ -241,7 +247,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
     return ShapeOptions(
         connection=connection_options(options),
         columns=_optional(given, "columns", parse_names),
-        include_metadata=_value(given, "includeMetadata", _boolean),
+        include_metadata=_value(given, "includeMetadata", parse_boolean),
     )
 
 
@@ -269,17 +275,17 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         connection=connection_options(options),
         columns=_optional(given, "columns", parse_names),
         where=(given.get("where") or "").strip() or None,
-        include_metadata=_value(given, "includeMetadata", _boolean),
+        include_metadata=_value(given, "includeMetadata", parse_boolean),
         starting=starting,
         ending=_optional(given, "endingOffsets", parse_ending_offsets),
         from_timestamp_us=from_us,
         to_timestamp_us=to_us,
-        as_of_snapshot=_optional(given, "asOfSnapshot", _snapshot_id),
-        fail_on_data_loss=_value(given, "failOnDataLoss", _boolean),
-        min_partitions=_optional(given, "minPartitions", _positive),
-        max_split_bytes=_value(given, "maxSplitBytes", _bytes),
-        max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", _positive),
-        long_poll_ms=_value(given, "longPollMs", _long_poll),
+        as_of_snapshot=_optional(given, "asOfSnapshot", parse_snapshot_id),
+        fail_on_data_loss=_value(given, "failOnDataLoss", parse_boolean),
+        min_partitions=_optional(given, "minPartitions", parse_positive),
+        max_split_bytes=_value(given, "maxSplitBytes", parse_size),
+        max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_positive),
+        long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
     )
 
 
@@ -293,10 +299,10 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     return WriteOptions(
         connection=connection,
-        bucket_count=_value(given, "bucket.num", _positive),
+        bucket_count=_value(given, "bucket.num", parse_positive),
         bucket_key=_optional(given, "bucket.key", parse_names) or (),
         primary_key=_optional(given, "primary.key", parse_names) or (),
-        partitioned_by=_optional(given, "partitioned.by", _expressions) or (),
+        partitioned_by=_optional(given, "partitioned.by", parse_expressions) or (),
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIX)},
     )
 
@@ -337,69 +343,6 @@ def _value(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T:
 def _optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
     text = given.get(key.lower())
     return None if text is None or not text.strip() else parse(text, key=key)
-
-
-def _boolean(text: str, *, key: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise InvalidRequestError(f"option '{key}' = '{text}' must be true or false")
-    return text.strip().lower() == "true"
-
-
-def _integer(text: str, *, key: str, low: int, high: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        raise InvalidRequestError(
-            f"option '{key}' = '{text}' must be a whole number from {low} to {high}"
-        )
-    return number
-
-
-def _positive(text: str, *, key: str) -> int:
-    return _integer(text, key=key, low=1, high=2**62)
-
-
-def _snapshot_id(text: str, *, key: str) -> int:
-    return _integer(text, key=key, low=0, high=2**63 - 1)
-
-
-def _long_poll(text: str, *, key: str) -> int:
-    return _integer(text, key=key, low=0, high=MAX_LONG_POLL_MS)
-
-
-def _bytes(text: str, *, key: str) -> int:
-    return parse_bytes(text, name=f"option '{key}'")
-
-
-def parse_names(text: str, *, key: str) -> tuple[str, ...]:
-    """Read `a, b, `c,d`` as column names."""
-    names = tuple(part.strip("`") for part in _split(text, quote="`", key=key))
-    if not all(names) or len(set(names)) != len(names):
-        raise InvalidRequestError(
-            f"option '{key}' = '{text}' must name columns, each once, as in 'a,b'"
-        )
-    return names
-
-
-def _expressions(text: str, *, key: str) -> tuple[str, ...]:
-    return tuple(_split(text, quote="`", key=key))
-
-
-def _split(text: str, *, quote: str, key: str) -> list[str]:
-    """Split at commas outside quotes and parentheses."""
-    parts, depth, is_quoted = [""], 0, False
-    for character in text:
-        is_quoted ^= character == quote
-        depth += {"(": 1, ")": -1}.get(character, 0) if not is_quoted else 0
-        if character == "," and not is_quoted and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    if is_quoted:
-        raise InvalidRequestError(f"option '{key}' = '{text}' has an open backtick")
-    return [part.strip() for part in parts]
 
 
 def as_options(options: Mapping[str, Any]) -> dict[str, str]:
