@@ -52,7 +52,8 @@ def read_lake_piece(
         needed[context.timestamp_column.name] = context.timestamp_column
     schema = pa.schema([column.to_arrow() for column in columns])
     with _open(filesystem, piece.path, context) as source:
-        file = pq.ParquetFile(source)
+        # A local file is mapped; of an object store, a row group's columns come in few requests.
+        file = pq.ParquetFile(source, pre_buffer=not isinstance(source, pa.MemoryMappedFile))
         layout = _Layout.of(file, tuple(needed.values()), piece, context)
         deleted = read_deleted_positions(filesystem, piece)
         for group, first_row in _row_groups(file.metadata, piece):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
 from integration.spark_world import SparkWorld, last_line, world
+from streamhouse.client import StreamhouseClient
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
 
 __all__ = ["world"]
 
@@ -80,6 +86,25 @@ def test_a_failing_task_reports_one_sentence(world: SparkWorld) -> None:
 
     assert f"table '{path}'" in line
     assert "Traceback" not in line
+
+
+def test_a_token_is_needed_and_reaches_the_executors(world: SparkWorld, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("right-token")
+    arguments = ("--token-file", str(tmp_path / "token"))
+    with ServiceProcess(tmp_path / "data", *arguments) as service:
+        with StreamhouseClient(service.endpoint, token="right-token") as client:
+            client.create_table("secret", pa.schema([("id", pa.int64())]))
+            client.append("secret", pa.table({"id": range(50)}))
+            tier_once(client, "secret", token="right-token")
+            client.append("secret", pa.table({"id": range(50, 60)}))
+
+        def reader(token: str) -> DataFrame:
+            return world.reader().options(endpoint=service.endpoint, token=token).load("secret")
+
+        line = _message(lambda: reader("wrong-token"))
+        assert "[unauthorized]" in line
+        assert "wrong-token" not in line
+        assert reader("right-token").count() == 60
 
 
 def test_a_token_never_shows(world: SparkWorld) -> None:
