@@ -106,6 +106,9 @@ class KvTablet:
         self._marker = self._store.written_marker
         self._end_seen = self._marker.applied_offset
         self._pending: deque[PlannedWrite] = deque()
+        # What is planned but not applied; filled only when something is planned on top of it.
+        self._planned_rows: RowCache | None = None
+        self._overlaid = 0
         self._backlog: Final = WriteBacklog()
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
@@ -115,7 +118,7 @@ class KvTablet:
         self._loader = None
         if self._marker.row_count:
             self._cache.start_loading(self._marker.row_count)
-            self._loader = self._store.snapshot().scan(chunk_rows=_LOAD_CHUNK_ROWS)
+            self._loader = self._store.scan(chunk_rows=_LOAD_CHUNK_ROWS)
 
     @property
     def applied_offset(self) -> int:
@@ -174,11 +177,16 @@ class KvTablet:
         assert planned is self._pending[0]
         self._absorb(planned)
         self._pending.popleft()
+        if self._pending:
+            self._overlaid -= self._overlaid > 0
+        else:
+            self._forget_overlay()
 
     def abort(self, planned: PlannedWrite) -> None:
         """Take back a planned write and all planned after it: they will not be in the log."""
         while self._pending.pop() is not planned:
             pass
+        self._forget_overlay()
 
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
         """Apply changes of the log that are not applied yet; the batch starts at `base_offset`."""
@@ -249,7 +257,7 @@ class KvTablet:
         self._not_handing_over.wait(_HANDOVER_WAIT_S)
         found = {key: value for key, value in newer.items() if value is not None}
         older = 0
-        for keys, values in self._store.snapshot().scan(start=start, end=prefix_end(start)):
+        for keys, values in self._store.scan(start=start, end=prefix_end(start)):
             for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
                 if key not in newer:
                     found[key] = value
@@ -279,12 +287,20 @@ class KvTablet:
     def _newest(self, keys: pa.Array) -> pa.Array:
         """Return the values of distinct `keys` as they will be when all planned is applied."""
         values = self._completed(keys, self._cache.get_to_write(keys))
-        for planned in self._pending:
-            position = pc.index_in(keys, value_set=planned.keys)
-            if position.null_count < len(keys):
-                newer = planned.values.take(position)
-                values = pc.if_else(position.is_valid(), newer, values)
-        return values
+        if not self._pending:
+            return values
+        if self._planned_rows is None:
+            self._planned_rows = RowCache.overlay()
+        while self._overlaid < len(self._pending):
+            planned = self._pending[self._overlaid]
+            self._planned_rows.put(planned.keys, planned.values)
+            self._overlaid += 1
+        newer, unknown = self._planned_rows.get(keys)
+        return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
+
+    def _forget_overlay(self) -> None:
+        self._planned_rows = None
+        self._overlaid = 0
 
     def _completed(self, keys: pa.Array, cached: CachedRows) -> pa.Array:
         """Return the values of `keys`, with those from RocksDB that the cache does not know."""

@@ -38,7 +38,6 @@ from rocksdict import (
     Options,
     Rdict,
     ReadOptions,
-    Snapshot,
     WriteBatch,
     WriteOptions,
 )
@@ -50,7 +49,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 
-__all__ = ["Marker", "RocksdbStore", "StoreOptions", "StoreSnapshot"]
+__all__ = ["Marker", "RocksdbStore", "StoreOptions"]
 
 _MARKER_KEY: Final = b"\xffmarker"
 _ROWS_START: Final = b"\x01"
@@ -160,10 +159,32 @@ class RocksdbStore:
             self._db.flush(wait=True)
         self._sealed = self._flushed = self._written
 
-    def snapshot(self) -> StoreSnapshot:
-        """Return a view of the rows as they are now, whatever is written later."""
+    def scan(
+        self, *, start: bytes = _ROWS_START, end: bytes = _ROWS_END, chunk_rows: int = _CHUNK_ROWS
+    ) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Return keys and values of the rows with start <= key < end in key order, in chunks.
+
+        They are as they were at the call. Do not keep the iterator long: so is what it shows.
+        """
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(end)
         with _door(self._path):
-            return StoreSnapshot(self._path, self._db.snapshot())
+            # An iterator is a view of its moment. A Snapshot would forget its own for our bounds.
+            items = self._db.items(from_key=start, read_opt=bounds)
+        return self._chunks(items, bounds, chunk_rows)
+
+    def _chunks(
+        self, items: Iterator[tuple[Any, Any]], bounds: ReadOptions, chunk_rows: int
+    ) -> Iterator[tuple[pa.Array, pa.Array]]:
+        # RocksDB reads the upper bound where `bounds` keeps it: it must live as long as the items.
+        assert bounds is not None
+        while True:
+            with _door(self._path):
+                chunk: list[Any] = list(itertools.islice(items, chunk_rows))
+            if not chunk:
+                return
+            keys, values = zip(*chunk, strict=True)
+            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 
     def checkpoint(self, path: Path) -> None:
         """Flush, and make a copy at `path` (which must not exist) that opens like this store."""
@@ -213,30 +234,6 @@ class RocksdbStore:
                 f" {self._identity[0]} of table {self._identity[1]}"
             )
         return Marker(applied_offset, row_count)
-
-
-class StoreSnapshot:
-    """The rows of a store at one moment. Let it go soon: RocksDB keeps what it shows."""
-
-    def __init__(self, path: Path, snapshot: Snapshot) -> None:
-        self._path = path
-        self._snapshot = snapshot
-
-    def scan(
-        self, *, start: bytes = _ROWS_START, end: bytes = _ROWS_END, chunk_rows: int = _CHUNK_ROWS
-    ) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Yield keys and values of the rows with start <= key < end in key order, in chunks."""
-        bounds = ReadOptions()
-        bounds.set_iterate_upper_bound(end)
-        with _door(self._path):
-            items = self._snapshot.items(from_key=start, read_opt=bounds)
-        while True:
-            with _door(self._path):
-                chunk: list[Any] = list(itertools.islice(items, chunk_rows))
-            if not chunk:
-                return
-            keys, values = zip(*chunk, strict=True)
-            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 
 
 def _fill(chunk: WriteBatch, keys: pa.Array, values: pa.Array) -> None:

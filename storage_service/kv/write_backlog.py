@@ -27,33 +27,32 @@ class Piece(NamedTuple):
     values: pa.Array
     marker: Marker
 
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of keys and values."""
-        return int(self.keys.nbytes + self.values.nbytes)
-
 
 class WriteBacklog:
     """Pieces, oldest first. The list is replaced, never changed, so that readers see it whole."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
+        self._rows = 0
+        self._bytes = 0
 
     @property
     def rows(self) -> int:
         """How many changes wait."""
-        return sum(len(piece.keys) for piece in self._pieces)
+        return self._rows
 
     @property
     def memory_bytes(self) -> int:
         """The bytes of the changes that wait."""
-        return sum(piece.memory_bytes for piece in self._pieces)
+        return self._bytes
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def add(self, piece: Piece) -> None:
         """Append changes."""
+        self._rows += len(piece.keys)
+        self._bytes += int(piece.keys.nbytes + piece.values.nbytes)
         pieces = list(self._pieces)
         # Joining only what is not larger copies each row few times.
         while pieces and len(pieces[-1].keys) <= min(len(piece.keys), _SMALL_ROWS):
@@ -75,6 +74,7 @@ class WriteBacklog:
     def clear(self) -> None:
         """Forget everything: RocksDB has it."""
         self._pieces = []
+        self._rows = self._bytes = 0
 
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
         """Return the latest value of each key that starts with `prefix`; None was deleted."""

@@ -1,0 +1,289 @@
+"""What a bucket promises its caller, beyond being a dict: order, limits, errors, durability."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    OverloadedError,
+    SchemaMismatchError,
+    UnavailableError,
+    UnknownColumnError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.model.merge_engine import MergeRules
+from streamhouse.storage_service.model.schema import Schema
+from tests.support.kv_bucket import LoggedBucket, simple_rules
+from tests.support.kv_rows import Batch
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[LoggedBucket]:
+    bucket = LoggedBucket(tmp_path / "kv", simple_rules())
+    yield bucket
+    bucket.tablet.close()
+
+
+def upserts(*ids: int, name: str = "a") -> Batch:
+    return Batch([("upsert", {"id": i, "name": name, "amount": None}) for i in ids])
+
+
+def keys(*ids: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
+
+
+def test_what_is_planned_is_seen_by_the_next_plan_but_not_by_lookups(bucket: LoggedBucket) -> None:
+    first = bucket.plan(upserts(1, name="a"))
+    second = bucket.plan(upserts(1, name="b"))
+
+    assert second.base_offset == first.end_offset == 1
+    assert second.changelog.column("__retracts").to_pylist() == [None, 0]
+    assert bucket.lookup_all([(1,)]) == {}
+    assert bucket.tablet.row_count == 0
+
+    bucket.tablet.apply(first)
+    assert bucket.lookup_all([(1,)])[(1,)]["name"] == "a"
+    bucket.tablet.apply(second)
+    assert bucket.lookup_all([(1,)])[(1,)]["name"] == "b"
+
+
+def test_what_is_aborted_never_was(bucket: LoggedBucket) -> None:
+    bucket.tablet.apply(bucket.plan(upserts(1, name="a")))
+    kept = bucket.plan(upserts(2))
+    aborted = bucket.plan(upserts(1, name="b"))
+    bucket.plan(upserts(1, name="c"))
+
+    bucket.tablet.abort(aborted)
+
+    assert bucket.tablet.planned_offset == kept.end_offset
+    again = bucket.plan(upserts(1, name="d"))
+    assert again.changelog.column("name").to_pylist() == ["a", "d"]
+
+
+def test_an_answer_says_up_to_where_the_changelog_must_be_visible(bucket: LoggedBucket) -> None:
+    planned = bucket.plan(upserts(1, 2, 3))
+    assert bucket.tablet.lookup(keys(1)).end_offset == 0
+
+    bucket.tablet.apply(planned)
+
+    assert bucket.tablet.lookup(keys(1)).end_offset == 3
+    assert bucket.tablet.lookup_one({"id": 9}).end_offset == 3
+    assert bucket.tablet.prefix_lookup(keys(1), rows_max=1).end_offset == 3
+
+
+def test_lookups_answer_in_the_order_of_keys(bucket: LoggedBucket) -> None:
+    bucket.write(upserts(1, 2, 3))
+
+    found = bucket.tablet.lookup(keys(3, 9, 1, 3))
+
+    assert found.found.tolist() == [True, False, True, True]
+    assert found.rows.column("id").to_pylist() == [3, 1, 3]
+    assert bucket.tablet.lookup(keys()).rows.num_rows == 0
+
+
+def test_only_a_flush_claims_durability(bucket: LoggedBucket) -> None:
+    bucket.write(upserts(1, 2))
+    assert bucket.tablet.flushed_offset == 0
+
+    bucket.tablet.flush()
+
+    assert bucket.tablet.flushed_offset == bucket.tablet.applied_offset == 2
+
+
+def test_replay_skips_what_is_applied_even_within_a_batch(bucket: LoggedBucket) -> None:
+    bucket.write(upserts(1, 2, 3))
+    bucket.write(upserts(1, 2, name="b"))
+    whole = pa.Table.from_batches([batch for _, batch in bucket.log]).combine_chunks()
+
+    bucket.tablet.replay(whole.to_batches()[0], base_offset=0)
+    assert bucket.tablet.applied_offset == 7
+    assert bucket.tablet.row_count == 3
+
+    bucket.tablet.close()
+    other = LoggedBucket(bucket.path.parent / "other", bucket.rules)
+    other.tablet.replay(whole.slice(0, 4).to_batches()[0], base_offset=0)
+    other.tablet.replay(whole.to_batches()[0], base_offset=0)
+    assert other.tablet.row_count == 3
+    assert other.lookup_all([(1,), (3,)])[(1,)]["name"] == "b"
+    other.tablet.close()
+
+
+def test_a_gap_in_the_log_is_damage(bucket: LoggedBucket) -> None:
+    planned = bucket.plan(upserts(1))
+    bucket.tablet.abort(planned)
+
+    with pytest.raises(CorruptDataError, match="continues at offset 5, but the state ends at 0"):
+        bucket.tablet.replay(planned.changelog, base_offset=5)
+
+
+def test_writes_are_refused_while_rocksdb_cannot_take_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is durable in the log is applied all the same; new writes wait until it is better."""
+    bucket = LoggedBucket(tmp_path / "kv", simple_rules(), options=KvOptions(backlog_rows=2))
+    store = bucket.tablet._store
+    real = store.write
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OverloadedError("RocksDB is behind")
+
+    monkeypatch.setattr(store, "write", refuse)
+    for number in range(8):
+        bucket.write(upserts(number))
+    assert "rocksdb behind" in caplog.text
+    with pytest.raises(OverloadedError):
+        bucket.plan(upserts(9))
+    assert len(bucket.lookup_all([(n,) for n in range(8)])) == 8
+
+    monkeypatch.setattr(store, "write", real)
+    bucket.write(upserts(9))
+    bucket.tablet.flush()
+    bucket.reopen(replay_from=len(bucket.log))
+    assert bucket.tablet.row_count == 9
+    bucket.tablet.close()
+
+
+def test_lookups_of_other_threads_see_whole_rows_while_rows_change(tmp_path: Path) -> None:
+    """Each row's columns always agree, and no row is missing, wherever it is read from."""
+    options = KvOptions(cache_bytes=60_000, segment_bytes=1_000, backlog_rows=200)
+    bucket = LoggedBucket(tmp_path / "kv", simple_rules(), options=options)
+    ids = list(range(300))
+    bucket.write(upserts(*ids, name="0"))
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            found = bucket.tablet.lookup(keys(*ids))
+            names = found.rows.column("name").to_pylist()
+            alone = bucket.tablet.lookup_one({"id": 7}).row
+            under = bucket.tablet.prefix_lookup(keys(8), rows_max=1).rows.num_rows
+            if not found.found.all() or not all(n.isdigit() for n in names) or alone is None:
+                wrong.append((found.found.tolist(), names, alone))
+            if under != 1:
+                wrong.append(under)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for round_ in range(60):
+        bucket.write(upserts(*ids[round_ % 3 :: 3], name=str(round_)))
+    stop.set()
+    for reader in readers:
+        reader.join()
+
+    assert not wrong
+    bucket.tablet.close()
+
+
+def test_a_closed_bucket_says_so(bucket: LoggedBucket) -> None:
+    bucket.write(upserts(1))
+    bucket.tablet.close()
+    bucket.tablet.close()
+
+    with pytest.raises(UnavailableError):
+        bucket.tablet.flush()
+
+
+@pytest.fixture
+def composite(tmp_path: Path) -> Iterator[KvTablet]:
+    schema = Schema.from_arrow(
+        pa.schema(
+            [
+                pa.field("city", pa.string(), nullable=False),
+                pa.field("day", pa.date32(), nullable=False),
+                pa.field("size", pa.int64()),
+            ]
+        )
+    )
+    rules = TableRules(table="db.t", schema=schema, primary_key=("city", "day"), merge=MergeRules())
+    tablet = KvTablet(tmp_path / "kv", table_id=1, bucket=0, rules=rules)
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["a", "a", "ab", "b"]),
+            pa.array([2, 1, 1, 1], pa.int32()).cast(pa.date32()),
+            pa.array([1, 2, 3, 4]),
+        ],
+        schema=schema.to_arrow(),
+    )
+    tablet.apply(tablet.plan(rows, base_offset=0))
+    yield tablet
+    tablet.close()
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_prefix_is_of_whole_columns_and_rows_come_in_key_order(
+    composite: KvTablet, flushed: bool
+) -> None:
+    if flushed:
+        composite.flush()
+    prefix = pa.RecordBatch.from_pydict({"city": ["a"]})
+
+    found = composite.prefix_lookup(prefix, rows_max=10)
+    first = composite.prefix_lookup(prefix, rows_max=0)
+
+    assert found.rows.column("size").to_pylist() == [2, 1]
+    assert first.rows.column("size").to_pylist() == [2], "one more than the maximum: there is more"
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "sentence"),
+    [
+        (
+            {"city": ["a"]},
+            SchemaMismatchError,
+            r"takes .*\(city, day\).* not \(city\)",
+        ),
+        ({"city": ["a"], "dya": [1]}, UnknownColumnError, "did you mean 'day'"),
+        ({"city": ["a"], "day": [1], "size": [1]}, SchemaMismatchError, "takes the key columns"),
+        ({"city": ["a"], "day": [1]}, SchemaMismatchError, "column 'day' is date32"),
+        ({"city": [None], "day": [None]}, SchemaMismatchError, "'city' is string, but|must not be"),
+    ],
+)
+def test_wrong_keys_are_refused(
+    composite: KvTablet,
+    columns: dict[str, list[Any]],
+    error: type[InvalidRequestError],
+    sentence: str,
+) -> None:
+    with pytest.raises(error, match=sentence):
+        composite.lookup(pa.RecordBatch.from_pydict(columns))
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"day": [1]}, r"not \(day\)"),
+        ({"size": [1]}, r"not \(size\)"),
+        ({"city": ["a", "b"]}, "one row of leading key columns, not 2 rows"),
+        ({}, "not 1 rows of 0 columns|not 0 rows of 0 columns"),
+    ],
+)
+def test_wrong_prefixes_are_refused(
+    composite: KvTablet, columns: dict[str, list[Any]], sentence: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        composite.prefix_lookup(pa.RecordBatch.from_pydict(columns), rows_max=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ({}, r"takes the key columns \(city, day\)"),
+        ({"city": "a", "dya": 1}, "takes the key columns"),
+        ({"city": "a", "day": 1}, "key column 'day' is date32.*, and 1 is no such value"),
+        ({"city": None, "day": 1}, "key column 'city' is string, and None is no such value"),
+    ],
+)
+def test_one_wrong_key_is_refused(composite: KvTablet, key: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=sentence):
+        composite.lookup_one(key)

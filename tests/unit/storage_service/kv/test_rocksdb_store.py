@@ -1,0 +1,165 @@
+"""The door to RocksDB: values, the marker, scans, copies, and errors as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OverloadedError,
+    StorageFailedError,
+    UnavailableError,
+)
+from streamhouse.storage_service.kv import rocksdb_store
+from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RocksdbStore]:
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    yield store
+    store.close()
+
+
+def binary(*values: bytes | None) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def test_put_get_delete(store: RocksdbStore) -> None:
+    store.write(binary(b"\x01a", b"\x01b"), binary(b"1", b"2"), marker=Marker(2, 2))
+    store.write(binary(b"\x01a", b"\x01c"), binary(None, b"3"), marker=Marker(4, 2))
+
+    assert store.get(binary(b"\x01c", b"\x01a", b"\x01b")).to_pylist() == [b"3", None, b"2"]
+    assert store.get_one(b"\x01b") == b"2"
+    assert store.get(binary()).to_pylist() == []
+    assert store.written_marker == Marker(4, 2)
+
+
+def test_changes_of_one_key_in_one_run_happen_in_order(store: RocksdbStore) -> None:
+    keys = binary(b"\x01a", b"\x01a", b"\x01b", b"\x01b")
+
+    store.write(keys, binary(None, b"1", b"2", None), marker=Marker(4, 1))
+
+    assert store.get(binary(b"\x01a", b"\x01b")).to_pylist() == [b"1", None]
+
+
+def test_only_what_is_flushed_is_claimed_durable(tmp_path: Path, store: RocksdbStore) -> None:
+    store.write(binary(b"\x01a"), binary(b"1"), marker=Marker(1, 1))
+    assert store.flushed_marker == Marker(0, 0)
+
+    store.flush()
+    assert store.flushed_marker == Marker(1, 1)
+
+    store.write(binary(b"\x01b"), binary(b"2"), marker=Marker(2, 2))
+    store.seal()
+    store.flush()
+    assert store.flushed_marker == Marker(2, 2)
+    store.close()
+    again = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    assert again.written_marker == again.flushed_marker == Marker(2, 2)
+    again.close()
+
+
+def test_a_marker_moves_without_rows(store: RocksdbStore) -> None:
+    store.write(binary(), binary(), marker=Marker(9, 0))
+    store.flush()
+
+    assert store.flushed_marker == Marker(9, 0)
+
+
+def test_a_scan_is_of_a_range_and_of_its_moment(store: RocksdbStore) -> None:
+    keys = [b"\x01" + bytes([n]) for n in range(9)]
+    store.write(binary(*keys), binary(*[b"x"] * 9), marker=Marker(9, 9))
+
+    whole = store.scan(chunk_rows=2)
+    part = store.scan(chunk_rows=2, start=keys[2], end=keys[5])
+    store.write(binary(keys[3], b"\x01\x03\x01"), binary(None, b"y"), marker=Marker(10, 9))
+
+    assert [key for chunk, _ in whole for key in chunk.to_pylist()] == keys
+    assert [key for chunk, _ in part for key in chunk.to_pylist()] == keys[2:5]
+
+
+def test_a_checkpoint_has_everything_written(tmp_path: Path, store: RocksdbStore) -> None:
+    store.write(binary(b"\x01a"), binary(b"1"), marker=Marker(1, 1))
+
+    store.checkpoint(tmp_path / "copy")
+
+    copy = RocksdbStore(tmp_path / "copy", table_id=3, bucket=1)
+    assert copy.written_marker == Marker(1, 1)
+    assert copy.get_one(b"\x01a") == b"1"
+    copy.close()
+
+
+def test_a_write_that_rocksdb_refuses_can_be_written_again(
+    store: RocksdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the chunks are in when RocksDB stalls: the marker is not."""
+    monkeypatch.setattr(rocksdb_store, "_CHUNK_ROWS", 2)
+    database = store._db
+
+    class Stalling:
+        chunks = 0
+
+        def write(self, *args: Any) -> None:
+            self.chunks += 1
+            if self.chunks == 2:
+                raise Exception("Result incomplete: Write stall")
+            database.write(*args)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(database, name)
+
+    monkeypatch.setattr(store, "_db", Stalling())
+    keys, values = binary(b"\x01a", b"\x01b", b"\x01c"), binary(b"1", b"2", b"3")
+
+    with pytest.raises(OverloadedError, match="behind"):
+        store.write(keys, values, marker=Marker(3, 3))
+    assert store.written_marker == Marker(0, 0)
+    assert store.get_one(b"\xffmarker") is None
+
+    store.write(keys, values, marker=Marker(3, 3))
+    assert store.get(keys).to_pylist() == [b"1", b"2", b"3"]
+
+
+def test_a_second_opener_is_told(tmp_path: Path, store: RocksdbStore) -> None:
+    with pytest.raises(StorageFailedError, match="LOCK"):
+        RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+
+
+@pytest.mark.parametrize(("table_id", "bucket"), [(4, 1), (3, 0)])
+def test_the_rows_of_another_bucket_are_refused(
+    tmp_path: Path, store: RocksdbStore, table_id: int, bucket: int
+) -> None:
+    store.write(binary(), binary(), marker=Marker(1, 0))
+    store.close()
+
+    with pytest.raises(CorruptDataError, match="belongs to bucket 1 of table 3"):
+        RocksdbStore(tmp_path / "kv", table_id=table_id, bucket=bucket)
+
+
+def test_a_damaged_file_is_an_error_of_ours(tmp_path: Path, store: RocksdbStore) -> None:
+    store.write(binary(b"\x01a"), binary(b"1" * 1_000), marker=Marker(1, 1))
+    store.flush()
+    store.close()
+    (table,) = (tmp_path / "kv").glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[40:60] = bytes(20)
+    table.write_bytes(data)
+
+    with pytest.raises(CorruptDataError):
+        RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).get_one(b"\x01a")
+
+
+def test_after_close_reads_say_so(store: RocksdbStore) -> None:
+    store.close()
+    store.close()
+
+    with pytest.raises(UnavailableError, match="closed"):
+        store.get_one(b"\x01a")
+    with pytest.raises(UnavailableError, match="closed"):
+        store.write(binary(b"\x01a"), binary(b"1"), marker=Marker(1, 1))

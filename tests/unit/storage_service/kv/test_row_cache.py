@@ -1,0 +1,203 @@
+"""The cache knows the newest row, that there is none, or nothing; and keeps to its budget."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.kv.key_hash import KeyHasher
+from streamhouse.storage_service.kv.row_arena import RowArena
+from streamhouse.storage_service.kv.row_cache import RowCache
+
+UNKNOWN = "unknown"
+
+
+def key(number: int) -> bytes:
+    return b"\x01" + number.to_bytes(8, "big")
+
+
+def row(text: str, *, size: int = 40) -> bytes:
+    return text.encode().ljust(size, b".")
+
+
+def put(cache: RowCache, rows: dict[int, bytes | None]) -> None:
+    keys = pa.array([key(n) for n in rows], pa.binary())
+    cache.put(keys, pa.array(list(rows.values()), pa.binary()))
+
+
+def get(cache: RowCache, numbers: list[int]) -> list[bytes | str | None]:
+    keys = pa.array([key(n) for n in numbers], pa.binary())
+    values, unknown = cache.get(keys)
+    known = [
+        UNKNOWN if unknown is not None and unknown[i] else value
+        for i, value in enumerate(values.to_pylist())
+    ]
+    alone = [cache.get_one(key(n)) for n in numbers]
+    assert [value if is_known else UNKNOWN for is_known, value in alone] == known
+    return known
+
+
+def test_a_new_cache_knows_that_nothing_is_there() -> None:
+    cache = RowCache(budget_bytes=1 << 20)
+
+    assert cache.complete
+    assert get(cache, [1, 2]) == [None, None]
+
+
+def test_put_replace_delete() -> None:
+    cache = RowCache(budget_bytes=1 << 20)
+    put(cache, {1: row("a"), 2: row("b"), 3: row("c")})
+
+    put(cache, {2: row("longer", size=90), 3: None, 4: row("d")})
+
+    assert get(cache, [4, 3, 2, 1, 5]) == [row("d"), None, row("longer", size=90), row("a"), None]
+    cache.handed_over()
+    assert get(cache, [3, 1]) == [None, row("a")]
+
+
+def test_a_deleted_row_is_remembered_until_rocksdb_knows() -> None:
+    """Otherwise it would be asked, and still have the row."""
+    cache = RowCache(budget_bytes=1 << 20)
+    cache.start_loading(10)
+    assert get(cache, [1]) == [UNKNOWN]
+
+    put(cache, {1: None})
+    assert get(cache, [1, 2]) == [None, UNKNOWN]
+
+    # RocksDB knows now, but the snapshot that is being loaded still has the row.
+    cache.handed_over()
+    assert cache.load(pa.array([key(1), key(2)]), pa.array([row("old"), row("b")]))
+    assert get(cache, [1, 2]) == [None, row("b")]
+    cache.finish_loading()
+    assert cache.complete
+    assert get(cache, [1, 2, 3]) == [None, row("b"), None]
+
+
+def test_loading_never_replaces_what_is_newer() -> None:
+    cache = RowCache(budget_bytes=1 << 20)
+    cache.start_loading(10)
+    put(cache, {1: row("new")})
+
+    cache.load(pa.array([key(1), key(2)]), pa.array([row("old"), row("b")]))
+
+    assert get(cache, [1, 2, 3]) == [row("new"), row("b"), UNKNOWN]
+
+
+def test_loading_ends_where_the_budget_does() -> None:
+    cache = RowCache(budget_bytes=40_000, segment_bytes=1_000)
+    cache.start_loading(1_000)
+    loaded = 0
+    while cache.load(
+        pa.array([key(loaded + i) for i in range(50)]), pa.array([row(str(loaded))] * 50)
+    ):
+        loaded += 50
+
+    assert 50 <= loaded < 1_000
+    cache.finish_loading()
+    assert not cache.complete
+    assert get(cache, [0, 999]) == [row("0"), UNKNOWN]
+
+
+def test_what_rocksdb_does_not_have_is_never_evicted() -> None:
+    cache = RowCache(budget_bytes=1, segment_bytes=100)
+    put(cache, {n: row(str(n)) for n in range(100)})
+
+    cache.tidy()
+    assert cache.complete
+    assert get(cache, list(range(100))) == [row(str(n)) for n in range(100)]
+
+    cache.handed_over()
+    cache.tidy()
+    assert not cache.complete
+    known = [n for n, value in enumerate(get(cache, list(range(100)))) if value != UNKNOWN]
+    assert len(known) < 5, "only the segment being filled stays"
+
+
+def test_a_budget_bounds_the_memory() -> None:
+    cache = RowCache(budget_bytes=400_000, segment_bytes=4_000)
+    for start in range(0, 20_000, 500):
+        put(cache, {n: row(str(n)) for n in range(start, start + 500)})
+        cache.handed_over()
+        cache.tidy()
+
+    assert cache.memory_bytes <= 400_000
+    # The latest are the ones that stay.
+    assert get(cache, [19_999]) == [row("19999")]
+
+
+def test_superseded_rows_give_their_memory_back() -> None:
+    cache = RowCache(budget_bytes=1 << 30, segment_bytes=10_000)
+    for round_ in range(300):
+        put(cache, {n: row(f"{n} {round_}") for n in range(100)})
+        cache.handed_over()
+        cache.tidy()
+
+    assert cache.complete
+    assert cache.memory_bytes < 60_000
+    assert get(cache, [0, 99]) == [row("0 299"), row("99 299")]
+
+
+@pytest.mark.parametrize("bits", [64, 3, 0])
+def test_it_is_a_dict_even_if_hashes_collide(bits: int) -> None:
+    """With few bits nearly all keys have the first hash in common."""
+    random = Random(bits)
+    mask = np.uint64((1 << bits) - 1)
+
+    class Weak(KeyHasher):
+        def many(self, keys: pa.Array):  # type: ignore[no-untyped-def]
+            first, second = KeyHasher.many(self, keys)
+            return first & mask, second
+
+        def one(self, key: bytes) -> tuple[int, int]:
+            first, second = KeyHasher.one(self, key)
+            return first & int(mask), second
+
+    cache = RowCache(budget_bytes=1 << 30, segment_bytes=1_000, hasher=Weak())
+    model: dict[int, bytes | None] = {}
+    for step in range(60):
+        some = random.sample(range(60), random.randrange(20))
+        changes = {n: None if random.random() < 0.3 else row(f"{n} {step}") for n in some}
+        if random.random() < 0.5:
+            cache.get_to_write(pa.array([key(n) for n in changes], pa.binary()))
+        put(cache, changes)
+        model |= changes
+        if random.random() < 0.3:
+            cache.handed_over()
+        cache.tidy()
+
+        assert get(cache, list(range(60))) == [model.get(n) for n in range(60)]
+
+
+def test_writing_what_was_just_read_finds_the_same_places() -> None:
+    cache = RowCache(budget_bytes=1 << 20)
+    put(cache, {n: row("a") for n in range(50)})
+    keys = pa.array([key(n) for n in range(40, 60)], pa.binary())
+    cache.get_to_write(keys)
+    # What is read and written in between moves slots.
+    put(cache, {n: row("between") for n in range(45, 2_000)})
+
+    cache.put(keys, pa.array([row("b")] * 20, pa.binary()))
+
+    assert get(cache, [39, 40, 59, 60]) == [row("a"), row("b"), row("b"), row("between")]
+    assert get(cache, [1_999]) == [row("between")]
+
+
+def test_an_overlay_knows_only_what_was_put() -> None:
+    overlay = RowCache.overlay()
+    put(overlay, {1: row("a"), 2: None})
+
+    assert get(overlay, [1, 2, 3]) == [row("a"), None, UNKNOWN]
+
+
+def test_rows_longer_than_a_segment_get_their_own() -> None:
+    arena = RowArena(segment_bytes=64)
+    values = [row("a"), row("b" * 500, size=500), row("c"), row("d")]
+
+    locations = arena.append(pa.array(values, pa.binary()))
+
+    assert arena.rows_at(locations).to_pylist() == values
+    assert [arena.row_at(location) for location in locations.tolist()] == values
+    assert arena.memory_bytes == sum(map(len, values))
