@@ -14,6 +14,7 @@ __all__ = ["world"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.end_to_end
 def test_both_tiers_are_read_as_one_table(world: SparkWorld) -> None:
     path = world.table(rows=3_000, bucket_count=2, partitioned_by=["region"])
     world.tier(path)
@@ -39,6 +40,7 @@ def test_a_data_frame_stays_on_the_cut_it_was_loaded_at(world: SparkWorld) -> No
     assert world.load(path).count() == 1_500
 
 
+@pytest.mark.end_to_end
 def test_a_relation_filtered_twice_gives_both_answers(world: SparkWorld) -> None:
     """Spark 4.3's filter pushdown mixes up the two scans of one relation; ours has none."""
     path = world.table(rows=100)
@@ -105,6 +107,7 @@ def test_offsets_bound_a_read_wherever_the_rows_are(world: SparkWorld) -> None:
     assert world.load(f"{path}$log", startingOffsets='{"0": 1100}').count() == 100
 
 
+@pytest.mark.end_to_end
 def test_time_travel(world: SparkWorld) -> None:
     path = world.table(rows=500)
     world.tier(path)
@@ -162,6 +165,7 @@ def test_a_plan_whose_rows_left_the_log_fails_by_name(world: SparkWorld) -> None
     assert world.load(path).count() == 6_000
 
 
+@pytest.mark.end_to_end
 def test_attached_tables_plan_afresh_and_take_inserts(world: SparkWorld) -> None:
     path = world.table(rows=10)
     name = streamhouse.attach(world.spark, path, "attached", endpoint=world.endpoint)

@@ -56,6 +56,7 @@ def run_available(
     return query
 
 
+@pytest.mark.end_to_end
 def test_history_comes_first_then_live_rows_each_once(world: SparkWorld, tmp_path: Path) -> None:
     path = world.table(rows=4_000, bucket_count=2)
     world.tier(path)
@@ -79,6 +80,7 @@ def test_history_comes_first_then_live_rows_each_once(world: SparkWorld, tmp_pat
     assert sink.ids == list(range(5_600))
 
 
+@pytest.mark.end_to_end
 def test_a_failed_batch_is_replayed_from_the_lake_when_its_rows_left_the_log(
     world: SparkWorld, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_rows_that_expired_unread_fail_the_stream_by_name(
     assert all(i >= start_offset for i in skipping.ids)
 
 
+@pytest.mark.end_to_end
 def test_available_now_ends_at_what_was_there(world: SparkWorld, tmp_path: Path) -> None:
     path = world.table(rows=900, bucket_count=2)
 

@@ -13,6 +13,7 @@ __all__ = ["world"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.end_to_end
 def test_what_is_appended_is_read_back(world: SparkWorld) -> None:
     source, path = world.table(rows=25_000, bucket_count=2), world.table(bucket_count=2)
 
@@ -60,6 +61,7 @@ def test_timestamps_survive_the_sessions_time_zone(world: SparkWorld) -> None:
     assert world.load("default.zones").collect()[0].local.hour == 8
 
 
+@pytest.mark.end_to_end
 def test_rows_that_do_not_fit_are_refused_whole(world: SparkWorld) -> None:
     path = world.table(rows=5)
     good = world.load(path)
