@@ -89,7 +89,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_HeadJoiningTransport(transport, self.loop))  # type: ignore[arg-type]
+        joining = _HeadJoiningTransport(transport, self.loop)
+        super().connection_made(joining)  # type: ignore[arg-type]
         if len(self.connections) > self.limit_of_connections:
             self._refuse(
                 OverloadedError(
