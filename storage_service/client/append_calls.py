@@ -122,13 +122,18 @@ def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]
                 rows + part.num_rows > BATCH_ROWS_MAX
                 or size_bytes + part.nbytes > REQUEST_BYTES_TARGET
             ):
-                yield pa.concat_batches(waiting)
+                yield _joined(waiting)
                 waiting, rows, size_bytes = [], 0, 0
             waiting.append(part)
             rows += part.num_rows
             size_bytes += part.nbytes
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    # Joining one batch would copy it.
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -70,7 +70,7 @@ def split_evenly(
     A batch below `2 * rows_min` rows goes to one bucket: small frames cost more than they balance.
     """
     parts = max(1, min(bucket_count, batch.num_rows // max(rows_min, 1)))
-    bounds = np.linspace(0, batch.num_rows, parts + 1).astype(int).tolist()
+    bounds = [batch.num_rows * part // parts for part in range(parts + 1)]
     return {
         (first_bucket + i) % bucket_count: batch.slice(bounds[i], bounds[i + 1] - bounds[i])
         for i in range(parts)
