@@ -33,6 +33,7 @@ _HALF: Final = np.uint64(32)
 _LOAD_MAX: Final = 0.75
 _GROWTH: Final = 1.6
 _GROUPS_MIN: Final = 64
+_COPIED_AT_ONCE: Final = 1 << 15
 
 Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
@@ -119,8 +120,9 @@ class HashIndex:
         while len(left):
             order = np.argsort(groups)
             groups, left = groups[order], left[order]
-            heads = np.flatnonzero(np.diff(groups, prepend=-1))
-            sizes = np.diff(heads, append=len(groups))
+            bounds = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+            heads = np.concatenate([[0], bounds])
+            sizes = np.concatenate([bounds, [len(groups)]]) - heads
             used = self._used[groups[heads]].astype(np.int64)
             # The position of each newcomer in its group: after those there and those before it.
             within = np.arange(len(groups)) - np.repeat(heads - used, sizes)
@@ -161,8 +163,10 @@ class HashIndex:
         """Return a copy with room for `count` more, and to grow; slots are others there."""
         copy = HashIndex(groups=_groups_for(len(self) + count))
         live = np.flatnonzero(self._tags >= _TAG_BIT)
-        entries = self._entries[live]
-        copy.insert(*(np.ascontiguousarray(entries[:, i]) for i in range(3)))
+        # In order of slots is nearly in order of groups: each part lands in one stretch of memory.
+        for start in range(0, len(live), _COPIED_AT_ONCE):
+            entries = self._entries[live[start : start + _COPIED_AT_ONCE]]
+            copy.insert(*(np.ascontiguousarray(entries[:, i]) for i in range(3)))
         return copy
 
     def _group_of(self, first: Hashes) -> Slots:

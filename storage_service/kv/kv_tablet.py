@@ -223,6 +223,7 @@ class KvTablet:
                 self._loader = None
             else:
                 loaded += len(chunk[0])
+        self._expect_reads()
         return self._loader is not None
 
     def lookup(self, keys: pa.RecordBatch) -> FoundRows:
@@ -329,6 +330,11 @@ class KvTablet:
             except (OverloadedError, StorageFailedError) as error:
                 _logger.warning("rocksdb behind rows=%d error=%s", self._backlog.rows, error)
         self._cache.tidy()
+        self._expect_reads()
+
+    def _expect_reads(self) -> None:
+        if self._loader is None:
+            self._store.expect_reads(not self._cache.complete)
 
     def _is_due(self, times: int) -> bool:
         options = self._options

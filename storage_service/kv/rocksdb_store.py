@@ -60,6 +60,10 @@ _MAGIC: Final = b"SHKV"
 _FORMAT_VERSION: Final = 1
 # A call into RocksDB holds the interpreter: this many rows is a fraction of a millisecond.
 _CHUNK_ROWS: Final = 2_000
+# Where rows are looked up in memory first, many files cost less than compacting them often; where
+# they are looked up here, every file costs a look.
+_FILES_BEFORE_COMPACTION: Final = 16
+_FILES_BEFORE_COMPACTION_IF_READ: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class RocksdbStore:
         self._path: Final = path
         self._identity: Final = (bucket, table_id)
         self._closed = False
+        self._reads_expected = False
         path.mkdir(parents=True, exist_ok=True)
         with _door(path):
             self._db: Final = Rdict(str(path), _rocksdb_options(options or StoreOptions()))
@@ -186,6 +191,15 @@ class RocksdbStore:
             keys, values = zip(*chunk, strict=True)
             yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 
+    def expect_reads(self, expected: bool) -> None:
+        """Say whether rows will be looked up here often: then files are compacted early."""
+        if expected == self._reads_expected:
+            return
+        files = _FILES_BEFORE_COMPACTION_IF_READ if expected else _FILES_BEFORE_COMPACTION
+        with _door(self._path):
+            self._db.set_options({"level0_file_num_compaction_trigger": str(files)})
+        self._reads_expected = expected
+
     def checkpoint(self, path: Path) -> None:
         """Flush, and make a copy at `path` (which must not exist) that opens like this store."""
         self.flush()
@@ -258,8 +272,7 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o.set_max_write_buffer_number(options.write_buffers_max)
     o.set_max_open_files(options.open_files_max)
     o.set_max_background_jobs(options.background_jobs)
-    # Rows are looked up in memory first: many small files cost less than compacting them often.
-    o.set_level_zero_file_num_compaction_trigger(16)
+    o.set_level_zero_file_num_compaction_trigger(_FILES_BEFORE_COMPACTION)
     o.set_level_zero_slowdown_writes_trigger(40)
     o.set_level_zero_stop_writes_trigger(64)
     o.set_keep_log_file_num(2)
@@ -269,7 +282,6 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     table.set_bloom_filter(10, block_based=False)
     table.set_format_version(5)
     table.set_checksum_type(ChecksumType.xxh3())
-    table.set_block_size(16 << 10)
     o.set_block_based_table_factory(table)
     return o
 

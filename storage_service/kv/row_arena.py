@@ -145,9 +145,7 @@ class RowArena:
             last = self._order[-1]
             if len(self._buffers[last]) - self._used[last] >= room:
                 return last
-        memory = mmap.mmap(-1, max(self._segment_bytes, room))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        memory = _private_memory(max(self._segment_bytes, room))
         if self._free:
             segment = self._free.pop()
             self._buffers[segment] = pa.py_buffer(memory)
@@ -161,3 +159,12 @@ class RowArena:
 
 
 _NOTHING: Final = pa.py_buffer(b"")
+
+
+def _private_memory(size: int) -> mmap.mmap:
+    """Return memory of our own, given back to the system when the last buffer over it goes."""
+    # Python's default is memory shared with children, which the system never backs by large pages.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
