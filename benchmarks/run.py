@@ -27,18 +27,27 @@ the bar we set ourselves. Absolute figures are this machine's; ratios carry over
 
 
 def main(names: list[str]) -> int:
-    """Run the benchmarks called `names`, or all; return how many failed to run."""
-    modules = names or sorted(path.stem for path in _HERE.glob("bench_*.py"))
-    sections = []
+    """Run the benchmarks called `names`, or all; return how many failed to run.
+
+    The results of named ones replace theirs in RESULTS.md, each with the commit it ran on.
+    """
+    sections = {} if not names else _sections_so_far()
     failures = 0
-    for module in modules:
+    for module in names or sorted(path.stem for path in _HERE.glob("bench_*.py")):
         started = time.perf_counter()
         results, exit_code = _run(module)
         failures += exit_code != 0
-        sections.append(_section(module, results, time.perf_counter() - started, exit_code))
-    if not names:
-        _RESULTS.write_text(_INTRODUCTION + _machine() + "\n".join(sections))
+        sections[module] = _section(module, results, time.perf_counter() - started, exit_code)
+    ordered = [text for _, text in sorted(sections.items())]
+    _RESULTS.write_text(_INTRODUCTION + _machine() + "\n".join(ordered))
     return failures
+
+
+def _sections_so_far() -> dict[str, str]:
+    if not _RESULTS.exists():
+        return {}
+    _, *sections = _RESULTS.read_text().split("\n## ")
+    return {text.partition("\n")[0]: f"## {text.rstrip()}\n" for text in sections}
 
 
 def _run(module: str) -> tuple[list[dict[str, Any]], int]:
@@ -56,7 +65,8 @@ def _run(module: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_code: int) -> str:
-    lines = [f"## {module}", "", f"`python -m benchmarks.{module}`, {seconds:.0f} s", ""]
+    ran = f"`python -m benchmarks.run {module}`, commit {_commit()}, {seconds:.0f} s"
+    lines = [f"## {module}", "", ran, ""]
     if exit_code:
         lines += [f"**The run failed with exit code {exit_code}.**", ""]
     lines += [
@@ -71,19 +81,18 @@ def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_co
     return "\n".join([*lines, ""])
 
 
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    ran = subprocess.run(command, cwd=_HERE, capture_output=True, text=True, check=False)
+    return ran.stdout.strip() or "unknown"
+
+
 def _machine() -> str:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=_HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     packages = ", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "pyiceberg"))
     return (
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit or 'unknown'},"
-        f" {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()},"
-        f" {packages}. The machine is shared: other load moves single figures.\n\n"
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, {os.cpu_count()} cores,"
+        f" {platform.machine()}, Python {platform.python_version()}, {packages}. The machine is"
+        " shared: other load moves single figures.\n\n"
     )
 
 
