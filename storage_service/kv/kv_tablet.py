@@ -110,6 +110,7 @@ class KvTablet:
         self._planned_rows: RowCache | None = None
         self._overlaid = 0
         self._backlog: Final = WriteBacklog()
+        self._retry_rows = 0
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
         )
@@ -323,14 +324,22 @@ class KvTablet:
         self._marker = Marker(planned.end_offset, self.row_count + planned.row_count_delta)
         self._backlog.add(Piece(planned.keys, planned.values, self._marker))
         self.load_some(2 * len(planned.keys))
-        if self._is_due(1):
-            # The changes are durable in the log and in the state: RocksDB can have them later.
-            try:
-                self._hand_over()
-            except (OverloadedError, StorageFailedError) as error:
-                _logger.warning("rocksdb behind rows=%d error=%s", self._backlog.rows, error)
+        if self._is_due(1) and self._backlog.rows >= self._retry_rows:
+            self._hand_over_or_wait()
         self._cache.tidy()
         self._expect_reads()
+
+    def _hand_over_or_wait(self) -> None:
+        """Hand over if that is possible: the changes are durable in the log, and in the state."""
+        try:
+            self._hand_over()
+        except (OverloadedError, StorageFailedError) as error:
+            waiting = self._backlog.rows
+            # A run that was refused is not tried again for every row that comes after it.
+            self._retry_rows = waiting + self._options.backlog_rows // 2
+            _logger.warning(
+                "event=rocksdb_behind bucket=%r rows=%d why=%r", self._where, waiting, error.message
+            )
 
     def _expect_reads(self) -> None:
         if self._loader is None:
@@ -357,6 +366,7 @@ class KvTablet:
             self._store.seal()
         self._backlog.clear()
         self._cache.handed_over()
+        self._retry_rows = 0
 
     @contextlib.contextmanager
     def _handing_over(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ def test_writes_are_refused_while_rocksdb_cannot_take_more(
     monkeypatch.setattr(store, "write", refuse)
     for number in range(8):
         bucket.write(upserts(number))
-    assert "rocksdb behind" in caplog.text
+    assert "event=rocksdb_behind" in caplog.text
     with pytest.raises(OverloadedError):
         bucket.plan(upserts(9))
     assert len(bucket.lookup_all([(n,) for n in range(8)])) == 8
