@@ -60,6 +60,7 @@ __all__ = ["KvOptions", "KvTablet"]
 _logger = logging.getLogger(__name__)
 
 _LOAD_CHUNK_ROWS: Final = 10_000
+_SCAN_CHUNK_ROWS: Final = 2_000
 # How long a read waits for a run to be handed over before it disturbs it.
 _HANDOVER_WAIT_S: Final = 1.0
 
@@ -259,7 +260,8 @@ class KvTablet:
         self._not_handing_over.wait(_HANDOVER_WAIT_S)
         found = {key: value for key, value in newer.items() if value is not None}
         older = 0
-        for keys, values in self._store.scan(start=start, end=prefix_end(start)):
+        end, chunk_rows = prefix_end(start), min(rows_max + 1, _SCAN_CHUNK_ROWS)
+        for keys, values in self._store.scan(start=start, end=end, chunk_rows=chunk_rows):
             for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
                 if key not in newer:
                     found[key] = value

@@ -56,7 +56,7 @@ def merge_rows(
 def _newest_so_far(
     given: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
 ) -> npt.NDArray[np.bool_]:
-    """Mark the rows whose version is at least that of the row they meet; a null never is."""
+    """Mark the rows whose version is at least that of the row they meet."""
     assert rules.merge.version_column is not None
     name = rules.merge.version_column
     versions = given.rows.column(name).take(pa.array(chains.row))
