@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.append_writer import AppendWriter, WriterPool
+from streamhouse.storage_service.client.request_batches import bounded_batches
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import InternalError
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
@@ -18,10 +19,8 @@ from streamhouse.storage_service.model.conform import check_schema, conform
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
-__all__ = ["Appender", "bounded_batches"]
+__all__ = ["Appender"]
 
-REQUEST_BYTES_TARGET: Final = 8 << 20
-BATCH_ROWS_MAX: Final = 65_536
 SPREAD_ROWS_MIN: Final = 8_192
 
 
@@ -31,7 +30,7 @@ class Appender:
     def __init__(self, transport: HttpTransport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
-        self._idle_writers: dict[int, list[AppendWriter]] = {}
+        self._writers = WriterPool()
         self._next_bucket: dict[int, int] = {}
 
     def append(
@@ -44,7 +43,7 @@ class Appender:
         """Append all of `data`; see `StorageClient.append`."""
         name = str(table.path)
         check_schema(data.schema, table.schema, table=name)
-        own = writer or self._take_writer(table.table_id)
+        own = writer or self._writers.take(table.table_id)
         offsets: dict[int, tuple[int, int]] = {}
         # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
         for batch in bounded_batches(data):
@@ -53,7 +52,7 @@ class Appender:
                 start = offsets.get(bucket, span)[0]
                 offsets[bucket] = (start, span[1])
         if writer is None:
-            self._return_writer(table.table_id, own)
+            self._writers.give_back(table.table_id, own)
         return offsets
 
     def _route(self, table: TableInfo, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
@@ -98,52 +97,3 @@ class Appender:
                 )
             writer.advance(bucket)
         return offsets
-
-    def _take_writer(self, table_id: int) -> AppendWriter:
-        with self._lock:
-            idle = self._idle_writers.setdefault(table_id, [])
-            return idle.pop() if idle else AppendWriter()
-
-    def _return_writer(self, table_id: int, writer: AppendWriter) -> None:
-        with self._lock:
-            self._idle_writers.setdefault(table_id, []).append(writer)
-
-
-def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield `data` in order as non-empty batches, each fit for one request.
-
-    Small chunks are put together: a request and a sync for each would cost more than the copy.
-    """
-    waiting: list[pa.RecordBatch] = []
-    rows = size_bytes = 0
-    for chunk in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
-        for part in _cut(chunk):
-            if waiting and (
-                rows + part.num_rows > BATCH_ROWS_MAX
-                or size_bytes + part.nbytes > REQUEST_BYTES_TARGET
-            ):
-                yield _joined(waiting)
-                waiting, rows, size_bytes = [], 0, 0
-            waiting.append(part)
-            rows += part.num_rows
-            size_bytes += part.nbytes
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    # Joining one batch would copy it.
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halve a batch until each part is small enough, or one row; rows may differ much in size."""
-    # `nbytes` counts a slice's own part of shared buffers.
-    if batch.num_rows > 1 and (
-        batch.num_rows > BATCH_ROWS_MAX or batch.nbytes > REQUEST_BYTES_TARGET
-    ):
-        half = batch.num_rows // 2
-        yield from _cut(batch.slice(0, half))
-        yield from _cut(batch.slice(half))
-    elif batch.num_rows:
-        yield batch

@@ -1,10 +1,11 @@
-"""One idempotent writer: its id, and the next sequence of every bucket it writes to."""
+"""Idempotent writers: an id, and the next sequence of every bucket written to."""
 
 from __future__ import annotations
 
 import secrets
+import threading
 
-__all__ = ["AppendWriter"]
+__all__ = ["AppendWriter", "WriterPool"]
 
 
 class AppendWriter:
@@ -25,3 +26,26 @@ class AppendWriter:
     def advance(self, bucket: int) -> None:
         """Count one acknowledged batch of `bucket`."""
         self._next_sequence[bucket] = self.next_sequence(bucket) + 1
+
+
+class WriterPool:
+    """Writers of one client that no call is using, by table. Thread-safe.
+
+    A call takes a writer for itself and gives it back only when every answer came: after a failure
+    its sequences are not known, and it is left to be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[AppendWriter]] = {}
+
+    def take(self, table_id: int) -> AppendWriter:
+        """Return a writer that nobody else has."""
+        with self._lock:
+            idle = self._idle.get(table_id)
+            return idle.pop() if idle else AppendWriter()
+
+    def give_back(self, table_id: int, writer: AppendWriter) -> None:
+        """Keep a writer for later calls."""
+        with self._lock:
+            self._idle.setdefault(table_id, []).append(writer)

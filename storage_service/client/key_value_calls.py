@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.append_writer import AppendWriter, WriterPool
+from streamhouse.storage_service.client.request_batches import bounded_batches, plain
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -27,10 +27,6 @@ from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
 __all__ = ["KeyValueCalls"]
 
-REQUEST_BYTES_TARGET: Final = 8 << 20
-BATCH_ROWS_MAX: Final = 65_536
-LOOKUP_KEYS_MAX: Final = 65_536
-
 _T = TypeVar("_T")
 
 
@@ -41,8 +37,7 @@ class KeyValueCalls:
     _tables: dict[TablePath, TableInfo]
 
     def __init__(self) -> None:
-        self._idle_writers: dict[int, list[AppendWriter]] = {}
-        self._idle_lock = threading.Lock()
+        self._writers = WriterPool()
 
     def describe_table(self, path: str) -> TableInfo:
         """Return the table; `StorageClient` does."""
@@ -111,7 +106,7 @@ class KeyValueCalls:
         """
         query = {} if columns is None else {"columns": json.dumps(list(columns))}
         parsed = TablePath.parse(path)
-        batches = list(_slices(keys, LOOKUP_KEYS_MAX)) or [_whole(keys)]
+        batches = list(bounded_batches(keys)) or [_whole(keys)]
         answers = [self._ask(f"/v1/tables/{parsed}/lookup", query, rows) for rows in batches]
         return pa.concat_tables(answers)
 
@@ -198,15 +193,14 @@ class KeyValueCalls:
         query: Mapping[str, str],
         writer: AppendWriter | None,
     ) -> dict[int, tuple[int, int]]:
-        own = writer or self._take_writer(table.table_id)
+        own = writer or self._writers.take(table.table_id)
         offsets: dict[int, tuple[int, int]] = {}
         # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
-        for rows in _slices(data, BATCH_ROWS_MAX):
+        for rows in bounded_batches(data):
             for bucket, span in self._send(table, rows, verb, query, own).items():
                 offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
         if writer is None:
-            with self._idle_lock:
-                self._idle_writers.setdefault(table.table_id, []).append(own)
+            self._writers.give_back(table.table_id, own)
         return offsets
 
     def _send(
@@ -236,11 +230,6 @@ class KeyValueCalls:
                 writer.advance(int(text))
         return offsets
 
-    def _take_writer(self, table_id: int) -> AppendWriter:
-        with self._idle_lock:
-            idle = self._idle_writers.setdefault(table_id, [])
-            return idle.pop() if idle else AppendWriter()
-
 
 def _check_key_table(table: TableInfo, what: str) -> None:
     if not table.is_primary_key_table:
@@ -265,32 +254,8 @@ def _by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.RecordBat
     return {bucket: rows.filter(pa.array(numbers == bucket)) for bucket in found}
 
 
-def _slices(data: pa.Table | pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
-    """Yield `data` in order as non-empty batches without dictionaries, each fit for one request."""
-    batches = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        batch = _plain(batch)
-        row_bytes = max(1, -(-batch.nbytes // batch.num_rows))
-        rows = max(1, min(rows_max, REQUEST_BYTES_TARGET // row_bytes))
-        for start in range(0, batch.num_rows, rows):
-            yield batch.slice(start, rows)
-
-
 def _whole(keys: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(keys, pa.RecordBatch):
-        return _plain(keys)
+        return plain(keys)
     batches = keys.combine_chunks().to_batches()
-    return _plain(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=keys.schema))
-
-
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return `batch` with dictionary-encoded columns decoded: the wire has none."""
-    if not any(pa.types.is_dictionary(field.type) for field in batch.schema):
-        return batch
-    columns = [
-        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return plain(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=keys.schema))

@@ -17,11 +17,8 @@ from streamhouse.storage_service.client.log_batch import LogBatch
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
-    BucketNotFoundError,
     InvalidRequestError,
-    SchemaMismatchError,
     TableNotFoundError,
-    UnknownColumnError,
 )
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.offsets import BucketPositions
@@ -190,22 +187,9 @@ class StorageClient(TieringCalls, KeyValueCalls):
         Raises:
             SchemaMismatchError, UnknownColumnError: naming table, column and row; nothing stored.
         """
-        parsed = TablePath.parse(path)
-        known = self._tables.get(parsed)
-        table = known or self.describe_table(path)
-        try:
-            return self._appender.append(table, data, writer=writer)
-        except (
-            TableNotFoundError,
-            BucketNotFoundError,
-            SchemaMismatchError,
-            UnknownColumnError,
-            InvalidRequestError,
-        ):
-            # The remembered table may have been dropped and created again since.
-            if known is None or (fresh := self.describe_table(path)) == known:
-                raise
-            return self._appender.append(fresh, data, writer=writer)
+        return self._with_table(
+            path, lambda table: self._appender.append(table, data, writer=writer)
+        )
 
     # -- reads ---------------------------------------------------------------------------------
 

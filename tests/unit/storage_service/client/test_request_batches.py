@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client.append_calls import (
+from streamhouse.storage_service.client.request_batches import (
     BATCH_ROWS_MAX,
     REQUEST_BYTES_TARGET,
     bounded_batches,
@@ -52,3 +52,12 @@ def test_one_row_beyond_the_target_is_sent_as_it_is() -> None:
 
 def test_no_rows_make_no_batches() -> None:
     assert list(bounded_batches(pa.table({"t": pa.array([], pa.string())}))) == []
+
+
+def test_chunks_with_dictionaries_of_their_own_are_joined() -> None:
+    chunks = [pa.array(texts).dictionary_encode() for texts in (["a", "b"], ["c", "a", None])]
+
+    (batch,) = bounded_batches(pa.table({"t": pa.chunked_array(chunks)}))
+
+    assert batch.column("t").type == pa.string()
+    assert batch.column("t").to_pylist() == ["a", "b", "c", "a", None]

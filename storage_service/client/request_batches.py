@@ -1,0 +1,64 @@
+"""Cutting and joining what a caller gives into batches that each fit one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = ["BATCH_ROWS_MAX", "REQUEST_BYTES_TARGET", "bounded_batches", "plain"]
+
+REQUEST_BYTES_TARGET: Final = 8 << 20
+BATCH_ROWS_MAX: Final = 65_536
+
+
+def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield `data` in order as non-empty batches, each fit for one request.
+
+    Small chunks are put together: a request and a sync for each would cost more than the copy.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for chunk in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
+        for part in _cut(plain(chunk)):
+            if waiting and (
+                rows + part.num_rows > BATCH_ROWS_MAX
+                or size_bytes + part.nbytes > REQUEST_BYTES_TARGET
+            ):
+                yield _joined(waiting)
+                waiting, rows, size_bytes = [], 0, 0
+            waiting.append(part)
+            rows += part.num_rows
+            size_bytes += part.nbytes
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    # Joining one batch would copy it.
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each part is small enough, or one row; rows may differ much in size."""
+    # `nbytes` counts a slice's own part of shared buffers.
+    if batch.num_rows > 1 and (
+        batch.num_rows > BATCH_ROWS_MAX or batch.nbytes > REQUEST_BYTES_TARGET
+    ):
+        half = batch.num_rows // 2
+        yield from _cut(batch.slice(0, half))
+        yield from _cut(batch.slice(half))
+    elif batch.num_rows:
+        yield batch
+
+
+def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return `batch` with dictionary-encoded columns decoded: the wire has none."""
+    if not any(pa.types.is_dictionary(field.type) for field in batch.schema):
+        return batch
+    columns = [
+        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
