@@ -18,7 +18,11 @@ import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.storage_service.model.lake import (
+    SERVICE_ID_PROPERTY,
+    LakeCatalog,
+    parse_catalog_properties,
+)
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX
 
@@ -55,7 +59,9 @@ class JobOptions:
             raise InvalidRequestError("--catalog-property needs --catalog NAME")
         catalog = None
         if catalog_name is not None:
-            catalog = LakeCatalog(name=catalog_name, properties=_properties(catalog_properties))
+            catalog = LakeCatalog(
+                name=catalog_name, properties=parse_catalog_properties(catalog_properties)
+            )
         return cls(
             endpoint=endpoint,
             token=None if token_file is None else _read_token(token_file),
@@ -181,17 +187,6 @@ def _stopping_on_signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _properties(texts: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            # The value may be a secret: only the key is repeated.
-            raise InvalidRequestError(f"--catalog-property '{key}' must be KEY=VALUE")
-        found[key] = value
-    return found
 
 
 def _read_token(path: Path) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
 )
 
-__all__ = ["LAKE_SYSTEM_FIELDS", "LakeCatalog", "LakeState"]
+__all__ = ["LAKE_SYSTEM_FIELDS", "LakeCatalog", "LakeState", "parse_catalog_properties"]
 
 COMMIT_USER_PROPERTY: Final = "commit-user"
 COMMIT_USER: Final = "streamhouse-tiering"
@@ -101,3 +102,15 @@ def tiered_offsets_to_property(tiered_offsets: Mapping[int, int]) -> str:
 def tiered_offsets_from_property(value: str) -> dict[int, int]:
     """Read the value of the snapshot property `streamhouse.tiered-offsets`."""
     return {int(b): int(e) for b, e in json.loads(value).items()}
+
+
+def parse_catalog_properties(texts: Iterable[str]) -> dict[str, str]:
+    """Read catalog properties as the command line takes them, each `KEY=VALUE`."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            # The value may be a secret: only the key is repeated.
+            raise InvalidRequestError(f"--catalog-property '{key}' must be KEY=VALUE")
+        found[key] = value
+    return found

@@ -17,6 +17,7 @@ from streamhouse.storage_service.config import (
     ServiceConfig,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.lake import parse_catalog_properties
 
 __all__ = ["command"]
 
@@ -106,7 +107,7 @@ def command(
         port=port,
         token=None if token_file is None else _read_token(token_file),
         catalog_name=catalog_name,
-        catalog_properties=_properties(catalog_properties),
+        catalog_properties=parse_catalog_properties(catalog_properties),
     )
     _restart_with_tuned_malloc()
     # Not at the top: the process is about to be replaced there.
@@ -144,17 +145,6 @@ def _read_token(path: Path) -> str:
     if not token or not token.isprintable() or " " in token:
         raise InvalidRequestError(f"token file {path} must hold one token without spaces")
     return token
-
-
-def _properties(texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            # The value may be a secret: only the key is repeated.
-            raise InvalidRequestError(f"--catalog-property '{key}' must be KEY=VALUE")
-        found[key] = value
-    return found
 
 
 def _restart_with_tuned_malloc() -> None:
