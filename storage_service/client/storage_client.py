@@ -13,6 +13,7 @@ from streamhouse.storage_service.client import read_calls
 from streamhouse.storage_service.client.append_calls import Appender
 from streamhouse.storage_service.client.append_writer import AppendWriter
 from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
+from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
 from streamhouse.storage_service.client.log_batch import LogBatch
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
 from streamhouse.storage_service.client.transport import HttpTransport
@@ -36,7 +37,7 @@ TOKEN_VARIABLE: Final = "STREAMHOUSE_TOKEN"
 _Self = TypeVar("_Self", bound="StorageClient")
 
 
-class StorageClient(TieringCalls, KeyValueCalls):
+class StorageClient(TieringCalls, LakePinCalls, KeyValueCalls):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
+from streamhouse.storage_service.server.lake_pin_routes import lake_pin_routes
 from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
 from streamhouse.storage_service.server.parameters import integer, offsets
 from streamhouse.storage_service.server.request_bodies import (
@@ -29,6 +30,7 @@ from streamhouse.storage_service.server.request_bodies import (
     CreateDatabase,
     FailTiering,
     HeartbeatTiering,
+    TableName,
 )
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -37,8 +39,6 @@ from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 __all__ = ["EXCHANGE_KEY", "build_control_plane"]
 
 EXCHANGE_KEY: Final = "streamhouse.exchange"
-
-TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
 
 
 def build_control_plane(service: Service) -> FastAPI:
@@ -52,6 +52,7 @@ def build_control_plane(service: Service) -> FastAPI:
     app.include_router(_database_routes(service), tags=["databases"])
     app.include_router(_table_routes(service), tags=["tables"])
     app.include_router(_state_routes(service), tags=["state"])
+    app.include_router(lake_pin_routes(service), tags=["lake pins"])
     app.include_router(_tiering_routes(service), tags=["tiering"])
     _answer_errors(app, service)
     return app

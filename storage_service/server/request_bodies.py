@@ -1,9 +1,10 @@
-"""JSON bodies of the control routes, as FastAPI checks and documents them."""
+"""Bodies and path parameters of the control routes, as FastAPI checks and documents them."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
@@ -13,9 +14,14 @@ __all__ = [
     "CreateDatabase",
     "FailTiering",
     "HeartbeatTiering",
+    "PinSnapshot",
+    "TableName",
 ]
 
+TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
+
 _Epoch = Annotated[int, Field(ge=1)]
+_SnapshotId = Annotated[str, Field(pattern=r"^-?\d{1,19}$", coerce_numbers_to_str=True)]
 
 
 class _RequestBody(BaseModel):
@@ -56,7 +62,7 @@ class CompleteTiering(_RequestBody):
     table: str
     table_id: int
     epoch: _Epoch
-    lake_snapshot_id: Annotated[str, Field(pattern=r"^-?\d{1,19}$", coerce_numbers_to_str=True)]
+    lake_snapshot_id: _SnapshotId
     lake_table_uuid: str
     tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
     keep_lease: bool = False
@@ -68,3 +74,10 @@ class FailTiering(_RequestBody):
     table: str
     epoch: _Epoch
     error: Annotated[str, Field(max_length=10_000)]
+
+
+class PinSnapshot(_RequestBody):
+    """A lake snapshot to keep for a while. Its id is text because it exceeds 2**53."""
+
+    snapshot_id: _SnapshotId
+    ttl_ms: int

@@ -4,6 +4,7 @@
     service.json                  format version, service id, next table id, databases
     tables/<table_id>/table.json  the table; its presence makes the directory a table
     tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
+    tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>.dropped/    a dropped table whose files are being deleted
@@ -86,6 +87,10 @@ class DataDirectory:
     def lake_file(self, table_id: int) -> Path:
         """Where a table's lake state is kept."""
         return self.table(table_id) / "lake.json"
+
+    def lake_pins_file(self, table_id: int) -> Path:
+        """Where a table's lake pins are kept."""
+        return self.table(table_id) / "lake_pins.json"
 
     def bucket(self, table_id: int, bucket: int) -> Path:
         """The directory of one bucket's log."""

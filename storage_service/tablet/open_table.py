@@ -16,6 +16,7 @@ from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket
 from streamhouse.storage_service.tablet.key_writer import KeyWriter
+from streamhouse.storage_service.tablet.lake_pins import LakePins
 from streamhouse.storage_service.tablet.wakeups import Wakeups
 
 __all__ = ["OpenTable"]
@@ -30,12 +31,14 @@ class OpenTable:
         tablets: Sequence[LogTablet],
         *,
         lake: LakeState,
+        lake_pins: LakePins,
         wakeups: Wakeups,
     ) -> None:
         assert len(tablets) == info.bucket_count, "every bucket has its log"
         self.info = info
         self.tablets = tuple(tablets)
         self.lake = lake
+        self.lake_pins = lake_pins
         self.wakeups = wakeups
         self.key_buckets: tuple[KeyBucket, ...] = ()
         """Of a primary key table, each bucket's log and rows."""

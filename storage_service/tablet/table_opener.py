@@ -18,6 +18,7 @@ from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket, open_rows, table_rules
 from streamhouse.storage_service.tablet.key_writer import KeyWriter, Submit
+from streamhouse.storage_service.tablet.lake_pins import LakePins
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
@@ -59,6 +60,7 @@ class TableOpener:
         Raises an error that names the table, and then leaves nothing open.
         """
         lake = await self._run_blocking(load_lake_state, self._directory, info)
+        pins = await self._run_blocking(self._load_pins, info)
         opened = await asyncio.gather(
             *(
                 self._run_blocking(self._open_bucket, info, bucket, lake.tiered_offsets[bucket])
@@ -75,6 +77,7 @@ class TableOpener:
             info,
             [bucket.tablet for bucket in buckets],
             lake=lake,
+            lake_pins=pins,
             wakeups=Wakeups(self._waiter_limit),
         )
         table.key_buckets = tuple(bucket.keys for bucket in buckets if bucket.keys is not None)
@@ -89,6 +92,14 @@ class TableOpener:
                 frame_bytes_max=self._frame_bytes_max,
             )
         return table
+
+    def _load_pins(self, info: TableInfo) -> LakePins:
+        return LakePins(
+            self._directory.lake_pins_file(info.table_id),
+            table=str(info.path),
+            run_blocking=self._run_blocking,
+            clock_us=clock_us,
+        )
 
     def _open_bucket(self, info: TableInfo, bucket: int, tiered_offset: int) -> _OpenBucket:
         try:

@@ -273,3 +273,18 @@ def test_a_wrong_token_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ):
             refused.list_tables()
     assert error.value.message == "the bearer token is wrong"
+
+
+def test_a_pinned_lake_snapshot_is_known_until_it_is_let_go(client: StorageClient) -> None:
+    client.create_table("pinned", SCHEMA)
+
+    client.pin_snapshot("pinned", 5781947118336215154, holder="query:1", ttl_s=600)
+    client.pin_snapshot("pinned", 7, holder="query@2", ttl_s=0.5)
+    client.pin_snapshot("pinned", 8, holder="query@2", ttl_s=600)
+    assert client.pinned_snapshots("pinned") == {"query:1": 5781947118336215154, "query@2": 8}
+
+    client.unpin_snapshot("pinned", holder="query:1")
+    client.unpin_snapshot("pinned", holder="query:1")
+    assert client.pinned_snapshots("default.pinned") == {"query@2": 8}
+    with pytest.raises(InvalidRequestError, match="the holder of a lake pin"):
+        client.pin_snapshot("pinned", 7, holder="a b", ttl_s=1)

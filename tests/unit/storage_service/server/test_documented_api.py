@@ -34,7 +34,7 @@ def test_every_control_route_is_documented(tmp_path: Path) -> None:
         return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
 
     tiering = {"POST /v1/tiering/heartbeat", "POST /v1/tiering/complete", "POST /v1/tiering/fail"}
-    documented = set(re.findall(r"`((?:GET|POST|DELETE|PATCH) /[^`?]*)`", TEXT))
+    documented = set(re.findall(r"`((?:GET|POST|PUT|DELETE|PATCH) /[^`?]*)`", TEXT))
     assert documented == asyncio.run(routes()) - tiering
 
 
