@@ -43,7 +43,12 @@ from streamhouse.tiering.iceberg_offsets import (
     round_properties,
     table_properties,
 )
-from streamhouse.tiering.iceberg_snapshot import StagedSnapshot, stage_append
+from streamhouse.tiering.iceberg_snapshot import (
+    Operation,
+    SnapshotChanges,
+    StagedSnapshot,
+    stage_snapshot,
+)
 from streamhouse.tiering.iceberg_writer import data_files
 from streamhouse.tiering.parquet_writer import WrittenFile
 
@@ -155,9 +160,9 @@ class IcebergLakeTable:
             if attempt:
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
             with catalog_errors(f"write metadata of lake table '{self._info.path}'"):
-                staged = stage_append(
+                staged = stage_snapshot(
                     self._table,
-                    files,
+                    SnapshotChanges(operation=Operation.APPEND, added=files),
                     summary=properties,
                     table_properties=lambda number: table_properties(
                         properties, sequence_number=number
