@@ -12,8 +12,8 @@ Promises:
 - `flushed_offset` is never ahead of what is durable here: the log may be cut below it.
 
 Threads: one thread calls everything that changes something (`plan`, `apply`, `abort`, `replay`,
-`load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and the properties may be
-called by any.
+`restore`, `load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and the
+properties may be called by any.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
@@ -23,9 +23,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StorageFailedError,
 )
+from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.lookup import (
     FoundRow,
     FoundRows,
@@ -47,7 +48,8 @@ from streamhouse.storage_service.kv.lookup import (
     prefix_end,
 )
 from streamhouse.storage_service.kv.replay_plan import plan_replay
-from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore, StoreOptions
+from streamhouse.storage_service.kv.restore_plan import plan_restore
+from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.kv.row_cache import CachedRows, RowCache
 from streamhouse.storage_service.kv.row_codec import RowCodec
 from streamhouse.storage_service.kv.single_row import SingleRows
@@ -63,23 +65,8 @@ _LOAD_CHUNK_ROWS: Final = 10_000
 _SCAN_CHUNK_ROWS: Final = 2_000
 # How long a read waits for a run to be handed over before it disturbs it.
 _HANDOVER_WAIT_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvOptions:
-    """What one bucket may use.
-
-    `cache_bytes` bounds the rows kept in memory and their index; a bucket that fits is never read
-    from RocksDB. Rows that do not fit are evicted `segment_bytes` at a time (None: 1/32 of it).
-    `backlog_rows` and `backlog_bytes` say how much is handed to RocksDB at once; with four times as
-    much waiting, because RocksDB is behind or its disk is full, writes are refused.
-    """
-
-    cache_bytes: int = 256 << 20
-    segment_bytes: int | None = None
-    backlog_rows: int = 200_000
-    backlog_bytes: int = 32 << 20
-    store: StoreOptions = field(default_factory=StoreOptions)
+# How long to leave RocksDB alone that is behind with compacting.
+_RETRY_S: Final = 0.05
 
 
 class KvTablet:
@@ -209,6 +196,29 @@ class KvTablet:
                     base_offset=self.applied_offset,
                 )
             )
+
+    def restore(self, rows: pa.RecordBatch, versions: npt.NDArray[np.int64]) -> None:
+        """Add rows kept elsewhere, written at the offsets `versions`, to a bucket without changes.
+
+        Call `restored` after the last ones; a crash before leaves nothing that can be used.
+        """
+        assert not self._pending
+        assert self.applied_offset == 0
+        self._wait_for_rocksdb()
+        planned = plan_restore(
+            rows, versions, rules=self._rules, codec=self._codec, where=self._where
+        )
+        if self._newest(planned.keys).null_count < rows.num_rows:
+            raise CorruptDataError(f"{self._where}: the lake has two rows with the same key")
+        self._absorb(planned)
+
+    def restored(self, end_offset: int) -> None:
+        """The rows are those that all changes below `end_offset` make; durable on return."""
+        nothing = pa.array([], pa.binary())
+        self._marker = Marker(end_offset, self.row_count)
+        self._end_seen = end_offset
+        self._backlog.add(Piece(nothing, nothing, self._marker))
+        self.flush()
 
     def load_some(self, row_count: int) -> bool:
         """Load about `row_count` more rows into memory; return whether there is more to load.
@@ -357,6 +367,14 @@ class KvTablet:
     def _check_backlog(self) -> None:
         if self._is_due(4):
             self._hand_over()
+
+    def _wait_for_rocksdb(self) -> None:
+        """Return when no more waits than may: for rows that nobody waits to see accepted."""
+        while self._is_due(4):
+            try:
+                self._hand_over()
+            except OverloadedError:
+                time.sleep(_RETRY_S)
 
     def _hand_over(self) -> None:
         """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""

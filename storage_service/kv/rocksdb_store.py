@@ -305,6 +305,6 @@ def _translate(path: Path, error: Exception) -> NoReturn:
         raise OverloadedError(
             f"{path}: RocksDB is behind with compacting; send again later, or more slowly"
         ) from error
-    if text.startswith("Corruption"):
+    if text.startswith("Corruption") or "No such file or directory" in text:
         raise CorruptDataError(f"{path}: {text}") from error
     raise StorageFailedError(f"{path}: {text}") from error

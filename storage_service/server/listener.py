@@ -27,6 +27,7 @@ from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
 __all__ = ["run_service"]
@@ -42,24 +43,31 @@ _DISK_THREADS: Final = 4
 _CLOSE_TIMEOUT_S: Final = 2
 
 
-def run_service(config: ServiceConfig, *, on_ready: Callable[[str], Callable[[], None]]) -> None:
+def run_service(
+    config: ServiceConfig,
+    *,
+    on_ready: Callable[[str], Callable[[], None]],
+    recovery: KeyRecovery | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was begun and return.
 
     `on_ready` gets the endpoint once requests are answered. What it returns is called, on another
-    thread, when the service begins to stop and still answers everything.
+    thread, when the service begins to stop and still answers everything. `recovery` says how lost
+    rows by key are got back; without it from the changelog alone.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
         _raise_open_files_limit(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        uvloop.run(_serve(config, listening, on_ready))
+        uvloop.run(_serve(config, listening, on_ready, recovery))
 
 
 async def _serve(
     config: ServiceConfig,
     listening: socket.socket,
     on_ready: Callable[[str], Callable[[], None]],
+    recovery: KeyRecovery | None,
 ) -> None:
     # First of all: a caller may send a signal as soon as it has seen the ready line.
     signals = _StopSignals()
@@ -67,7 +75,7 @@ async def _serve(
     # Two pools: making a table with thousands of buckets must not keep rows waiting.
     workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
     disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
-    manager = await TabletManager.open(config, executor=disk, observer=metrics)
+    manager = await TabletManager.open(config, executor=disk, observer=metrics, recovery=recovery)
     try:
         service = Service(config, manager, workers, metrics)
         metrics.watch(

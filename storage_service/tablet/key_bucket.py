@@ -75,11 +75,7 @@ class KeyBucket:
             self.log.log_start_offset,
             self.log.log_end_offset,
         )
-        if applied < start:
-            raise CorruptDataError(
-                f"{self.where}: the rows by key are there up to offset {applied}, but the log"
-                f" begins at {start}; restore the bucket's kv directory from a backup"
-            )
+        assert applied >= start, "else the rows are restored first"
         if applied > end:
             raise CorruptDataError(
                 f"{self.where}: the rows by key are there up to offset {applied}, but the log ends"

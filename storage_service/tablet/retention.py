@@ -1,7 +1,8 @@
 """Deleting what has expired: log segments older than `table.log.ttl`, whole ones only.
 
-Rows of a table with a lake stay until they are tiered, however old they are; changes of a primary
-key table stay until the rows they made are durable without them.
+Rows of a table with a lake stay until they are tiered, however old they are. Changes of a primary
+key table stay until the rows they made are in the lake and durable without them; without a lake
+they stay for ever, because then they are the only rows that a reader can read.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def apply_retention(table: OpenTable, *, now_us: int, run_blocking: RunBlo
     deleted = 0
     for bucket, tablet in enumerate(table.tablets):
         offset_max = tablet.high_watermark
-        if properties.datalake_enabled:
+        if properties.datalake_enabled or table.key_writer is not None:
             offset_max = min(offset_max, table.lake.tiered_offsets.get(bucket, 0))
         if table.key_writer is not None:
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import NamedTuple
 
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kv.kv_tablet import KvOptions
+from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket, open_rows, table_rules
+from streamhouse.storage_service.tablet.key_recovery import (
+    KeyRecovery,
+    clear_leftovers,
+    drop_rows,
+    restore_rows,
+)
 from streamhouse.storage_service.tablet.key_writer import KeyWriter, Submit
 from streamhouse.storage_service.tablet.lake_pins import LakePins
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
@@ -44,6 +53,7 @@ class TableOpener:
         key_options: KvOptions,
         key_threads: Sequence[Executor],
         submit: Submit,
+        recovery: KeyRecovery,
     ) -> None:
         self._directory = directory
         self._run_blocking = run_blocking
@@ -52,6 +62,7 @@ class TableOpener:
         self._key_options = key_options
         self._key_threads = key_threads
         self._submit = submit
+        self._recovery = recovery
         self._filesystem = LocalFilesystem()
 
     async def open(self, info: TableInfo) -> OpenTable:
@@ -63,7 +74,7 @@ class TableOpener:
         pins = await self._run_blocking(self._load_pins, info)
         opened = await asyncio.gather(
             *(
-                self._run_blocking(self._open_bucket, info, bucket, lake.tiered_offsets[bucket])
+                self._run_blocking(self._open_bucket, info, bucket, lake)
                 for bucket in range(info.bucket_count)
             ),
             return_exceptions=True,
@@ -101,32 +112,53 @@ class TableOpener:
             clock_us=clock_us,
         )
 
-    def _open_bucket(self, info: TableInfo, bucket: int, tiered_offset: int) -> _OpenBucket:
+    def _open_bucket(self, info: TableInfo, bucket: int, lake: LakeState) -> _OpenBucket:
         try:
             if not info.is_primary_key_table:
+                tiered_offset = lake.tiered_offsets[bucket]
                 return _OpenBucket(self._open_tablet(info, bucket, tiered_offset), None)
-            return self._open_key_bucket(info, bucket, tiered_offset)
+            return self._open_key_bucket(info, bucket, lake)
         except StreamhouseError as error:
             raise type(error)(f"table '{info.path}' cannot be opened: {error.message}") from error
 
-    def _open_key_bucket(self, info: TableInfo, bucket: int, tiered_offset: int) -> _OpenBucket:
+    def _open_key_bucket(self, info: TableInfo, bucket: int, lake: LakeState) -> _OpenBucket:
+        path = self._directory.key_rows(info.table_id, bucket)
+        where = f"table '{info.path}', bucket {bucket}"
+        open_rows_at = functools.partial(self._open_rows, info=info, bucket=bucket)
+        clear_leftovers(path)
+        if info.path in self._recovery.rebuild:
+            drop_rows(path)
         with contextlib.ExitStack() as opened:
-            rows = open_rows(
-                self._directory.key_rows(info.table_id, bucket),
-                info=info,
-                bucket=bucket,
-                rules=table_rules(info),
-                options=self._key_options,
-            )
-            opened.callback(rows.close)
+            rows = open_rows_at(path)
+            opened.callback(lambda: rows.close())
             # What was applied was durable in the log before.
-            end_offset_min = max(tiered_offset, rows.applied_offset)
+            end_offset_min = max(lake.tiered_offsets[bucket], rows.applied_offset)
             tablet = self._open_tablet(info, bucket, end_offset_min)
             opened.callback(tablet.close)
-            where = f"table '{info.path}', bucket {bucket}"
+            if rows.applied_offset < tablet.log_start_offset:
+                rows.close()
+                restore_rows(
+                    path,
+                    open_rows_at,
+                    self._recovery.source(info, lake, bucket),
+                    log_start_offset=tablet.log_start_offset,
+                    log_end_offset=tablet.log_end_offset,
+                    where=where,
+                )
+                rows = open_rows_at(path)
             keys = KeyBucket(tablet, rows, where=where, log_schema=info.log_schema)
             opened.pop_all()
         return _OpenBucket(tablet, keys)
+
+    def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+        rules, options = table_rules(info), self._key_options
+        try:
+            return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                f"{error.message}; start once with --rebuild {info.path}, which makes the rows by"
+                " key again from changelog and lake"
+            ) from error
 
     def _open_tablet(self, info: TableInfo, bucket: int, end_offset_min: int) -> LogTablet:
         return LogTablet.open(

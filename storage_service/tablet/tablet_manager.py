@@ -31,6 +31,7 @@ from streamhouse.storage_service.tablet.group_commit import (
     GroupCommitter,
     PendingAppend,
 )
+from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -73,6 +74,7 @@ class TabletManager:
         registry: TableRegistry,
         executor: Executor,
         observer: Observer,
+        recovery: KeyRecovery,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -102,6 +104,7 @@ class TabletManager:
             key_options=KvOptions(cache_bytes=config.key_cache_bytes_max),
             key_threads=self._key_threads,
             submit=self._committer.submit,
+            recovery=recovery,
         )
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
@@ -115,9 +118,15 @@ class TabletManager:
 
     @classmethod
     async def open(
-        cls, config: ServiceConfig, *, executor: Executor, observer: Observer
+        cls,
+        config: ServiceConfig,
+        *,
+        executor: Executor,
+        observer: Observer,
+        recovery: KeyRecovery | None = None,
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible."""
+        recovery = recovery or KeyRecovery()
         directory = DataDirectory.open(config.data_dir)
         try:
             registry = TableRegistry(
@@ -126,12 +135,14 @@ class TabletManager:
                 tables_max=config.tables_max,
                 buckets_max=config.buckets_max,
             )
+            recovery.check(registry.table)
             manager = cls(
                 config,
                 directory=directory,
                 registry=registry,
                 executor=executor,
                 observer=observer,
+                recovery=recovery,
             )
         except BaseException:
             directory.close()

@@ -18,6 +18,7 @@ from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.tablet_manager import RoutedBatch, TabletManager
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
@@ -104,13 +105,16 @@ class InProcessService:
 
 
 @contextlib.asynccontextmanager
-async def open_manager(data_dir: Path, **config: Any) -> AsyncIterator[TabletManager]:
+async def open_manager(
+    data_dir: Path, *, recovery: KeyRecovery | None = None, **config: Any
+) -> AsyncIterator[TabletManager]:
     """Open the tables of `data_dir`; leaving closes them cleanly."""
     with ThreadPoolExecutor(2) as executor:
         manager = await TabletManager.open(
             ServiceConfig(data_dir=data_dir, **config),
             executor=executor,
             observer=ServiceMetrics(),
+            recovery=recovery,
         )
         try:
             yield manager

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -17,7 +17,11 @@ from streamhouse.storage_service.config import (
     ServiceConfig,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake import parse_catalog_properties
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeState, parse_catalog_properties
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.tablet.key_recovery import LakeBucket, LakeRows
 
 __all__ = ["command"]
 
@@ -76,6 +80,14 @@ def _limit_options(command: _F) -> _F:
     help="embedded: a thread of this process moves the log into Iceberg.",
 )
 @click.option(
+    "--rebuild",
+    "rebuild",
+    multiple=True,
+    metavar="DATABASE.TABLE",
+    help="Drop the rows by key of a primary key table and make them again from changelog and lake;"
+    " may be repeated.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -92,6 +104,7 @@ def command(
     catalog_name: str,
     catalog_properties: tuple[str, ...],
     tiering: str,
+    rebuild: tuple[str, ...],
     log_level: str,
     **limits: str | None,
 ) -> None:
@@ -109,10 +122,12 @@ def command(
         catalog_name=catalog_name,
         catalog_properties=parse_catalog_properties(catalog_properties),
     )
+    tables = frozenset(TablePath.parse(text) for text in rebuild)
     _restart_with_tuned_malloc()
     # Not at the top: the process is about to be replaced there.
     from streamhouse.storage_service.server.listener import run_service
     from streamhouse.storage_service.server.log_format import configure_logging
+    from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 
     configure_logging(log_level)
 
@@ -122,7 +137,20 @@ def command(
         sys.stdout.flush()
         return stop
 
-    run_service(config, on_ready=on_ready)
+    recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=tables)
+    run_service(config, on_ready=on_ready, recovery=recovery)
+
+
+def _lake_rows(catalog: LakeCatalog) -> LakeRows:
+    """Return what reads lost rows from the lake: the service itself knows no lake library."""
+    from streamhouse.storage_service.tablet.key_recovery import LakeBucket
+
+    def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
+        from streamhouse.connector.lake_bucket import lake_bucket_rows
+
+        return LakeBucket(*lake_bucket_rows(catalog, table, lake, bucket))
+
+    return lake_rows
 
 
 def _start_tiering(endpoint: str, token: str | None) -> Callable[[], None]:

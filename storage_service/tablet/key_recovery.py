@@ -1,0 +1,157 @@
+"""Getting the rows of a primary key bucket back when their own files are lost or given up.
+
+They are what the changelog makes of nothing, as long as the log has all of it. Else they are the
+rows that the lake has, each written at the offset that lies beside it there, and what the log made
+of them since.
+
+A crash at any moment leaves the rows as they were, or none, or all of them: they are made aside and
+moved into place at once, and half of them are never taken for the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    StorageFailedError,
+    StreamhouseError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.schema import OFFSET_COLUMN
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.tablet.durable_json import sync_directory
+
+__all__ = ["KeyRecovery", "LakeBucket", "LakeRows", "clear_leftovers", "drop_rows", "restore_rows"]
+
+_logger = logging.getLogger(__name__)
+
+_DROPPED_SUFFIX: Final = ".dropped"
+_RESTORED_SUFFIX: Final = ".restored"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeBucket:
+    """The rows of one bucket as all its changes below `end_offset` left them.
+
+    `batches` have the table's columns in order, then `__offset`, where the row was written.
+    """
+
+    end_offset: int
+    batches: Iterator[pa.RecordBatch]
+
+
+class LakeRows(Protocol):
+    """Reads a primary key table's rows from the lake. Called by several threads at a time."""
+
+    def __call__(self, table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
+        """Return the rows of one bucket at the snapshot of `lake`, or at a later one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecovery:
+    """How rows by key are got back: from which lake, and of which tables even if they are there."""
+
+    lake_rows: LakeRows | None = None
+    rebuild: frozenset[TablePath] = frozenset()
+
+    def check(self, find: Callable[[TablePath], TableInfo]) -> None:
+        """Raise unless every table of `rebuild` exists and has rows by key."""
+        for path in sorted(self.rebuild):
+            if not find(path).is_primary_key_table:
+                raise UnsupportedError(
+                    f"table '{path}' has no primary key, so there is nothing to rebuild"
+                )
+
+    def source(
+        self, table: TableInfo, lake: LakeState, bucket: int
+    ) -> Callable[[], LakeBucket] | None:
+        """Return what opens the lake's rows of a bucket; None if there can be none."""
+        if self.lake_rows is None or lake.snapshot_id is None:
+            return None
+        return functools.partial(self.lake_rows, table, lake, bucket)
+
+
+def clear_leftovers(rows: Path) -> None:
+    """Delete what a rebuild that did not end has left beside `rows`."""
+    for suffix in (_DROPPED_SUFFIX, _RESTORED_SUFFIX):
+        shutil.rmtree(_beside(rows, suffix), ignore_errors=True)
+
+
+def drop_rows(rows: Path) -> None:
+    """Delete the rows at `rows`, all at once if the service dies meanwhile."""
+    if not rows.exists():
+        return
+    dropped = _beside(rows, _DROPPED_SUFFIX)
+    _move(rows, dropped)
+    shutil.rmtree(dropped, ignore_errors=True)
+
+
+def restore_rows(
+    rows: Path,
+    open_rows: Callable[[Path], KvTablet],
+    lake_rows: Callable[[], LakeBucket] | None,
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    where: str,
+) -> None:
+    """Make the rows at `rows` those of the lake, at an offset from which the log goes on.
+
+    What is at `rows` is dropped, but only once the others are complete. Raises `CorruptDataError`
+    if the lake cannot help.
+    """
+    why = f"{where}: the rows by key are lost, and the log begins only at {log_start_offset}"
+    if lake_rows is None:
+        raise CorruptDataError(
+            f"{why}; the table has no lake snapshot to get them from: restore the bucket's kv"
+            " directory from a backup"
+        )
+    aside = _beside(rows, _RESTORED_SUFFIX)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        found = lake_rows()
+    except StreamhouseError as error:
+        raise type(error)(f"{why}; they cannot be read from the lake: {error.message}") from error
+    if not log_start_offset <= found.end_offset <= log_end_offset:
+        raise CorruptDataError(
+            f"{why} and ends at {log_end_offset}; the lake has them up to {found.end_offset}, so"
+            " changes between are missing: restore the bucket's kv directory from a backup"
+        )
+    restored = open_rows(aside)
+    try:
+        for batch in found.batches:
+            versions = batch.column(OFFSET_COLUMN).to_numpy()
+            restored.restore(batch.drop_columns([OFFSET_COLUMN]), versions)
+        restored.restored(found.end_offset)
+        row_count = restored.row_count
+    finally:
+        restored.close()
+    drop_rows(rows)
+    _move(aside, rows)
+    _logger.warning(
+        "event=restored bucket=%r from=lake rows=%d end=%d", where, row_count, found.end_offset
+    )
+
+
+def _beside(rows: Path, suffix: str) -> Path:
+    return rows.with_name(rows.name + suffix)
+
+
+def _move(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        source.rename(target)
+        sync_directory(source.parent)
+    except OSError as error:
+        raise StorageFailedError(f"{source} cannot be moved: {error.strerror}") from error
