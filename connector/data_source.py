@@ -30,13 +30,13 @@ from streamhouse.connector.options import (
     connection_options,
     read_options,
     shape_options,
-    write_options,
 )
 from streamhouse.connector.scan import RowsPiece, ScanColumn, Split
 from streamhouse.connector.scan_schema import check_predicate, check_types, output_columns
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors
 from streamhouse.connector.table_name import LAKE
+from streamhouse.connector.write_options import write_options
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.table_state import TableState

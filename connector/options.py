@@ -19,7 +19,6 @@ from streamhouse.connector.offset_option import (
 )
 from streamhouse.connector.option_values import (
     parse_boolean,
-    parse_expressions,
     parse_long_poll_ms,
     parse_names,
     parse_positive,
@@ -40,11 +39,9 @@ __all__ = [
     "Option",
     "ReadOptions",
     "ShapeOptions",
-    "WriteOptions",
     "connection_options",
     "read_options",
     "shape_options",
-    "write_options",
 ]
 
 BATCH: Final = "batch read"
@@ -97,6 +94,11 @@ OPTIONS: Final = (
            " spread fairly over the buckets."),
     Option("longPollMs", "300", (STREAM,), "How long a trigger waits for new rows at the service,"
            " in milliseconds; other sources of the same query wait too. 0 to 10000."),
+    Option("write.mode", "", (WRITE,), "What rows do: `append` (log tables, their default),"
+           " `upsert` (primary key tables, their default), `delete` the rows with these keys,"
+           " `partial`: update only the columns the DataFrame has."),
+    Option("sequence.column", "", (WRITE,), "Of several rows with one key the one with the greater"
+           " value here wins."),
     Option("bucket.num", "1", (WRITE,), "Buckets of the table, if this write creates it."),
     Option("bucket.key", "", (WRITE,), "Columns `a,b` whose equal rows share a bucket, if this"
            " write creates the table."),
@@ -105,10 +107,11 @@ OPTIONS: Final = (
     Option("partitioned.by", "", (WRITE,), "Lake partitioning like `region, day(ts)`, if this write"
            " creates the table."),
 )  # fmt: skip
-"""All options; `table.*` properties are accepted by writes beside these."""
+"""All options; table properties are accepted by writes beside these."""
 
 _BY_KEY: Final = {option.key.lower(): option for option in OPTIONS}
-PROPERTY_PREFIX: Final = "table."
+# Those of a table, and those of its columns under the aggregation engine.
+PROPERTY_PREFIXES: Final = ("table.", "fields.")
 
 # What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
 _SPARK_KEYS: Final = frozenset(
@@ -162,18 +165,6 @@ class ReadOptions:
     long_poll_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
-    """What a write wants, and how to create the table if it does not exist."""
-
-    connection: ConnectionOptions
-    bucket_count: int
-    bucket_key: tuple[str, ...]
-    primary_key: tuple[str, ...]
-    partitioned_by: tuple[str, ...]
-    properties: Mapping[str, str]
-
-
 def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
     """Return the options with keys in lower case; raises for one that none of `uses` has."""
     given = {str(key).lower(): value for key, value in options.items()}
@@ -184,12 +175,12 @@ def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, 
                 f"option '{option.key}' has no meaning for a {uses[0]} (only for:"
                 f" {', '.join(option.uses)}); remove it"
             )
-        if option is None and key not in _SPARK_KEYS and not key.startswith(PROPERTY_PREFIX):
+        if option is None and key not in _SPARK_KEYS and not key.startswith(PROPERTY_PREFIXES):
             known = [option.key for option in OPTIONS if _shared(option, uses)]
             raise UnknownOptionError(
                 f"unknown option '{key}'{suggestion(key, known)} (known: {', '.join(known)})"
             )
-        if key.startswith(PROPERTY_PREFIX) and WRITE not in uses:
+        if key.startswith(PROPERTY_PREFIXES) and WRITE not in uses:
             raise InvalidRequestError(
                 f"option '{key}' has no meaning for a {uses[0]}: table properties are set when a"
                 " write creates the table, or by the client's alter_properties"
@@ -205,7 +196,7 @@ def applicable(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, 
         if (
             _shared(option, uses)
             if (option := _BY_KEY.get(key.lower())) is not None
-            else WRITE in uses or not key.lower().startswith(PROPERTY_PREFIX)
+            else WRITE in uses or not key.lower().startswith(PROPERTY_PREFIXES)
         )
     }
 
@@ -286,24 +277,6 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         max_split_bytes=_value(given, "maxSplitBytes", parse_size),
         max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_positive),
         long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
-    )
-
-
-def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Read and check the options of a write."""
-    given = check_keys(options, uses=(WRITE,))
-    connection = connection_options(options)
-    if connection.name.part:
-        raise InvalidRequestError(
-            f"'{connection.name}' can only be read; write to '{connection.name.path}'"
-        )
-    return WriteOptions(
-        connection=connection,
-        bucket_count=_value(given, "bucket.num", parse_positive),
-        bucket_key=_optional(given, "bucket.key", parse_names) or (),
-        primary_key=_optional(given, "primary.key", parse_names) or (),
-        partitioned_by=_optional(given, "partitioned.by", parse_expressions) or (),
-        properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIX)},
     )
 
 

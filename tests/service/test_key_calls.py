@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector.options import write_options
-from streamhouse.connector.writers import StreamhouseWriter
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SchemaMismatchError, UnsupportedError
 from tests.support.service_process import ServiceProcess
@@ -117,12 +114,6 @@ def test_what_does_not_serve_primary_key_tables_yet_says_so(tmp_path: Path) -> N
 
         with pytest.raises(UnsupportedError, match=r"'default\.t' has a primary key"):
             client.read("t")
-        for table, options in (("t", {}), ("new", {"primary.key": "id"})):
-            given = {"path": table, "endpoint": service.endpoint, **options}
-            writing = r"writing tables with a primary key from Spark is not supported yet"
-            with pytest.raises(UnsupportedError, match=f"'default.{table}': {writing}"):
-                StreamhouseWriter.planned(write_options(given), StructType(), overwrite=False)
-        assert client.list_tables() == ["default.t"]
 
 
 def test_dictionary_columns_and_chunks_are_sent_plain(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from streamhouse.connector.options import (
     connection_options,
     read_options,
     shape_options,
-    write_options,
 )
+from streamhouse.connector.write_options import write_options
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
 
 TABLE = {"path": "db.t"}

@@ -1,0 +1,158 @@
+"""Primary key tables written by real Spark: upserts, partial updates, deletes, change streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from integration.spark_world import SparkWorld, last_line, world
+
+__all__ = ["world"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ACCOUNTS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def accounts(world: SparkWorld, path: str, **options: Any) -> str:
+    world.client.create_table(path, ACCOUNTS, primary_key=["id"], bucket_count=2, **options)
+    return path
+
+
+def rows_of(world: SparkWorld, path: str, ids: range) -> list[tuple[Any, ...]]:
+    """Return the values of the rows with these ids that are there."""
+    found = world.client.lookup(path, pa.table({"id": pa.array(ids, pa.int64())}))
+    return [
+        tuple(row.values())[:-1] for row in found.to_pylist() if row["__found"]
+    ]  # `__found` is last
+
+
+@pytest.mark.end_to_end
+def test_a_frame_upserts_into_the_table_it_creates(world: SparkWorld) -> None:
+    path = "shop.upserted"
+    creation = {"primary.key": "id", "bucket.num": "2", "table.changelog.image": "after"}
+    first = world.spark.range(1_000).selectExpr("id", "concat('a', id) as name")
+    second = world.spark.range(900, 1_100).selectExpr("concat('b', id) as name", "id")
+
+    world.write(first, path, **creation)
+    world.write(second, path, **creation)
+
+    info = world.client.describe_table(path)
+    assert info.descriptor.primary_key == ("id",)
+    assert info.bucket_count == 2
+    assert world.client.count(path) == 1_100
+    assert rows_of(world, path, range(898, 902)) == [
+        (898, "a898"), (899, "a899"), (900, "b900"), (901, "b901"),
+    ]  # fmt: skip
+    with pytest.raises(Exception, match="'id' must not be null"):
+        world.write(first.selectExpr("nullif(id, 3) as id", "name"), path)
+    with pytest.raises(Exception, match=r"exists with bucket\.num = 2, and this write says 3"):
+        world.write(first, path, **{"bucket.num": "3"})
+
+
+@pytest.mark.end_to_end
+def test_partial_updates_and_deletes(world: SparkWorld) -> None:
+    path = accounts(world, "shop.partial")
+    world.write(
+        world.spark.range(10).selectExpr("id", "'x' as name", "timestamp_micros(id) as at"), path
+    )
+
+    world.write(
+        world.spark.range(8, 12).selectExpr("'y' as name", "id"), path, **{"write.mode": "partial"}
+    )
+    world.write(world.spark.range(1, 8), path, **{"write.mode": "delete"})
+
+    found = [(id_, name, at and at.microsecond) for id_, name, at in
+             rows_of(world, path, range(20))]  # fmt: skip
+    assert found == [(0, "x", 0), (8, "y", 8), (9, "y", 9), (10, "y", None), (11, "y", None)]
+
+
+@pytest.mark.parametrize("form", ["names", "debezium", "codes"])
+def test_a_change_stream_is_applied_in_its_order(world: SparkWorld, form: str) -> None:
+    path = accounts(world, f"shop.changes_{form}")
+    kinds = {
+        "names": ("'+I'", "'-U'", "'+U'", "'-D'"),
+        "debezium": ("'c'", "'u'", "'u'", "'d'"),
+        "codes": ("1Y", "2Y", "3Y", "4Y"),
+    }[form]
+    insert, before, after, delete = kinds
+    changes = world.spark.sql(
+        f"""
+        SELECT * FROM VALUES
+          (1L, 'one', {insert}), (2L, 'two', {insert}), (3L, 'three', {insert}),
+          (2L, 'two', {before}), (2L, 'zwei', {after}), (3L, NULL, {delete}),
+          (1L, 'one', {delete}), (1L, 'eins', {insert})
+        AS changes(id, name, __change_type)
+        """
+    ).selectExpr("id", "name", "timestamp_micros(0) as at", "__change_type", "0L as __offset",
+                 "0 as __bucket")  # fmt: skip
+
+    world.write(changes.coalesce(1), path)
+
+    assert [row[:2] for row in rows_of(world, path, range(5))] == [(1, "eins"), (2, "zwei")]
+
+
+@pytest.mark.end_to_end
+def test_the_greater_version_wins_across_tasks(world: SparkWorld) -> None:
+    """Every task has rows of every key, the newest of them somewhere."""
+    frame = world.spark.range(0, 20_000, 1, 8).selectExpr(
+        "id % 50 as id", "(id * 7919) % 20000 as version", "concat('v', (id * 7919) % 20000) as v"
+    )
+    options = {
+        "primary.key": "id",
+        "sequence.column": "version",
+        "table.merge-engine": "versioned",
+        "table.merge-engine.versioned.ver-column": "version",
+    }
+
+    world.write(frame, "shop.versions", **options)
+
+    newest = {row.id: row.version for row in frame.groupBy("id").agg({"version": "max"})
+              .toDF("id", "version").collect()}  # fmt: skip
+    found = rows_of(world, "shop.versions", range(50))
+    assert {row[0]: row[1] for row in found} == newest
+
+
+@pytest.mark.end_to_end
+def test_a_stream_upserts(world: SparkWorld, tmp_path: Path) -> None:
+    source, path = world.table(rows=1_000), "shop.streamed"
+    frame = world.stream(source, maxOffsetsPerTrigger=300, columns="id").selectExpr(
+        "id % 100 as id", "id as latest"
+    )
+    writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
+    writer = writer.options(**{"primary.key": "id", "checkpointLocation": str(tmp_path)})
+
+    query = writer.trigger(availableNow=True).start(path)
+
+    assert query.awaitTermination(120)
+    assert rows_of(world, path, range(100)) == [(id_, 900 + id_) for id_ in range(100)]
+
+
+def test_what_cannot_be_upserted_is_refused_before_a_row_moves(world: SparkWorld) -> None:
+    path = accounts(world, "shop.refused")
+    frame = world.spark.range(5).selectExpr("id", "'x' as name", "timestamp_micros(id) as at")
+    wrong = [
+        (frame, {"write.mode": "append"}, "use write.mode = 'upsert'"),
+        (frame, {"write.mode": "delete"}, "drop column 'name'"),
+        (frame.drop("id"), {"write.mode": "partial"}, "needs the key column 'id'"),
+        (frame.withColumnRenamed("at", "when"), {}, "no column 'when'"),
+    ]
+
+    for rows, options, sentence in wrong:
+        with pytest.raises(Exception, match=sentence) as caught:
+            world.write(rows, path, **options)
+        assert "Traceback" not in last_line(caught.value)
+
+    strange = frame.selectExpr("*", "'?' as __change_type")
+    with pytest.raises(Exception, match=r"__change_type of row 0 is '\?'"):
+        world.write(strange.coalesce(1), path)
+    assert world.client.count(path) == 0
