@@ -26,7 +26,12 @@ from streamhouse.connector.option_values import (
     parse_snapshot_id,
 )
 from streamhouse.connector.table_name import TableName
-from streamhouse.storage_service.client import DEFAULT_ENDPOINT, ENDPOINT_VARIABLE, TOKEN_VARIABLE
+from streamhouse.storage_service.client import (
+    DEFAULT_ENDPOINT,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    with_ca_file,
+)
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownOptionError,
@@ -65,6 +70,8 @@ OPTIONS: Final = (
     Option("endpoint", "", ALL_USES, "URL of the service; else `STREAMHOUSE_ENDPOINT`, else"
            f" `{DEFAULT_ENDPOINT}`."),
     Option("token", "", ALL_USES, "Bearer token; else `STREAMHOUSE_TOKEN`."),
+    Option("tls.ca", "", ALL_USES, "File of CA certificates that vouch for an `https` endpoint, on"
+           " every machine; else `STREAMHOUSE_CA_FILE`, else those the machine trusts."),
     Option("table", "", ALL_USES, "The table, where there is no path to give: `database.table`."),
     Option("columns", "", _READS, "Only these columns, as `a,b`: nothing else is read from Parquet"
            " or sent by the service. Backticks around a name that holds a comma."),
@@ -216,9 +223,12 @@ def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
     name = table or path
     if not name:
         raise InvalidRequestError("no table given: call load('database.table')")
+    endpoint = given.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+    ca_file = given.get("tls.ca")
     return ConnectionOptions(
         name=TableName.parse(name),
-        endpoint=given.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT,
+        # Everything that travels to executors has the endpoint; so has the name of its CA file.
+        endpoint=with_ca_file(endpoint, ca_file) if ca_file else endpoint,
         token=given.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
     )
 

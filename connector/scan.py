@@ -150,7 +150,8 @@ class ScanContext:
     table: str
     table_id: int
     endpoint: str
-    token: str | None
+    # In no log or plan: only in what Spark ships to executors.
+    token: str | None = field(repr=False)
     output: tuple[ScanColumn, ...]
     filters: tuple[ScanColumn, ...] = ()
     bucket_column: ScanColumn

@@ -62,13 +62,18 @@ class ConfigOption:
 class ServiceConfig:
     """What one service process may do, checked as a whole.
 
-    Without `token` every caller is trusted, so only a loopback `host` is accepted then.
+    Without `token` and `grants_file` every caller is trusted, so only a loopback `host` is accepted
+    then.
     """
 
     data_dir: Path
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     token: str | None = field(default=None, repr=False)
+    grants_file: Path | None = None
+    tls_certificate_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_key_password: str | None = field(default=None, repr=False)
     catalog_name: str = DEFAULT_CATALOG_NAME
     catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -148,6 +153,9 @@ class ServiceConfig:
     tiering_backoff_ms_max: int = _limit(
         60_000, "ms", "Longest pause of a table after repeatedly failed rounds."
     )
+    grants_check_interval_ms: int = _limit(
+        1_000, "ms", "How often requests look whether the grants file has changed."
+    )
     metrics_tables_max: int = _limit(
         200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
     )
@@ -174,11 +182,16 @@ class ServiceConfig:
             )
         if not 0 <= self.port <= 65_535:
             raise InvalidRequestError(f"port {self.port} is not in 0..65535 (0 picks a free one)")
-        if self.token is None and not is_loopback(self.host):
+        self._check_access()
+
+    def _check_access(self) -> None:
+        if self.token is None and self.grants_file is None and not is_loopback(self.host):
             raise InvalidRequestError(
-                f"host '{self.host}' is reachable from other machines: give --token-file, or bind"
-                " to 127.0.0.1"
+                f"host '{self.host}' is reachable from other machines: give --token-file or"
+                " --grants, or bind to 127.0.0.1"
             )
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise InvalidRequestError("TLS needs both --tls-cert and --tls-key")
 
     @classmethod
     def options(cls) -> list[ConfigOption]:

@@ -10,6 +10,7 @@ StreamhouseError
 │   ├── InvalidPredicateError      invalid_predicate         400
 │   └── UnsupportedError           unsupported               400
 ├── UnauthorizedError              unauthorized              401
+├── ForbiddenError                 forbidden                 403
 ├── NotFoundError
 │   ├── DatabaseNotFoundError      database_not_found        404
 │   ├── TableNotFoundError         table_not_found           404
@@ -115,6 +116,13 @@ class UnauthorizedError(StreamhouseError):
 
     code = "unauthorized"
     http_status = 401
+
+
+class ForbiddenError(StreamhouseError):
+    """The token is right, but its grants do not allow this."""
+
+    code = "forbidden"
+    http_status = 403
 
 
 class NotFoundError(StreamhouseError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.endpoint import CA_VARIABLE, with_ca_file
 from streamhouse.storage_service.client.log_batch import LogBatch
 from streamhouse.storage_service.client.storage_client import (
     DEFAULT_ENDPOINT,
@@ -13,6 +14,7 @@ from streamhouse.storage_service.client.storage_client import (
 from streamhouse.storage_service.client.tiering_calls import TieringIdle
 
 __all__ = [
+    "CA_VARIABLE",
     "DEFAULT_ENDPOINT",
     "ENDPOINT_VARIABLE",
     "TOKEN_VARIABLE",
@@ -20,4 +22,5 @@ __all__ = [
     "LogBatch",
     "StorageClient",
     "TieringIdle",
+    "with_ca_file",
 ]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamhouse.storage_service.client import read_calls
 from streamhouse.storage_service.client.append_calls import Appender
 from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.endpoint import with_ca_file
 from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
 from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
 from streamhouse.storage_service.client.log_batch import LogBatch
@@ -44,16 +45,25 @@ class StorageClient(TieringCalls, LakePinCalls, KeyValueCalls):
         endpoint: the service's URL; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
         token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
         timeout_s: how long one call may take, retries included, besides waits it asks for.
+        ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
+            `STREAMHOUSE_CA_FILE`, else those the machine trusts.
 
     Every call raises a `StreamhouseError` whose message is one sentence, and `UnavailableError`
     when the service cannot be reached.
     """
 
     def __init__(
-        self, endpoint: str | None = None, *, token: str | None = None, timeout_s: float = 30.0
+        self,
+        endpoint: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        ca_file: str | None = None,
     ) -> None:
+        endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+        self._endpoint = endpoint if ca_file is None else with_ca_file(endpoint, ca_file)
         self._transport = HttpTransport(
-            endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT,
+            self._endpoint,
             token=token or os.environ.get(TOKEN_VARIABLE) or None,
             timeout_s=timeout_s,
         )
@@ -70,8 +80,8 @@ class StorageClient(TieringCalls, LakePinCalls, KeyValueCalls):
 
     @property
     def endpoint(self) -> str:
-        """The service's URL."""
-        return self._transport.endpoint
+        """The service's URL, with `#ca=FILE` if a CA file vouches for it."""
+        return self._endpoint.rstrip("/")
 
     def close(self) -> None:
         """Close the connections; a closed client must not be used again."""

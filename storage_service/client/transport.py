@@ -12,10 +12,11 @@ import random
 import time
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import urllib3
 
+from streamhouse.storage_service.client.endpoint import parse_endpoint, tls_failure
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StreamhouseError,
@@ -35,15 +36,14 @@ class HttpTransport:
     """Requests to one or several nodes over kept connections. Thread-safe."""
 
     def __init__(self, endpoint: str, *, token: str | None, timeout_s: float) -> None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequestError(
-                f"endpoint '{endpoint}' is not a URL like http://127.0.0.1:8765"
-            )
-        self.endpoint = endpoint.rstrip("/")
+        parts = parse_endpoint(endpoint)
+        self.endpoint = parts.url
+        """The service's URL, without what vouches for its certificate."""
         self.timeout_s = timeout_s
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(num_pools=16, maxsize=16, retries=False)
+        self._pool = urllib3.PoolManager(
+            num_pools=16, maxsize=16, retries=False, **parts.tls_settings()
+        )
         self._is_reached = False
 
     def close(self) -> None:
@@ -173,6 +173,8 @@ class HttpTransport:
                 f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"
                 " serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or 'endpoint'"
             ) from error
+        except urllib3.exceptions.SSLError as error:
+            raise tls_failure(error, endpoint=endpoint, request=f"{method} {path}") from error
         except urllib3.exceptions.HTTPError as error:
             raise UnknownOutcomeError(
                 f"the Streamhouse service at {endpoint} did not answer {method} {path}: {error}"

@@ -1,13 +1,12 @@
 """The ASGI application: what happens around every route, and which code answers it.
 
-Order for each request: request id, liveness, token, stopping and limits, then the route. The data
-routes are answered here, everything else by the FastAPI application of control_plane.py. Whatever
-goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
+Order for each request: request id, liveness, token and grants, stopping and limits, then the route.
+The data routes are answered here, everything else by the FastAPI application of control_plane.py.
+Whatever goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
 """
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import logging
 import re
@@ -15,11 +14,7 @@ import secrets
 import time
 from typing import Final
 
-from streamhouse.storage_service.errors import (
-    InternalError,
-    StreamhouseError,
-    UnauthorizedError,
-)
+from streamhouse.storage_service.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.server.append_route import answer_append
 from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
 from streamhouse.storage_service.server.fetch_route import answer_fetch
@@ -38,6 +33,7 @@ from streamhouse.storage_service.server.key_read_route import (
     answer_row,
 )
 from streamhouse.storage_service.server.key_write_route import answer_delete, answer_upsert
+from streamhouse.storage_service.server.log_format import REQUEST_ID
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.subscribe_route import answer_subscribe
 
@@ -55,8 +51,6 @@ class ServiceApp:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._control_plane = build_control_plane(service)
-        token = service.config.token
-        self._token = None if token is None else token.encode()
         self._request_prefix = secrets.token_hex(4)
         self._request_numbers = itertools.count(1)
 
@@ -70,6 +64,7 @@ class ServiceApp:
             request_id=self._request_id(scope),
             stall_timeout_ms=self._service.config.answer_stall_timeout_ms,
         )
+        outer = REQUEST_ID.set(exchange.request_id)
         started = time.perf_counter()
         try:
             await self._answer(exchange)
@@ -95,13 +90,14 @@ class ServiceApp:
                 exchange.status,
                 seconds * 1000,
             )
+            REQUEST_ID.reset(outer)
 
     async def _answer(self, exchange: HttpExchange) -> None:
         if exchange.path == "/health":
             # Alive even when stopping or full: an orchestrator must not kill it for that.
             exchange.route = "health"
             return await exchange.answer_json({"status": "alive"})
-        self._check_token(exchange)
+        self._service.access.admit(exchange)
         with self._service.request():
             if not await self._answer_data_route(exchange):
                 await self._answer_control_route(exchange)
@@ -166,21 +162,6 @@ class ServiceApp:
         endpoint = exchange.scope.get("endpoint")
         # The function's name: a path would make as many metrics as there are tables.
         exchange.route = getattr(endpoint, "__name__", exchange.route)
-
-    def _check_token(self, exchange: HttpExchange) -> None:
-        if self._token is None:
-            return
-        given = exchange.header(b"authorization") or b""
-        kind, _, token = given.partition(b" ")
-        # Compared as bytes and in full, so that the time taken says nothing about the token.
-        is_right = hmac.compare_digest(token.strip(), self._token)
-        if kind.lower() != b"bearer" or not is_right:
-            raise UnauthorizedError(
-                "the bearer token is wrong"
-                if given
-                else "this service needs a bearer token: send 'Authorization: Bearer TOKEN', or set"
-                " STREAMHOUSE_TOKEN"
-            )
 
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         self._service.report(exchange, error)

@@ -19,6 +19,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.model.table import TableDescriptor
+from streamhouse.storage_service.server.access import database_scope
+from streamhouse.storage_service.server.grants import Level
 from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
 from streamhouse.storage_service.server.lake_pin_routes import lake_pin_routes
 from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
@@ -58,6 +60,11 @@ def build_control_plane(service: Service) -> FastAPI:
     return app
 
 
+def _exchange(request: Request) -> HttpExchange:
+    exchange: HttpExchange = request.scope[EXCHANGE_KEY]
+    return exchange
+
+
 def _service_routes(service: Service) -> APIRouter:
     routes = APIRouter()
 
@@ -88,11 +95,13 @@ def _database_routes(service: Service) -> APIRouter:
     manager = service.manager
 
     @routes.get("", summary="The names of all databases.")
-    async def list_databases() -> dict[str, list[str]]:
-        return {"databases": manager.databases()}
+    async def list_databases(request: Request) -> dict[str, list[str]]:
+        sees = _exchange(request).caller.sees_database
+        return {"databases": [name for name in manager.databases() if sees(name)]}
 
     @routes.post("", summary="Create a database.", status_code=201)
-    async def create_database(body: CreateDatabase) -> dict[str, str]:
+    async def create_database(request: Request, body: CreateDatabase) -> dict[str, str]:
+        service.access.require(_exchange(request), Level.ADMIN, database_scope(body.name))
         await manager.create_database(body.name)
         return {"name": body.name}
 
@@ -108,12 +117,18 @@ def _table_routes(service: Service) -> APIRouter:
     manager = service.manager
 
     @routes.get("", summary="The paths of all tables, or of one database's.")
-    async def list_tables(database: str | None = None) -> dict[str, list[str]]:
-        return {"tables": [str(info.path) for info in manager.list_tables(database)]}
+    async def list_tables(request: Request, database: str | None = None) -> dict[str, list[str]]:
+        may = _exchange(request).caller.may
+        paths = [str(info.path) for info in manager.list_tables(database)]
+        return {"tables": [path for path in paths if may(Level.READ, path)]}
 
     @routes.post("", summary="Create a table.", status_code=201)
-    async def create_table(descriptor: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
-        table = await manager.create_table(TableDescriptor.from_json(descriptor))
+    async def create_table(
+        request: Request, descriptor: Annotated[dict[str, Any], Body()]
+    ) -> dict[str, Any]:
+        parsed = TableDescriptor.from_json(descriptor)
+        service.access.require(_exchange(request), Level.ADMIN, str(parsed.path))
+        table = await manager.create_table(parsed)
         return table.info.to_json()
 
     @routes.get("/{path}", summary="Describe a table.")

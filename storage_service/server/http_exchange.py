@@ -18,6 +18,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnauthorizedError,
 )
+from streamhouse.storage_service.server.grants import UNKNOWN
 
 __all__ = ["ClientGone", "HttpExchange", "Message", "Receive", "Scope", "Send"]
 
@@ -55,6 +56,7 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.route = "unknown"
+        self.caller = UNKNOWN
         self.status = 0
         self._watcher: asyncio.Task[None] | None = None
         self._waiting: asyncio.Future[None] | None = None

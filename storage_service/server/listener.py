@@ -27,6 +27,7 @@ from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.tls import check_tls
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
@@ -56,6 +57,7 @@ def run_service(
     rows by key are got back; without it from the changelog alone.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
+    check_tls(config)
     with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
         _raise_open_files_limit(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
@@ -89,7 +91,7 @@ async def _serve(
         server = _Server(_uvicorn_config(config, ServiceApp(service)))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
-        on_stop = on_ready(_endpoint(listening))
+        on_stop = on_ready(_endpoint(listening, config))
         await _until_stopped(signals, service, server, on_stop)
         await serving
     finally:
@@ -172,6 +174,9 @@ def _uvicorn_config(config: ServiceConfig, app: ServiceApp) -> uvicorn.Config:
         backlog=_BACKLOG,
         timeout_keep_alive=max(1, config.keep_alive_timeout_ms // 1000),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        ssl_certfile=config.tls_certificate_file,
+        ssl_keyfile=config.tls_key_file,
+        ssl_keyfile_password=config.tls_key_password,
     )
 
 
@@ -192,9 +197,10 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _endpoint(listening: socket.socket) -> str:
+def _endpoint(listening: socket.socket, config: ServiceConfig) -> str:
+    scheme = "http" if config.tls_certificate_file is None else "https"
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _raise_open_files_limit(config: ServiceConfig) -> None:

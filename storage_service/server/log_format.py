@@ -1,13 +1,20 @@
-"""How the service logs: one line an event on stderr, `key=value`, never a token or a row."""
+"""How the service logs: one line an event on stderr, `key=value`, never a token or a row.
+
+Every line that is written while a request is answered, on whatever thread, has its request id.
+"""
 
 from __future__ import annotations
 
 import datetime
 import logging
 import sys
+from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["configure_logging"]
+__all__ = ["REQUEST_ID", "configure_logging"]
+
+REQUEST_ID: Final = ContextVar("request_id", default="")
+"""The id of the request that is being answered, empty outside of one."""
 
 # uvicorn reports what we answer and log ourselves; only its own failures are news.
 _QUIET: Final = {"uvicorn.error": logging.CRITICAL, "asyncio": logging.WARNING}
@@ -22,6 +29,9 @@ class KeyValueFormatter(logging.Formatter):
         message = record.getMessage().replace("\n", "\\n")
         if not message.startswith("event="):
             message = f"message={message!r}"
+        request_id = REQUEST_ID.get()
+        if request_id and " request_id=" not in message:
+            message += f" request_id={request_id}"
         line = (
             f"time={when.isoformat(timespec='milliseconds')} level={record.levelname.lower()}"
             f" logger={record.name} {message}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -12,11 +13,14 @@ from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import (
+    ForbiddenError,
     OverloadedError,
     StreamhouseError,
+    UnauthorizedError,
     UnavailableError,
 )
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.access import AccessControl
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -76,6 +80,7 @@ class Service:
         self.config = config
         self.manager = manager
         self.metrics = metrics
+        self.access = AccessControl(config)
         self.body_memory = BodyMemory(config.bodies_bytes_max)
         self.open_requests = 0
         self._subscriptions: set[HttpExchange] = set()
@@ -91,7 +96,9 @@ class Service:
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function` on a worker thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, functools.partial(function, *args))
+        return await loop.run_in_executor(
+            self._executor, functools.partial(contextvars.copy_context().run, function, *args)
+        )
 
     async def wait_for_rows(
         self, exchange: HttpExchange, table: OpenTable, bucket: int, *, deadline: float
@@ -143,6 +150,8 @@ class Service:
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""
         self.metrics.errors.labels(error.code).inc()
+        if isinstance(error, UnauthorizedError | ForbiddenError):
+            self.access.record_refusal(exchange, error.code)
         # Refusing what is too much is normal, and one line for each would make it worse.
         is_normal = error.http_status < 500 or isinstance(error, OverloadedError | UnavailableError)
         level = logging.DEBUG if is_normal else logging.WARNING

@@ -68,7 +68,12 @@ async def _push(
     heartbeat_s = service.config.subscription_heartbeat_ms / 1000
     # The first answer is a heartbeat at once: it tells the client that it is subscribed.
     heartbeat_at = loop.time()
-    while not service.is_draining and not table.is_dropped:
+    # A subscription may last for weeks: a token revoked meanwhile ends it.
+    while (
+        not service.is_draining
+        and not table.is_dropped
+        and service.access.is_still_admitted(exchange)
+    ):
         is_behind = False
         for bucket, offset in positions.items():
             end = table.tablet(bucket).high_watermark

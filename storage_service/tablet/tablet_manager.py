@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -376,7 +377,9 @@ class TabletManager:
     # -- inside --------------------------------------------------------------------------------
 
     async def _run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
-        return await self._loop.run_in_executor(self._executor, functools.partial(function, *args))
+        return await self._loop.run_in_executor(
+            self._executor, functools.partial(contextvars.copy_context().run, function, *args)
+        )
 
     def _add(self, table: OpenTable) -> None:
         table.is_dropped = False

@@ -73,10 +73,15 @@ class InProcessService:
         return answer
 
     def start(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[AsgiCall, asyncio.Task[AsgiAnswer]]:
         """Begin a request that waits or streams."""
-        call = AsgiCall(self.app, method, path, query=query)
+        call = AsgiCall(self.app, method, path, query=query, headers=headers)
         return call, asyncio.ensure_future(call.run())
 
     async def create_table(self, path: str = "events", **fields: Any) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +61,29 @@ def _limit_options(command: _F) -> _F:
     help="File with the bearer token that callers must send; needed beyond loopback.",
 )
 @click.option(
+    "--grants",
+    "grants_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with hashes of tokens and what each may do; read again when it changes.",
+)
+@click.option(
+    "--tls-cert",
+    "tls_certificate_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="PEM file with the certificate and its chain: the service then speaks HTTPS only.",
+)
+@click.option(
+    "--tls-key",
+    "tls_key_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="PEM file with the certificate's private key.",
+)
+@click.option(
+    "--tls-key-password-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the password of the private key, if it has one.",
+)
+@click.option(
     "--catalog",
     "catalog_name",
     default=DEFAULT_CATALOG_NAME,
@@ -101,6 +126,10 @@ def command(
     host: str,
     port: int,
     token_file: Path | None,
+    grants_file: Path | None,
+    tls_certificate_file: Path | None,
+    tls_key_file: Path | None,
+    tls_key_password_file: Path | None,
     catalog_name: str,
     catalog_properties: tuple[str, ...],
     tiering: str,
@@ -118,7 +147,11 @@ def command(
         data_dir=data_dir,
         host=host,
         port=port,
-        token=None if token_file is None else _read_token(token_file),
+        token=_service_token(token_file, needed=grants_file is not None and tiering == "embedded"),
+        grants_file=grants_file,
+        tls_certificate_file=tls_certificate_file,
+        tls_key_file=tls_key_file,
+        tls_key_password=_optional_secret(tls_key_password_file, "password"),
         catalog_name=catalog_name,
         catalog_properties=parse_catalog_properties(catalog_properties),
     )
@@ -132,7 +165,7 @@ def command(
     configure_logging(log_level)
 
     def on_ready(endpoint: str) -> Callable[[], None]:
-        stop = _start_tiering(endpoint, config.token) if tiering == "embedded" else _nothing
+        stop = _start_tiering(endpoint, config) if tiering == "embedded" else _nothing
         click.echo(f"streamhouse listening on {endpoint}")
         sys.stdout.flush()
         return stop
@@ -153,10 +186,14 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     return lake_rows
 
 
-def _start_tiering(endpoint: str, token: str | None) -> Callable[[], None]:
+def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
+    from streamhouse.storage_service.server.tls import certificate_fingerprint
     from streamhouse.tiering.embedded import EmbeddedTieringWorker
 
-    worker = EmbeddedTieringWorker(endpoint=endpoint, token=token)
+    if config.tls_certificate_file is not None:
+        # The name in the certificate need not be the address that this process calls itself by.
+        endpoint += f"#sha256={certificate_fingerprint(config.tls_certificate_file)}"
+    worker = EmbeddedTieringWorker(endpoint=endpoint, token=config.token)
     worker.start()
     return worker.stop
 
@@ -165,14 +202,25 @@ def _nothing() -> None:
     """There is nothing to stop."""
 
 
-def _read_token(path: Path) -> str:
+def _service_token(path: Path | None, *, needed: bool) -> str | None:
+    """Return the token of the service's owner; if `needed`, one that nobody else knows."""
+    if path is None and needed:
+        return secrets.token_urlsafe(32)
+    return _optional_secret(path, "token")
+
+
+def _optional_secret(path: Path | None, kind: str) -> str | None:
+    if path is None:
+        return None
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"token file {path} cannot be read: {error}") from error
-    if not token or not token.isprintable() or " " in token:
-        raise InvalidRequestError(f"token file {path} must hold one token without spaces")
-    return token
+        raise InvalidRequestError(f"{kind} file {path} cannot be read: {error}") from error
+    if not secret or not secret.isprintable() or " " in secret:
+        raise InvalidRequestError(f"{kind} file {path} must hold one {kind} without spaces")
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        click.echo(f"streamhouse: others may read the {kind} file {path}; chmod 600 it", err=True)
+    return secret
 
 
 def _restart_with_tuned_malloc() -> None:

@@ -66,7 +66,7 @@ def test_a_port_beyond_16_bits_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
 def test_a_host_others_can_reach_needs_a_token(tmp_path: Path, host: str) -> None:
-    with pytest.raises(InvalidRequestError, match="give --token-file, or bind"):
+    with pytest.raises(InvalidRequestError, match="give --token-file or --grants, or bind"):
         ServiceConfig(data_dir=tmp_path, host=host)
 
     assert ServiceConfig(data_dir=tmp_path, host=host, token="secret").host == host

@@ -1,0 +1,44 @@
+"""The service's certificate: checked before anything is opened, and known by its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import ssl
+from pathlib import Path
+
+from streamhouse.storage_service.config import ServiceConfig, is_loopback
+from streamhouse.storage_service.errors import InvalidRequestError
+
+__all__ = ["certificate_fingerprint", "check_tls"]
+
+_logger = logging.getLogger(__name__)
+
+
+def check_tls(config: ServiceConfig) -> None:
+    """Raise `InvalidRequestError` if certificate and key cannot be used together.
+
+    Without TLS, a warning if tokens will cross the network readable by everybody on the way.
+    """
+    if config.tls_certificate_file is None:
+        if not is_loopback(config.host):
+            _logger.warning("event=tokens_in_the_clear host=%s advice='--tls-cert'", config.host)
+        return
+    try:
+        # An empty password instead of None: a service must not ask on a terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.tls_certificate_file, config.tls_key_file, config.tls_key_password or ""
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(
+            f"--tls-cert {config.tls_certificate_file} and --tls-key {config.tls_key_file} cannot"
+            f" be used: {error}"
+        ) from error
+
+
+def certificate_fingerprint(path: Path) -> str:
+    """Return the SHA-256 of the first certificate of a PEM file, which is the service's own."""
+    end = "-----END CERTIFICATE-----"
+    text = path.read_text(encoding="ascii", errors="replace")
+    first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()

@@ -1,0 +1,61 @@
+"""Endpoints: a URL, and what vouches for its certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.client.endpoint import (
+    CA_VARIABLE,
+    Endpoint,
+    parse_endpoint,
+    with_ca_file,
+)
+from streamhouse.storage_service.errors import InvalidRequestError
+
+
+def test_what_an_endpoint_says() -> None:
+    assert parse_endpoint("http://h:1/") == Endpoint(url="http://h:1")
+    assert parse_endpoint("https://h:1#sha256=ab") == Endpoint(url="https://h:1", fingerprint="ab")
+    assert parse_endpoint("https://h:1/#ca=/a%20b.pem") == Endpoint(
+        url="https://h:1", ca_file="/a b.pem"
+    )
+
+
+def test_a_ca_file_travels_with_the_endpoint() -> None:
+    endpoint = with_ca_file("https://h:1#ca=/old.pem", "/etc/a b#&=.pem")
+
+    assert parse_endpoint(endpoint) == Endpoint(url="https://h:1", ca_file="/etc/a b#&=.pem")
+
+
+def test_a_ca_file_for_plain_http_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="a CA file needs an endpoint https"):
+        with_ca_file("http://h:1", "/ca.pem")
+
+
+@pytest.mark.parametrize("text", ["h:1", "ftp://h", "https://", "https://h#x=1", "https://h#ca"])
+def test_what_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is not a URL like"):
+        parse_endpoint(text)
+
+
+def test_a_password_in_an_endpoint_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidRequestError, match="with a user or password") as error:
+        parse_endpoint("https://me:s3cret@h:1")
+
+    assert "s3cret" not in error.value.message
+
+
+def test_plain_http_has_no_tls_settings() -> None:
+    assert parse_endpoint("http://h:1").tls_settings() == {}
+
+
+def test_the_ca_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CA_VARIABLE, str(tmp_path / "nope.pem"))
+    with pytest.raises(InvalidRequestError, match=r"nope\.pem does not exist on this machine"):
+        parse_endpoint("https://h:1").tls_settings()
+
+    ca_file = tmp_path / "ca.pem"
+    ca_file.touch()
+    assert parse_endpoint(f"https://h:1#ca={ca_file}").tls_settings()["ca_certs"] == str(ca_file)
