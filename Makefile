@@ -89,6 +89,12 @@ format: setup ## Format, and mend what ruff can mend
 docs: setup ## Check the documents: links, and what they say about the code
 	$(BIN)/python -m pytest tests/architecture/test_documents.py
 
+.PHONY: audit
+audit: setup ## Known vulnerabilities of the pinned dependencies; asks the network
+	@test -x .cache/audit/bin/pip-audit || { $(BIN)/python -m venv .cache/audit && \
+		.cache/audit/bin/python -m pip install --quiet pip-audit; }
+	.cache/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 .PHONY: bench
 bench: java setup ## Run the benchmarks and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run

@@ -105,7 +105,6 @@ class AccessControl:
         self._grants = None if config.grants_file is None else Grants(config.grants_file)
         self._check_interval_s = config.grants_check_interval_ms / 1000
         self._checked_at = time.monotonic()
-        self.refusals = 0
 
     @property
     def reload_failures(self) -> int:
@@ -138,7 +137,6 @@ class AccessControl:
 
     def record_refusal(self, exchange: HttpExchange, code: str) -> None:
         """Write the audit line of a refused call."""
-        self.refusals += 1
         client = exchange.scope.get("client") or ("unknown",)
         _audit.warning(
             "event=refused code=%s client=%s token_name=%s method=%s path=%r",

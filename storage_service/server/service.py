@@ -183,6 +183,10 @@ class Service:
             "subscriptions": ("Open subscriptions.", len(self._subscriptions)),
             "waiting_requests": ("Requests waiting for rows.", self.manager.waiter_limit.count),
             "body_bytes": ("Bytes held by request bodies.", self.body_memory.bytes_held),
+            "grants_reload_failures": (
+                "Changed grants files that were broken, the one before kept.",
+                self.access.reload_failures,
+            ),
             "commit_queue_bytes": (
                 "Appended bytes waiting for the disk.",
                 self.manager.queued_bytes,

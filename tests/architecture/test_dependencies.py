@@ -1,0 +1,67 @@
+"""Every package that an installation gets is pinned to one version: no release gets in unseen.
+
+What a pinned version is known to suffer from needs a network to ask: `make audit`.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import re
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.architecture.source_files import ROOT
+
+
+def _pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            found = re.fullmatch(r"([\w.-]+)==([\w.+!]+)(?: *;.*)?", line)
+            assert found is not None, f"constraints.txt: '{line}' is not NAME==VERSION"
+            pins[canonicalize_name(found[1])] = found[2]
+    return pins
+
+
+def _declared() -> list[Requirement]:
+    """What setup.cfg asks for, extras included."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    texts = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def _installed_closure() -> dict[str, str]:
+    """Name -> version of all that `_declared` pulls in, as installed here."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = _declared()
+    while waiting:
+        wanted = waiting.pop()
+        name, extras = canonicalize_name(wanted.name), frozenset(wanted.extras)
+        if (name, extras) in seen or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        seen.add((name, extras))
+        distribution = importlib.metadata.distribution(name)
+        found[name] = distribution.version
+        for line in distribution.requires or ():
+            needed = Requirement(line)
+            wants = [{"extra": extra} for extra in (*extras, "")]
+            if needed.marker is None or any(needed.marker.evaluate(want) for want in wants):
+                needed.marker = None
+                waiting.append(needed)
+    return found
+
+
+def test_every_installed_dependency_is_pinned_as_it_is_installed() -> None:
+    installed, pins = _installed_closure(), _pins()
+
+    assert {name: pins.get(name) for name in installed} == installed
+
+
+def test_nothing_else_is_pinned() -> None:
+    assert set(_pins()) <= set(_installed_closure())
