@@ -156,6 +156,9 @@ class ServiceConfig:
     grants_check_interval_ms: int = _limit(
         1_000, "ms", "How often requests look whether the grants file has changed."
     )
+    status_interval_ms: int = _limit(
+        5_000, "ms", "How often the status page's rates and lags are measured."
+    )
     metrics_tables_max: int = _limit(
         200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
     )

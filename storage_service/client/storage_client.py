@@ -97,6 +97,11 @@ class StorageClient(TieringCalls, LakePinCalls, KeyValueCalls):
         """Create a database; raises `DatabaseExistsError`."""
         self._transport.request_json("POST", "/v1/databases", body={"name": name})
 
+    def status(self) -> dict[str, Any]:
+        """Return what the service's page at `/` shows, as docs/http_api.md describes it."""
+        answer: dict[str, Any] = self._transport.request_json("GET", "/v1/status")
+        return answer
+
     def drop_database(self, name: str) -> None:
         """Drop an empty database; raises `DatabaseNotEmptyError`."""
         self._transport.request_json("DELETE", f"/v1/databases/{name}")

@@ -67,14 +67,14 @@ def database_scope(database: str) -> str:
 
 
 def need_of(method: str, path: str) -> Need:
-    """Return what a request needs; `/health`, which needs nothing, never comes here.
+    """Return what a request needs; `/health` and `/`, which need nothing, never come here.
 
     Raises `InvalidNameError` for a path that can be no table's.
     """
     is_reading = method in ("GET", "HEAD")
     if path in _SEEN_BY_ALL:
         return _ANY
-    if path == "/metrics":
+    if path in ("/metrics", "/v1/status"):
         return Need(Level.READ, SERVICE)
     match path.removeprefix("/v1/").split("/") if path.startswith("/v1/") else []:
         case ["databases", name]:

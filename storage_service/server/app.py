@@ -35,6 +35,7 @@ from streamhouse.storage_service.server.key_read_route import (
 from streamhouse.storage_service.server.key_write_route import answer_delete, answer_upsert
 from streamhouse.storage_service.server.log_format import REQUEST_ID
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.status_page import STATUS_PAGE_PATH
 from streamhouse.storage_service.server.subscribe_route import answer_subscribe
 
 __all__ = ["ServiceApp"]
@@ -93,6 +94,10 @@ class ServiceApp:
             REQUEST_ID.reset(outer)
 
     async def _answer(self, exchange: HttpExchange) -> None:
+        if exchange.path == STATUS_PAGE_PATH:
+            # The page has nothing in it: what it shows it asks for, with the token.
+            with self._service.request():
+                return await self._answer_control_route(exchange)
         if exchange.path == "/health":
             # Alive even when stopping or full: an orchestrator must not kill it for that.
             exchange.route = "health"

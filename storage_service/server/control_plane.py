@@ -35,6 +35,7 @@ from streamhouse.storage_service.server.request_bodies import (
     TableName,
 )
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.status_page import status_page
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 
@@ -71,6 +72,14 @@ def _service_routes(service: Service) -> APIRouter:
     @routes.get("/health", summary="Whether the process is alive; needs no token.")
     async def health() -> dict[str, str]:
         return {"status": "alive"}
+
+    @routes.get("/", summary="The status page, for people; needs no token.")
+    async def page() -> Response:
+        return status_page()
+
+    @routes.get("/v1/status", summary="What the status page shows: tables, rates, lags, workers.")
+    async def status() -> dict[str, Any]:
+        return service.status.to_json()
 
     @routes.get("/ready", summary="Whether the service takes requests.")
     async def ready() -> dict[str, str]:

@@ -55,6 +55,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         bytes_max=min(bytes_max, config.fetch_bytes_max),
         columns=columns,
     )
+    table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
     await exchange.answer(200, ARROW_STREAM, page.pieces)
 

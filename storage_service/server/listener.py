@@ -88,12 +88,14 @@ async def _serve(
         # What lives as long as the process need not be walked by every collection.
         gc.collect()
         gc.freeze()
+        sampling = asyncio.ensure_future(service.status.run())
         server = _Server(_uvicorn_config(config, ServiceApp(service)))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
         on_stop = on_ready(_endpoint(listening, config))
         await _until_stopped(signals, service, server, on_stop)
         await serving
+        sampling.cancel()
     finally:
         await manager.close()
         workers.shutdown()

@@ -23,6 +23,8 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access import AccessControl
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status import StatusSampler
+from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
@@ -81,6 +83,14 @@ class Service:
         self.manager = manager
         self.metrics = metrics
         self.access = AccessControl(config)
+        self.status = StatusSampler(
+            tables=manager.open_tables,
+            coordinator=manager.tiering,
+            run_blocking=self.run_blocking,
+            clock_us=clock_us,
+            interval_ms=config.status_interval_ms,
+            tables_max=config.metrics_tables_max,
+        )
         self.body_memory = BodyMemory(config.bodies_bytes_max)
         self.open_requests = 0
         self._subscriptions: set[HttpExchange] = set()

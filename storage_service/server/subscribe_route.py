@@ -84,6 +84,7 @@ async def _push(
                     return await exchange.finish()
                 await exchange.push(page.pieces)
                 positions[bucket] = page.next_offset
+                table.read_rows += page.row_count
                 service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
         if is_behind:
             heartbeat_at = loop.time() + heartbeat_s

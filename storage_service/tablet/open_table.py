@@ -45,6 +45,8 @@ class OpenTable:
         self.key_writer: KeyWriter | None = None
         """Of a primary key table, what writes it."""
         self.is_dropped = False
+        self.read_rows = 0
+        """How many rows were sent to readers since the service started."""
         self.log_schema = info.log_schema
         self._next_spread_bucket = 0
         # bucket -> (first offset that is not tiered, its timestamp)
@@ -89,17 +91,24 @@ class OpenTable:
     def oldest_untiered_us(self) -> int | None:
         """Return when the oldest row that the lake does not have was written; None if it has all.
 
+        As `untiered_since_us`.
+        """
+        return min(self.untiered_since_us().values(), default=None)
+
+    def untiered_since_us(self) -> dict[int, int]:
+        """Return bucket -> when its oldest row that the lake does not have was written.
+
         Reads one batch a bucket, on any thread, and each batch only once: call it off the event
         loop unless `is_age_known`.
         """
-        times = []
+        times = {}
         for bucket, offset in self._first_untiered():
             known_offset, timestamp_us = self._untiered_since.get(bucket, (-1, 0))
             if known_offset != offset:
                 timestamp_us = self.tablets[bucket].read(offset, bytes_max=1)[0].timestamp_us
                 self._untiered_since[bucket] = (offset, timestamp_us)
-            times.append(timestamp_us)
-        return min(times, default=None)
+            times[bucket] = timestamp_us
+        return times
 
     @property
     def is_age_known(self) -> bool:
@@ -118,6 +127,13 @@ class OpenTable:
             if (offset := max(self.lake.tiered_offsets.get(bucket, 0), tablet.log_start_offset))
             < tablet.high_watermark
         ]
+
+    @property
+    def row_count(self) -> int:
+        """Rows by key of a primary key table; rows ever appended to a log table."""
+        if self.key_buckets:
+            return sum(bucket.row_count for bucket in self.key_buckets)
+        return sum(tablet.high_watermark for tablet in self.tablets)
 
     @property
     def untiered_rows(self) -> int:

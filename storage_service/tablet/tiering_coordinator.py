@@ -264,6 +264,7 @@ class TieringCoordinator:
             "last_error": state.last_error,
             "pause_left_ms": _left_ms(state.paused_until_s, now_s),
             "last_round_ms": state.last_round_ms,
+            "round_ms": int((now_s - state.started_at_s) * 1000) if state.worker_id else 0,
         }
 
     def _renew(self, state: TieringRound) -> None:

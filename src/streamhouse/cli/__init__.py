@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS: Final = {
     "serve": ("streamhouse.cli.serve", "Run the storage service."),
     "tables": ("streamhouse.cli.tables", "List tables, or describe one."),
+    "top": ("streamhouse.cli.top", "Watch tables, rates and lake lag."),
     "tier": ("streamhouse.cli.tier", "Move the log into Iceberg."),
 }
 

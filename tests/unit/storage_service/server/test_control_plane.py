@@ -268,6 +268,8 @@ def test_the_documentation_has_every_control_route(tmp_path: Path) -> None:
                 "GET /ready",
                 "GET /metrics",
                 "GET /v1/lake/catalog",
+                "GET /",
+                "GET /v1/status",
                 "GET /v1/databases",
                 "POST /v1/databases",
                 "DELETE /v1/databases/{name}",

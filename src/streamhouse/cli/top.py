@@ -1,0 +1,98 @@
+"""`streamhouse top`: tables, rates and lake lag in a terminal, as the service's page shows them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+
+__all__ = ["command"]
+
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_CHART_CHARACTERS: Final = 24
+_WIDE_CHARACTERS: Final = 110
+
+
+@click.command("top")
+@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+@click.option("--once", is_flag=True, help="Print one picture and return.")
+def command(endpoint: str | None, once: bool) -> None:
+    """Watch what is written, read and tiered; Ctrl-C ends it."""
+    console = Console()
+    with StorageClient(endpoint) as client:
+        status = client.status()
+        if once:
+            console.print(_picture(status, width=console.width))
+            return
+        first = _picture(status, width=console.width)
+        with Live(first, console=console, screen=True, auto_refresh=False) as live:
+            try:
+                while True:
+                    live.update(_picture(client.status(), width=console.width), refresh=True)
+                    time.sleep(status["sample_interval_ms"] / 1000)
+            except KeyboardInterrupt:
+                return
+
+
+def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
+    is_wide = width >= _WIDE_CHARACTERS
+    tables = Table()
+    tables.add_column("table", no_wrap=True)
+    for heading in ("rows", "written/s", "read/s", "log", "lake lag", "wanted"):
+        tables.add_column(heading, justify="right", no_wrap=True)
+    if is_wide:
+        tables.add_column("written/s over time", no_wrap=True)
+    for table in status["tables"]:
+        tables.add_row(
+            table["table"],
+            _short(table["row_count"]),
+            _short(table["written_rows_per_s"]),
+            _short(table["read_rows_per_s"]),
+            f"{_short(table['log_bytes'])}B",
+            _lag(table),
+            _age(table["freshness_ms"]) if table["is_tiered"] else "",
+            *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
+        )
+    lines: list[RenderableType] = [tables]
+    for worker in status["workers"]:
+        lines.append(
+            f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"
+        )
+    for table in status["tables"]:
+        if error := table["tiering"]["last_error"]:
+            lines.append(Text(f"{table['table']}: {error}", style="red"))
+    return Group(*lines)
+
+
+def _lag(table: dict[str, Any]) -> Text:
+    if not table["is_tiered"]:
+        return Text("no lake", style="dim")
+    is_late = table["lag_ms"] > table["freshness_ms"]
+    return Text(_age(table["lag_ms"]), style="red" if is_late else "green")
+
+
+def _short(number: float) -> str:
+    for unit in ("", "k", "M"):
+        if number < 1_000:
+            return f"{number:,.0f} {unit}" if not unit or number >= 100 else f"{number:,.1f} {unit}"
+        number /= 1_000
+    return f"{number:,.1f} G"
+
+
+def _age(ms: int) -> str:
+    if ms < 1_000:
+        return f"{ms} ms"
+    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.0f} min"
+
+
+def _chart(values: list[float]) -> str:
+    recent = values[-_CHART_CHARACTERS:]
+    top = max([*recent, 1.0])
+    return "".join(_BLOCKS[round(value / top * (len(_BLOCKS) - 1))] for value in recent)
