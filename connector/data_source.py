@@ -31,14 +31,21 @@ from streamhouse.connector.options import (
     read_options,
     shape_options,
 )
+from streamhouse.connector.row_form import (
+    check_columns,
+    shape_columns,
+    stream_form,
+    table_columns,
+)
 from streamhouse.connector.scan import RowsPiece, ScanColumn, Split
-from streamhouse.connector.scan_schema import check_predicate, check_types, output_columns
+from streamhouse.connector.scan_schema import check_types
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors
 from streamhouse.connector.table_name import LAKE
 from streamhouse.connector.write_options import write_options
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["StreamhouseDataSource"]
@@ -62,12 +69,7 @@ class StreamhouseDataSource(DataSource):
         shape = shape_options(self._options(BATCH, STREAM))
         if shape.connection.name.is_metadata:
             return from_arrow_schema(_metadata_schema(shape.connection.name.part, shape.columns))
-        output = output_columns(
-            self._pinned().table.schema,
-            columns=shape.columns,
-            include_metadata=shape.include_metadata,
-            table=str(shape.connection.name.path),
-        )
+        output = shape_columns(self._pinned().table, shape)
         return from_arrow_schema(pa.schema([column.to_arrow() for column in output]))
 
     @spark_errors
@@ -96,6 +98,7 @@ class StreamhouseDataSource(DataSource):
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.stream_reader import StreamhouseStreamReader
+        from streamhouse.connector.tier_plan import read_context
 
         options = read_options(self._options(STREAM), use=STREAM)
         name = options.connection.name
@@ -106,7 +109,8 @@ class StreamhouseDataSource(DataSource):
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = self._output(options, arrow_schema)
         # A wrong `where` should fail the start, not the first batch with rows.
-        check_predicate(options.where, self._pinned().table.schema, table=str(name.path))
+        context = read_context(self._pinned(), options, output)
+        check_columns(context, stream_form(self._pinned().table, options, output), name)
         return StreamhouseStreamReader(options, self._pinned(), output, arrow_schema)
 
     @spark_errors
@@ -144,8 +148,11 @@ class StreamhouseDataSource(DataSource):
     def _output(self, options: ReadOptions, wanted: pa.Schema) -> tuple[ScanColumn, ...]:
         """Return the table's columns for the schema that Spark, or `.schema(...)`, asks for."""
         table = str(options.connection.name.path)
-        output = output_columns(
-            self._pinned().table.schema, columns=wanted.names, include_metadata=False, table=table
+        output = table_columns(
+            self._pinned().table,
+            columns=wanted.names,
+            include_metadata=False,
+            has_change_type=CHANGE_TYPE_COLUMN in wanted.names,
         )
         check_types(output, wanted, table=table)
         return output

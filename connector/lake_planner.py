@@ -52,6 +52,7 @@ from streamhouse.storage_service.model.lake import (
 )
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
     Schema,
@@ -155,17 +156,26 @@ class LakeTable:
         return rows
 
     def plan(
-        self, schema: Schema, query: LakeQuery, *, snapshot_id: int, allow_successor: bool
+        self,
+        schema: Schema,
+        query: LakeQuery,
+        *,
+        snapshot_id: int,
+        allow_successor: bool,
+        successor_covers: Mapping[int, int] | None = None,
     ) -> LakeFiles:
         """Return the files of a snapshot that may hold rows of `query`.
 
         Args:
             schema: the table's own schema; its columns are looked up in the lake's.
             allow_successor: when the snapshot is gone, plan on the current one.
+            successor_covers: but only if it covers exactly these offsets.
         """
         snapshot = self._table.snapshot_by_id(snapshot_id)
         if snapshot is None and allow_successor:
             snapshot = self._table.current_snapshot()
+            if snapshot is not None and successor_covers is not None:
+                snapshot = snapshot if self._covers(snapshot, successor_covers) else None
         if snapshot is None:
             snapshot = self._snapshot(snapshot_id)
         lake_schema = self._table.schema()
@@ -173,6 +183,12 @@ class LakeTable:
         planner = _FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
         files = tuple(planner.files(snapshot))
         return LakeFiles(snapshot_id=snapshot.snapshot_id, files=files, field_ids=field_ids)
+
+    def _covers(self, snapshot: Snapshot, offsets: Mapping[int, int]) -> bool:
+        try:
+            return self.tiered_offsets(snapshot.snapshot_id) == dict(offsets)
+        except SnapshotNotFoundError:
+            return False
 
     def _snapshot(self, snapshot_id: int) -> Snapshot:
         snapshot = self._table.snapshot_by_id(snapshot_id)
@@ -198,6 +214,8 @@ class LakeTable:
                     " table any more"
                 )
             found[name] = names[name]
+        # Rows in the lake are what they are; only a changelog says how they came to be.
+        found[CHANGE_TYPE_COLUMN] = None
         return found
 
 

@@ -21,7 +21,8 @@ from streamhouse.connector.numpy_arrays import boolean_array, integer_values
 from streamhouse.connector.position_deletes import read_deleted_positions
 from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.predicate_pruning import may_match, row_group_statistics
-from streamhouse.connector.scan import LakePiece, ScanColumn, ScanContext
+from streamhouse.connector.retraction import retracted_mask
+from streamhouse.connector.scan import LakePiece, RetractedOffsets, ScanColumn, ScanContext
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -46,8 +47,10 @@ def read_lake_piece(
     The predicate only skips row groups here. Raises `SnapshotNotFoundError` when the file is gone.
     """
     needed = {column.name: column for column in columns}
-    if piece.ranges is not None:
+    if piece.ranges is not None or (piece.retracted and piece.bucket is None):
         needed |= {c.name: c for c in (context.bucket_column, context.offset_column)}
+    if piece.retracted:
+        needed[context.offset_column.name] = context.offset_column
     if piece.check_timestamp:
         needed[context.timestamp_column.name] = context.timestamp_column
     schema = pa.schema([column.to_arrow() for column in columns])
@@ -142,6 +145,8 @@ class _Layout:
                     )
             elif column.field_id is not None and column.field_id in self.constants:
                 array = pa.repeat(pa.scalar(self.constants[column.field_id], column.type), count)
+            elif column.lake_constant is not None:
+                array = pa.repeat(pa.scalar(column.lake_constant, column.type), count)
             elif column.nullable:
                 array = pa.nulls(count, column.type)
             else:
@@ -238,6 +243,8 @@ def _mask(
                 (buckets == wanted.bucket) & (wanted.start <= offsets) & (offsets < wanted.end)
             )
         keep &= inside
+    for retracted in piece.retracted:
+        keep &= ~_retracted_rows(batch, retracted, piece, context)
     if piece.check_timestamp:
         times = integer_values(batch.column(context.timestamp_column.name))
         if context.from_timestamp_us is not None:
@@ -245,3 +252,13 @@ def _mask(
         if context.to_timestamp_us is not None:
             keep &= times < context.to_timestamp_us
     return None if keep.all() else boolean_array(keep)
+
+
+def _retracted_rows(
+    batch: pa.RecordBatch, retracted: RetractedOffsets, piece: LakePiece, context: ScanContext
+) -> npt.NDArray[np.bool_]:
+    offsets = integer_values(batch.column(context.offset_column.name))
+    gone = retracted_mask(offsets, retracted.offsets)
+    if piece.bucket is None:
+        gone &= integer_values(batch.column(context.bucket_column.name)) == retracted.bucket
+    return gone

@@ -94,7 +94,7 @@ def _buckets(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
 def _snapshots(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
-    from streamhouse.connector.union_read import open_lake
+    from streamhouse.connector.tier_plan import open_lake
 
     rows = []
     for found in open_lake(client.lake_catalog(), state).snapshots():
@@ -120,7 +120,7 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
     from streamhouse.connector.lake_pruning import LakeQuery
-    from streamhouse.connector.union_read import open_lake
+    from streamhouse.connector.tier_plan import open_lake
 
     lake = open_lake(client.lake_catalog(), state)
     found = lake.plan(

@@ -92,6 +92,9 @@ OPTIONS: Final = (
            " before it. ISO-8601 or epoch milliseconds."),
     Option("asOfSnapshot", "", (BATCH,), "The rows of this lake snapshot (see"
            " `table$snapshots`), without the log."),
+    Option("readChangeFeed", "", (STREAM,), "Rows are changes, each with its"
+           " `__change_type`: so unless told otherwise where the table has a primary key. `false`:"
+           " only new versions of rows, without that column."),
     Option("failOnDataLoss", "true", _READS, "Fail when wanted rows are gone from log and lake;"
            " `false` skips them with a warning."),
     Option("minPartitions", "", _READS, "Split large reads into at least about this many tasks;"
@@ -120,6 +123,9 @@ _BY_KEY: Final = {option.key.lower(): option for option in OPTIONS}
 # Those of a table, and those of its columns under the aggregation engine.
 PROPERTY_PREFIXES: Final = ("table.", "fields.")
 
+STREAM_MARK: Final = "__streamhouse_stream"
+"""What `readStream` adds, so that the source can give a stream its columns (stream_mark.py)."""
+
 # What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
 _SPARK_KEYS: Final = frozenset(
     {
@@ -134,6 +140,7 @@ _SPARK_KEYS: Final = frozenset(
         "is_managed_location",
         "queryname",
         "__sourcename",
+        STREAM_MARK,
     }
 )
 _T = TypeVar("_T")
@@ -164,7 +171,9 @@ class ReadOptions:
     ending: Mapping[int, int] | None
     from_timestamp_us: int | None
     to_timestamp_us: int | None
+    as_of_timestamp_us: int | None
     as_of_snapshot: int | None
+    read_change_feed: bool | None
     fail_on_data_loss: bool
     min_partitions: int | None
     max_split_bytes: int
@@ -240,6 +249,8 @@ class ShapeOptions:
     connection: ConnectionOptions
     columns: tuple[str, ...] | None
     include_metadata: bool
+    read_change_feed: bool | None
+    is_stream: bool = False
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
@@ -249,6 +260,8 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
         connection=connection_options(options),
         columns=_optional(given, "columns", parse_names),
         include_metadata=_value(given, "includeMetadata", parse_boolean),
+        read_change_feed=_optional(given, "readChangeFeed", parse_boolean),
+        is_stream=STREAM_MARK in given,
     )
 
 
@@ -281,7 +294,9 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         ending=_optional(given, "endingOffsets", parse_ending_offsets),
         from_timestamp_us=from_us,
         to_timestamp_us=to_us,
+        as_of_timestamp_us=as_of_us,
         as_of_snapshot=_optional(given, "asOfSnapshot", parse_snapshot_id),
+        read_change_feed=_optional(given, "readChangeFeed", parse_boolean),
         fail_on_data_loss=_value(given, "failOnDataLoss", parse_boolean),
         min_partitions=_optional(given, "minPartitions", parse_positive),
         max_split_bytes=_value(given, "maxSplitBytes", parse_size),

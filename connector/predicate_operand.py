@@ -32,6 +32,7 @@ from streamhouse.connector.predicate_text import (
 from streamhouse.storage_service.errors import UnknownColumnError, suggestion
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
     Schema,
@@ -47,6 +48,7 @@ _SYSTEM_TYPES: Final = {
     BUCKET_COLUMN: pa.int32(),
     OFFSET_COLUMN: pa.int64(),
     TIMESTAMP_COLUMN: pa.timestamp("us", tz="UTC"),
+    CHANGE_TYPE_COLUMN: pa.string(),
 }
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIMESTAMP_KINDS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", "TIMESTAMPNTZ"})

@@ -72,6 +72,9 @@ def lake_pieces(
                 deletes=file.deletes,
                 constants=file.constants,
                 row_group_starts=file.row_group_starts,
+                bucket=file.bucket,
+                offset_start=file.offset_start,
+                offset_end=file.offset_end,
             )
         )
     return pieces
@@ -90,10 +93,10 @@ def _ranges_to_check(
     return None if wanted.start <= start and end <= wanted.end else (wanted,)
 
 
-def log_pieces(ranges: Mapping[int, OffsetRange]) -> list[LogPiece]:
-    """Return one piece a bucket."""
+def log_pieces(ranges: Mapping[int, OffsetRange], *, is_ordered: bool = False) -> list[LogPiece]:
+    """Return one piece a bucket; an ordered one is not cut."""
     return [
-        LogPiece(bucket=r.bucket, start=r.start, end=r.end)
+        LogPiece(bucket=r.bucket, start=r.start, end=r.end, is_ordered=is_ordered)
         for _, r in sorted(ranges.items())
         if r.row_count
     ]
@@ -151,15 +154,13 @@ def _borders(piece: Piece) -> Sequence[int]:
         inside = (s for s in piece.row_group_starts if piece.start_byte < s < piece.end_byte)
         # The first row group starts after the file's magic, which belongs to it.
         return [piece.start_byte, *itertools.islice(inside, 1, None), piece.end_byte]
-    if isinstance(piece, LogPiece):
+    if isinstance(piece, LogPiece) and not piece.is_ordered:
         return [*range(piece.start, piece.end, LOG_PART_ROWS), piece.end]
-    return [0, 1]
+    return [piece.start, piece.end] if isinstance(piece, LogPiece) else [0, 1]
 
 
 def _between(piece: Piece, start: int, end: int) -> Piece:
     if isinstance(piece, LakePiece):
         is_whole = (start, end) == (piece.start_byte, piece.end_byte)
         return piece if is_whole else piece.between(start, end)
-    if isinstance(piece, LogPiece):
-        return LogPiece(bucket=piece.bucket, start=start, end=end)
-    return piece
+    return piece.between(start, end) if isinstance(piece, LogPiece) else piece

@@ -16,6 +16,7 @@ from streamhouse.connector.options import (
     check_keys,
     connection_options,
 )
+from streamhouse.connector.stream_mark import mark_streams
 from streamhouse.storage_service.errors import AlreadyExistsError, InvalidNameError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _PROVIDER_PREFIX: Final = "streamhouse_"
 def register(spark: SparkSession) -> None:
     """Make the format `streamhouse` known to a session; doing it again changes nothing."""
     spark.dataSource.register(StreamhouseDataSource)
+    mark_streams(type(spark.readStream))
 
 
 def attach(spark: SparkSession, table: str, name: str | None = None, **options: Any) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.connector.predicate import Predicate
@@ -22,11 +24,14 @@ __all__ = [
     "LakeFile",
     "LakePiece",
     "LogPiece",
+    "RetractedOffsets",
     "RowsPiece",
     "ScanColumn",
     "ScanContext",
     "Split",
 ]
+
+_PACKED: Final = np.dtype("<i8")
 
 BATCH_ROWS: Final = 65_536
 """Rows of a batch handed to Spark; more gains nothing and costs memory."""
@@ -36,13 +41,15 @@ BATCH_ROWS: Final = 65_536
 class ScanColumn:
     """A column of the result, or one that a filter needs.
 
-    `field_id` finds it in lake files; None when the lake does not have it (yet), then it is null.
+    `field_id` finds it in lake files; None when the lake does not have it (yet), then it is null,
+    or `lake_constant` if that is given.
     """
 
     name: str
     type: pa.DataType
     nullable: bool
     field_id: int | None
+    lake_constant: str | None = None
 
     def to_arrow(self) -> pa.Field:
         """Return the Arrow field."""
@@ -81,10 +88,46 @@ class LakeFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetractedOffsets:
+    """Row versions of one bucket that the changelog after a read's lake snapshot retracts.
+
+    `packed` holds their offsets ascending, each once, as little-endian int64: eight bytes a changed
+    row, wherever it is shipped.
+    """
+
+    bucket: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, bucket: int, offsets: npt.NDArray[np.int64]) -> RetractedOffsets:
+        """Pack sorted offsets."""
+        return cls(bucket=bucket, packed=offsets.astype(_PACKED, copy=False).tobytes())
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offsets; read only."""
+        return np.frombuffer(self.packed, dtype=_PACKED).astype(np.int64, copy=False)
+
+    def between(self, start: int | None, end: int | None) -> RetractedOffsets | None:
+        """Return the offsets in [start, end), None being unbounded; None if there are none."""
+        offsets = self.offsets
+        first = 0 if start is None else int(np.searchsorted(offsets, start))
+        last = len(offsets) if end is None else int(np.searchsorted(offsets, end))
+        if first >= last:
+            return None
+        width = _PACKED.itemsize
+        return RetractedOffsets(
+            bucket=self.bucket, packed=self.packed[first * width : last * width]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LakePiece:
     """The row groups of one lake file that start in bytes [start_byte, end_byte).
 
-    With `ranges` only rows inside them are wanted; None means that all rows are.
+    With `ranges` only rows inside them are wanted; None means that all rows are. `bucket` is
+    that of every row, None where the file may have several; offsets are bounds, where they are
+    known. Rows in `retracted` are not wanted.
     """
 
     path: str
@@ -97,6 +140,10 @@ class LakePiece:
     deletes: tuple[DeleteFile, ...] = ()
     constants: Mapping[int, Any] = field(default_factory=dict)
     row_group_starts: tuple[int, ...] = ()
+    bucket: int | None = None
+    offset_start: int | None = None
+    offset_end: int | None = None
+    retracted: tuple[RetractedOffsets, ...] = ()
 
     def between(self, start_byte: int, end_byte: int) -> LakePiece:
         """Return the part of the piece that starts in these bytes, and its share of the rows."""
@@ -108,16 +155,26 @@ class LakePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPiece:
-    """Rows [start, end) of one bucket's log."""
+    """Rows [start, end) of one bucket's log, without those in `retracted`.
+
+    An ordered piece is read by one task, so that the changes of a key keep their order.
+    """
 
     bucket: int
     start: int
     end: int
+    retracted: RetractedOffsets | None = None
+    is_ordered: bool = False
 
     @property
     def row_count(self) -> int:
         """Rows before filters; offsets are dense."""
         return self.end - self.start
+
+    def between(self, start: int, end: int) -> LogPiece:
+        """Return the part of the piece in [start, end)."""
+        retracted = None if self.retracted is None else self.retracted.between(start, end)
+        return replace(self, start=start, end=end, retracted=retracted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +201,9 @@ class ScanContext:
 
     `output` are the result's columns in order; `filters` are columns read only to filter by;
     `carrier_column` is one to fetch from the log where no user column is wanted.
-    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us` where these are given.
+    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us` where these are given. With
+    `has_changelog` log rows are changes; of these, only change types in `log_change_types` are
+    wanted (None: all).
     """
 
     table: str
@@ -164,6 +223,8 @@ class ScanContext:
     lake_properties: Mapping[str, str] = field(default_factory=dict)
     lake_snapshot_id: int | None = None
     fail_on_data_loss: bool = True
+    has_changelog: bool = False
+    log_change_types: tuple[int, ...] | None = None
     batch_rows: int = BATCH_ROWS
 
     @property

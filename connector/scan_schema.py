@@ -14,11 +14,12 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
     suggestion,
 )
+from streamhouse.storage_service.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
 from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
-from streamhouse.storage_service.model.schema import Column, Schema
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Column, Schema
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["output_columns", "scan_context", "with_field_ids"]
+__all__ = ["change_type_column", "output_columns", "scan_context", "with_field_ids"]
 
 SYSTEM_COLUMNS = tuple(
     ScanColumn(
@@ -29,18 +30,34 @@ SYSTEM_COLUMNS = tuple(
 """`__bucket`, `__offset` and `__timestamp`, in this order."""
 
 
+def change_type_column(*, has_changelog: bool) -> ScanColumn:
+    """Return `__change_type`; a row in the lake was appended, or is one of a table with keys."""
+    return ScanColumn(
+        name=CHANGE_TYPE_COLUMN,
+        type=pa.string(),
+        nullable=False,
+        field_id=None,
+        lake_constant=CHANGE_TYPE_NAMES[INSERT if has_changelog else APPEND],
+    )
+
+
 def output_columns(
-    schema: Schema, *, columns: Sequence[str] | None, include_metadata: bool, table: str
+    schema: Schema,
+    *,
+    columns: Sequence[str] | None,
+    include_metadata: bool,
+    table: str,
+    change_type: ScanColumn | None = None,
 ) -> tuple[ScanColumn, ...]:
     """Return the columns of the result: those named, else all, then the metadata columns if wanted.
 
     Names are matched as Spark does, without case where none matches exactly. Metadata columns may
-    be named too.
+    be named too. `change_type` is the column that follows the table's own, if the read has it.
     """
-    everything = [*map(_user_column, schema.columns), *SYSTEM_COLUMNS]
+    own = [*map(_user_column, schema.columns), *([] if change_type is None else [change_type])]
+    everything = [*own, *SYSTEM_COLUMNS]
     if columns is None:
-        wanted = everything if include_metadata else everything[: len(schema.columns)]
-        return tuple(wanted)
+        return tuple(everything if include_metadata else own)
     found = [_resolve(name, everything, table=table) for name in columns]
     if include_metadata:
         found += [column for column in SYSTEM_COLUMNS if column not in found]
@@ -57,12 +74,6 @@ def check_types(output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str) 
             )
 
 
-def check_predicate(where: str | None, schema: Schema, *, table: str) -> None:
-    """Raise `InvalidPredicateError` or `UnknownColumnError` for a predicate that cannot be used."""
-    if where is not None:
-        parse_predicate(where, schema, table=table)
-
-
 def scan_context(
     state: TableState,
     *,
@@ -74,9 +85,12 @@ def scan_context(
     """Return the context of a read of `state`'s table; time bounds and lake are set by the plan."""
     table = str(state.table.path)
     schema = state.table.schema
+    has_changelog = state.table.is_primary_key_table
     predicate = None if where is None else parse_predicate(where, schema, table=table)
     shown = {column.name for column in output}
-    everything = {c.name: c for c in (*map(_user_column, schema.columns), *SYSTEM_COLUMNS)}
+    change_type = change_type_column(has_changelog=has_changelog)
+    known = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
+    everything = {column.name: column for column in known}
     filters = [
         everything[name]
         for name in (() if predicate is None else predicate.columns)
@@ -95,6 +109,7 @@ def scan_context(
         timestamp_column=timestamp,
         carrier_column=_cheapest_column(schema),
         predicate=predicate,
+        has_changelog=has_changelog,
     )
 
 

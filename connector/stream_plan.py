@@ -11,14 +11,25 @@ from dataclasses import replace
 from typing import Final
 
 from streamhouse.connector.options import ReadOptions
-from streamhouse.connector.scan import ScanColumn
+from streamhouse.connector.read_plan import pack
+from streamhouse.connector.retraction import UPSERTS
+from streamhouse.connector.row_form import RowForm, stream_form
+from streamhouse.connector.scan import ScanColumn, ScanContext
+from streamhouse.connector.stream_position import Bootstrap
+from streamhouse.connector.tier_plan import (
+    ReadPlan,
+    plan_lake,
+    plan_ranges,
+    read_context,
+    split_sizes,
+)
 from streamhouse.connector.tier_ranges import Readable, cut_by_tier, readable, refuse_loss
-from streamhouse.connector.union_read import ReadPlan, plan_ranges, read_context
 from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import SnapshotNotFoundError
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["plan_stream_range"]
+__all__ = ["plan_bootstrap_range", "plan_stream_range"]
 
 LOG_ROWS_PREFERRED_MAX: Final = 20_000
 """Tiered rows of a micro-batch that are still in the log are read there, up to this many: for
@@ -39,11 +50,7 @@ def plan_stream_range(
     Raises `OffsetOutOfRangeError` naming bucket and range when retention took rows that no lake
     has; without `failOnDataLoss` they are skipped with a warning.
     """
-    ranges = {
-        bucket: OffsetRange(bucket=bucket, start=start.get(bucket, 0), end=offset)
-        for bucket, offset in sorted(end.items())
-        if start.get(bucket, 0) < offset
-    }
+    ranges = _ranges(start, end)
     buckets = readable(state, part=options.connection.name.part)
     tiers = cut_by_tier(ranges, _log_first(ranges, buckets))
     refuse_loss(
@@ -52,7 +59,56 @@ def plan_stream_range(
         table=str(state.table.path),
         fail_on_data_loss=options.fail_on_data_loss,
     )
-    return plan_ranges(client, state, read_context(state, options, output), tiers, options)
+    return plan_ranges(client, state, _context(state, options, output), tiers, options)
+
+
+def plan_bootstrap_range(
+    client: StorageClient,
+    state: TableState,
+    options: ReadOptions,
+    output: Sequence[ScanColumn],
+    bootstrap: Bootstrap,
+    *,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+) -> ReadPlan:
+    """Plan the rows that the bootstrap's snapshot has from `start` to `end`.
+
+    Never from the log, though it may hold the range: there it has versions that the snapshot does
+    not, and a replay must find the same rows. Raises `SnapshotNotFoundError` when the snapshot was
+    expired.
+    """
+    context = _context(state, options, output)
+    try:
+        scan = plan_lake(
+            client,
+            state,
+            context,
+            _ranges(start, end),
+            snapshot_id=bootstrap.snapshot_id,
+            allow_successor=False,
+        )
+    except SnapshotNotFoundError as error:
+        raise SnapshotNotFoundError(
+            f"table '{context.table}': lake snapshot {bootstrap.snapshot_id}, whose rows the stream"
+            " was about to read, was expired; it is kept only while the stream runs and a while"
+            " after. Start with a new checkpoint"
+        ) from error
+    return ReadPlan(context=scan.context, splits=pack(scan.pieces, split_sizes(options)))
+
+
+def _ranges(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, OffsetRange]:
+    return {
+        bucket: OffsetRange(bucket=bucket, start=start.get(bucket, 0), end=offset)
+        for bucket, offset in sorted(end.items())
+        if start.get(bucket, 0) < offset
+    }
+
+
+def _context(state: TableState, options: ReadOptions, output: Sequence[ScanColumn]) -> ScanContext:
+    context = read_context(state, options, output)
+    form = stream_form(state.table, options, output)
+    return replace(context, log_change_types=UPSERTS) if form is RowForm.UPSERTS else context
 
 
 def _log_first(

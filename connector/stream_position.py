@@ -3,6 +3,9 @@
 The JSON is `{"version": 1, "table_id": 7, "offsets": {"0": 12, "1": 9}}`: everything below an
 offset was read. It names no tier: where a row lives is looked up when a range is planned, so a
 replay finds the same rows after they moved.
+
+While a stream of a primary key table reads the rows it starts with, version 2 adds the lake
+snapshot with them: `"bootstrap": {"snapshot_id": "42", "ends": {"0": 90, "1": 80}, "pin": "x"}`.
 """
 
 from __future__ import annotations
@@ -17,25 +20,68 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
 )
 
-__all__ = ["StreamPosition", "advance"]
+__all__ = ["Bootstrap", "StreamPosition", "advance"]
 
 POSITION_VERSION: Final = 1
+BOOTSTRAP_VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrap:
+    """The lake snapshot a stream begins with: below `ends` its rows, from there on changes.
+
+    `pin` is the holder that keeps the snapshot from being expired, the same after a restart.
+    """
+
+    snapshot_id: int
+    ends: Mapping[int, int]
+    pin: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form Spark keeps; a snapshot id is a string because it exceeds 2**53."""
+        return {
+            "snapshot_id": str(self.snapshot_id),
+            "ends": {str(bucket): end for bucket, end in sorted(self.ends.items())},
+            "pin": self.pin,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Bootstrap:
+        """Read what `to_json` wrote."""
+        return cls(
+            snapshot_id=int(value["snapshot_id"]),
+            ends={int(bucket): int(end) for bucket, end in value["ends"].items()},
+            pin=str(value["pin"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
-    """One offset per bucket of one table."""
+    """One offset per bucket of one table, and the bootstrap if it is not through with it."""
 
     table_id: int
     offsets: Mapping[int, int]
+    bootstrap: Bootstrap | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form Spark keeps; equal positions give equal JSON."""
-        return {
+        value: dict[str, Any] = {
             "version": POSITION_VERSION,
             "table_id": self.table_id,
             "offsets": {str(bucket): offset for bucket, offset in sorted(self.offsets.items())},
         }
+        if self.bootstrap is not None:
+            value |= {"version": BOOTSTRAP_VERSION, "bootstrap": self.bootstrap.to_json()}
+        return value
+
+    def advanced(self, offsets: Mapping[int, int]) -> StreamPosition:
+        """Return the position at `offsets`; a bootstrap that was read to its ends is over."""
+        bootstrap = self.bootstrap
+        if bootstrap is not None and all(
+            offsets.get(bucket, 0) >= end for bucket, end in bootstrap.ends.items()
+        ):
+            bootstrap = None
+        return StreamPosition(table_id=self.table_id, offsets=offsets, bootstrap=bootstrap)
 
     @classmethod
     def from_json(cls, value: Any, *, table: str, table_id: int) -> StreamPosition:
@@ -45,14 +91,17 @@ class StreamPosition:
         """
         try:
             version = value["version"]
-            if version != POSITION_VERSION:
+            if version not in (POSITION_VERSION, BOOTSTRAP_VERSION):
                 raise InvalidRequestError(
                     f"table '{table}': the checkpoint's position has version {version}, but this"
-                    f" Streamhouse reads version {POSITION_VERSION}; use the one that wrote it"
+                    f" Streamhouse reads versions {POSITION_VERSION} and {BOOTSTRAP_VERSION}; use"
+                    " the one that wrote it"
                 )
+            bootstrap = value["bootstrap"] if version == BOOTSTRAP_VERSION else None
             found = cls(
                 table_id=int(value["table_id"]),
                 offsets={int(b): int(offset) for b, offset in value["offsets"].items()},
+                bootstrap=None if bootstrap is None else Bootstrap.from_json(bootstrap),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRequestError(

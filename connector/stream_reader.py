@@ -4,6 +4,8 @@ Invariants:
 - `partitions(start, end)` gives exactly the rows of that range whenever it is called, from
   whichever tier has them then; so a replay after a restart is the same micro-batch
 - a range that is still in the log is read from the log alone: live data never waits for the lake
+- of a primary key table: first the rows of one pinned lake snapshot, in offset order, then changes;
+  a micro-batch never holds both
 - the constructor does nothing: Spark builds a second reader just to ship `read` to executors
 """
 
@@ -25,13 +27,12 @@ from streamhouse.connector.batch_reader import StreamhousePartition, in_schema
 from streamhouse.connector.options import ReadOptions
 from streamhouse.connector.scan import ScanColumn
 from streamhouse.connector.service_connection import client_for
+from streamhouse.connector.snapshot_pin import SnapshotPin
 from streamhouse.connector.spark_errors import spark_errors, spark_iterator_errors
 from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.stream_plan import plan_stream_range
+from streamhouse.connector.stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.connector.stream_position import StreamPosition, advance
-from streamhouse.connector.tier_ranges import readable, resolve_starts
-from streamhouse.connector.time_lookup import offsets_at
-from streamhouse.connector.union_read import check_is_log_table
+from streamhouse.connector.stream_start import start_of_stream
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table_state import TableState
@@ -57,6 +58,7 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._initial: StreamPosition | None = None
         self._last: Mapping[int, int] | None = None
         self._is_current = False
+        self._pin = SnapshotPin(self._client, self._table)
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks need nothing but the schema: each partition carries its context.
@@ -69,16 +71,7 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return where a stream without a checkpoint starts; repeated calls agree."""
         if self._initial is None:
             state = self._refresh()
-            check_is_log_table(state)
-            if self._options.from_timestamp_us is not None:
-                offsets = offsets_at(self._client(), state, self._options.from_timestamp_us)
-            else:
-                offsets = resolve_starts(
-                    self._options.starting,
-                    readable(state, part=self._options.connection.name.part),
-                    table=self._table,
-                )
-            self._initial = StreamPosition(table_id=state.table.table_id, offsets=offsets)
+            self._initial = start_of_stream(self._client(), state, self._options, self._pin)
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -98,9 +91,13 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             state, available = self._refresh(), self._last
         position = self._position(start, state)
         position.check_not_beyond(_high_watermarks(state), table=self._table)
+        if position.bootstrap is None:
+            self._pin.release()
+        else:
+            self._pin.hold(position.bootstrap)
+            available = position.bootstrap.ends
         rows_max = None if isinstance(limit, ReadAllAvailable) else _rows_of(limit)
-        offsets = advance(position.offsets, available, rows_max=rows_max)
-        return StreamPosition(table_id=position.table_id, offsets=offsets).to_json()
+        return position.advanced(advance(position.offsets, available, rows_max=rows_max)).to_json()
 
     @spark_errors
     def prepareForTriggerAvailableNow(self) -> None:
@@ -128,14 +125,27 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan the rows from `start` to `end`."""
         state = self._state_covering(end)
-        plan = plan_stream_range(
-            self._client(),
-            state,
-            self._options,
-            self._output,
-            start=self._position(start, state).offsets,
-            end=self._position(end, state).offsets,
-        )
+        first, last = self._position(start, state), self._position(end, state)
+        if first.bootstrap is None:
+            plan = plan_stream_range(
+                self._client(),
+                state,
+                self._options,
+                self._output,
+                start=first.offsets,
+                end=last.offsets,
+            )
+        else:
+            self._pin.hold(first.bootstrap)
+            plan = plan_bootstrap_range(
+                self._client(),
+                state,
+                self._options,
+                self._output,
+                first.bootstrap,
+                start=first.offsets,
+                end=last.offsets,
+            )
         return [StreamhousePartition(split, plan.context) for split in plan.splits]
 
     @spark_iterator_errors

@@ -8,15 +8,25 @@ from typing import Final
 from streamhouse.storage_service.errors import InvalidNameError, suggestion
 from streamhouse.storage_service.model.table import TablePath
 
-__all__ = ["BUCKETS", "FILES", "LAKE", "LOG", "METADATA_PARTS", "SNAPSHOTS", "TableName"]
+__all__ = [
+    "BUCKETS",
+    "CHANGELOG",
+    "FILES",
+    "LAKE",
+    "LOG",
+    "METADATA_PARTS",
+    "SNAPSHOTS",
+    "TableName",
+]
 
 LAKE: Final = "lake"
 LOG: Final = "log"
+CHANGELOG: Final = "changelog"
 SNAPSHOTS: Final = "snapshots"
 BUCKETS: Final = "buckets"
 FILES: Final = "files"
 METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES)
-_PARTS: Final = (LAKE, LOG, *METADATA_PARTS)
+_PARTS: Final = (LAKE, LOG, CHANGELOG, *METADATA_PARTS)
 
 
 @dataclass(frozen=True, slots=True)

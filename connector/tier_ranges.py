@@ -60,7 +60,12 @@ class TierRanges:
 
 
 def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
-    """Return what every bucket offers to a read of the table, or of one tier of it."""
+    """Return what every bucket offers to a read of the table, or of one tier of it.
+
+    Of a primary key table only `$lake` counts the lake: everything else that goes by offsets is its
+    changelog.
+    """
+    log_only = part == LOG or state.table.is_primary_key_table
     found = {}
     for bucket, at in state.positions.items():
         tiered = at.tiered_offset if state.lake.snapshot_id is not None else 0
@@ -68,7 +73,7 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
             found[bucket] = Readable(lake_end=tiered, log_start=tiered, end=tiered)
         else:
             found[bucket] = Readable(
-                lake_end=0 if part == LOG else tiered,
+                lake_end=0 if log_only else tiered,
                 log_start=at.log_start_offset,
                 end=at.high_watermark,
             )

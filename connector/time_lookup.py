@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from streamhouse.connector.scan import Split
 from streamhouse.connector.scan_schema import SYSTEM_COLUMNS, scan_context
 from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.union_read import plan_lake
+from streamhouse.connector.tier_plan import plan_lake
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState

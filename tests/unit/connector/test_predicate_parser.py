@@ -172,7 +172,7 @@ def test_what_is_no_condition_is_refused_in_a_sentence(text: str, words: str) ->
         ("nmae = 'a'", "table 'db.t' has no column 'nmae'; did you mean 'name'?"),
         ("place.zon = 1", "has no field 'zon'; did you mean 'zone'?"),
         ("id.x = 1", "column 'id' of table 'db.t' is not a struct"),
-        ("__change_type = 1", "no column '__change_type'"),
+        ("__retracts = 1", "no column '__retracts'"),
     ],
 )
 def test_an_unknown_column_is_named_with_a_suggestion(text: str, words: str) -> None:

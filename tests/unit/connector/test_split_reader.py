@@ -17,7 +17,8 @@ from streamhouse.connector.options import BATCH, read_options
 from streamhouse.connector.scan import LogPiece, ScanContext, Split
 from streamhouse.connector.scan_schema import output_columns
 from streamhouse.connector.split_reader import coalesce, read_split
-from streamhouse.connector.union_read import plan_batch_read, read_context
+from streamhouse.connector.tier_plan import read_context
+from streamhouse.connector.union_read import plan_batch_read
 from streamhouse.storage_service.client import LogBatch
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, TableNotFoundError
 from tests.support.tiering_world import SCHEMA, rows

@@ -39,8 +39,8 @@ def test_something_else_in_the_checkpoint(value: object) -> None:
 
 
 def test_a_position_of_another_version() -> None:
-    with pytest.raises(InvalidRequestError, match="version 2"):
-        StreamPosition.from_json({"version": 2}, table="t", table_id=1)
+    with pytest.raises(InvalidRequestError, match="version 3"):
+        StreamPosition.from_json({"version": 3}, table="t", table_id=1)
 
 
 def test_a_service_with_older_data_is_noticed() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector import stream_plan, stream_reader, union_read
+from streamhouse.connector import stream_plan, stream_reader, tier_plan
 from streamhouse.connector.options import STREAM, read_options
 from streamhouse.connector.scan_schema import output_columns
 from streamhouse.connector.split_reader import read_split
@@ -129,7 +129,7 @@ def test_live_rows_are_read_without_the_lake(
     def no_lake(*_: Any, **__: Any) -> Any:
         raise AssertionError("the lake was opened")
 
-    monkeypatch.setattr(union_read, "plan_lake", no_lake)
+    monkeypatch.setattr(tier_plan, "plan_lake", no_lake)
     start, end = position(world, 30, 30), position(world, 35, 30)
 
     assert addresses(world, reader(world), start, end) == {(0, o) for o in range(30, 35)}

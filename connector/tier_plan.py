@@ -1,0 +1,151 @@
+"""Planning the rows of one tier, or of offset ranges over both, on one pinned state of a table.
+
+Planning never asks the service again; the lake is opened only where it has rows that are wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from streamhouse.connector.options import ReadOptions
+from streamhouse.connector.read_plan import SplitSizes, lake_pieces, log_pieces, pack
+from streamhouse.connector.scan import LakePiece, Piece, ScanColumn, ScanContext, Split
+from streamhouse.connector.scan_schema import scan_context, with_field_ids
+from streamhouse.connector.tier_ranges import TierRanges
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.client.lake_filesystem import lake_file_properties
+from streamhouse.storage_service.errors import SnapshotNotFoundError
+from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.table_state import TableState
+
+if TYPE_CHECKING:
+    from streamhouse.connector.lake_planner import LakeTable
+
+__all__ = [
+    "LakeScan",
+    "ReadPlan",
+    "open_lake",
+    "plan_lake",
+    "plan_ranges",
+    "read_context",
+    "split_sizes",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """A pinned read: what all splits share, and the splits."""
+
+    context: ScanContext
+    splits: Sequence[Split]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeScan:
+    """The lake's share of a plan, and the context completed with what only the lake knows."""
+
+    context: ScanContext
+    pieces: Sequence[LakePiece]
+
+
+def read_context(
+    state: TableState, options: ReadOptions, output: Sequence[ScanColumn]
+) -> ScanContext:
+    """Return what all splits of a read share, before the lake is looked at."""
+    context = scan_context(
+        state,
+        output=output,
+        where=options.where,
+        endpoint=options.connection.endpoint,
+        token=options.connection.token,
+    )
+    return replace(context, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def plan_ranges(
+    client: StorageClient,
+    state: TableState,
+    context: ScanContext,
+    tiers: TierRanges,
+    options: ReadOptions,
+) -> ReadPlan:
+    """Plan exactly the rows of `tiers`; the lake is opened only if it has some of them."""
+    pieces: list[Piece] = []
+    if tiers.lake:
+        scan = plan_lake(client, state, context, tiers.lake)
+        context, pieces = scan.context, list(scan.pieces)
+    # A task that reads a bucket's changes alone keeps the order of each key's changes.
+    pieces += log_pieces(tiers.log, is_ordered=context.has_changelog)
+    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+
+
+def plan_lake(
+    client: StorageClient,
+    state: TableState,
+    context: ScanContext,
+    ranges: Mapping[int, OffsetRange] | None,
+    *,
+    snapshot_id: int | None = None,
+    allow_successor: bool = True,
+) -> LakeScan:
+    """Plan the lake's rows in `ranges` (None: all) on the state's snapshot, or on `snapshot_id`.
+
+    When maintenance of another engine expired the state's snapshot, its successor is read instead:
+    `ranges` cut it to the same rows. Of a primary key table only a successor that covers the same
+    offsets has the same rows: a later one lacks those that were retracted since.
+    """
+    from streamhouse.connector.lake_pruning import LakeQuery
+
+    catalog = client.lake_catalog()
+    lake = open_lake(catalog, state)
+    wanted = state.lake.snapshot_id if snapshot_id is None else snapshot_id
+    assert wanted is not None, "only a table with a snapshot has lake ranges"
+    query = LakeQuery(
+        ranges=ranges,
+        predicate=context.predicate,
+        from_timestamp_us=context.from_timestamp_us,
+        to_timestamp_us=context.to_timestamp_us,
+    )
+    found = lake.plan(
+        state.table.schema,
+        query,
+        snapshot_id=wanted,
+        allow_successor=allow_successor and ranges is not None,
+        successor_covers=state.lake.tiered_offsets if state.table.is_primary_key_table else None,
+    )
+    context = replace(
+        with_field_ids(context, found.field_ids),
+        lake_properties=lake_file_properties(catalog.properties),
+        lake_snapshot_id=found.snapshot_id,
+    )
+    pieces = lake_pieces(
+        found.files,
+        ranges,
+        from_timestamp_us=context.from_timestamp_us,
+        to_timestamp_us=context.to_timestamp_us,
+    )
+    return LakeScan(context=context, pieces=pieces)
+
+
+def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
+    """Open the lake table of `state`; raises `SnapshotNotFoundError` before the first round."""
+    # The lake library takes half a second to import: only reads that need it pay.
+    from streamhouse.connector.lake_planner import open_lake_table
+
+    table = str(state.table.path)
+    if state.lake.snapshot_id is None:
+        raise SnapshotNotFoundError(f"table '{table}' has no lake snapshot yet: nothing was tiered")
+    return open_lake_table(catalog, table, table_uuid=state.lake.table_uuid)
+
+
+def split_sizes(options: ReadOptions) -> SplitSizes:
+    """Return how to cut a read: by default twice as many splits as the driver has cores."""
+    # Twice, so that a core that is done early takes another split.
+    default = 2 * (os.cpu_count() or 2)
+    return SplitSizes(
+        max_split_bytes=options.max_split_bytes, min_partitions=options.min_partitions or default
+    )
