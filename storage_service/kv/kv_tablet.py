@@ -46,6 +46,7 @@ from streamhouse.storage_service.kv.lookup import (
     check_lookup_keys,
     check_prefix,
     prefix_end,
+    rows_in_key_order,
 )
 from streamhouse.storage_service.kv.replay_plan import plan_replay
 from streamhouse.storage_service.kv.restore_plan import plan_restore
@@ -84,10 +85,10 @@ class KvTablet:
     ) -> None:
         """Open what is at `path`, or make it empty. `replay` the log from `applied_offset` next."""
         self._options: Final = options or KvOptions()
-        self._rules: Final = rules
+        self.rules: Final = rules
         self._where: Final = f"table '{rules.table}', bucket {bucket}"
-        self._codec: Final = RowCodec(rules.schema, schema_id=schema_id, table=rules.table)
-        self._single_rows: Final = SingleRows(rules, self._codec)
+        self.codec: Final = RowCodec(rules.schema, schema_id=schema_id, table=rules.table)
+        self._single_rows: Final = SingleRows(rules, self.codec)
         self._store: Final = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=self._options.store
         )
@@ -153,13 +154,18 @@ class KvTablet:
         log, then `apply` it. Raises for the first row that is wrong, and when too much waits.
         """
         assert base_offset == self.planned_offset
-        self._check_backlog()
-        given = check_rows(rows, self._rules, operations=operations, columns=columns)
+        self.check_backlog()
+        given = check_rows(rows, self.rules, operations=operations, columns=columns)
         planned = plan_write(
-            given, self._newest, rules=self._rules, codec=self._codec, base_offset=base_offset
+            given, self.newest, rules=self.rules, codec=self.codec, base_offset=base_offset
         )
-        self._pending.append(planned)
+        self.accept(planned)
         return planned
+
+    def accept(self, planned: PlannedWrite) -> None:
+        """Take a write that was planned on `newest` rows, from `planned_offset` on, as `plan`."""
+        assert planned.base_offset == self.planned_offset
+        self._pending.append(planned)
 
     def apply(self, planned: PlannedWrite) -> None:
         """Make the oldest planned write part of the state: its changelog is durable."""
@@ -191,8 +197,8 @@ class KvTablet:
             self._absorb(
                 plan_replay(
                     changes,
-                    rules=self._rules,
-                    codec=self._codec,
+                    rules=self.rules,
+                    codec=self.codec,
                     base_offset=self.applied_offset,
                 )
             )
@@ -206,9 +212,9 @@ class KvTablet:
         assert self.applied_offset == 0
         self._wait_for_rocksdb()
         planned = plan_restore(
-            rows, versions, rules=self._rules, codec=self._codec, where=self._where
+            rows, versions, rules=self.rules, codec=self.codec, where=self._where
         )
-        if self._newest(planned.keys).null_count < rows.num_rows:
+        if self.newest(planned.keys).null_count < rows.num_rows:
             raise CorruptDataError(f"{self._where}: the lake has two rows with the same key")
         self._absorb(planned)
 
@@ -240,10 +246,10 @@ class KvTablet:
 
     def lookup(self, keys: pa.RecordBatch) -> FoundRows:
         """Return the newest rows of many keys, given as rows of the key columns."""
-        encoded = check_lookup_keys(keys, self._rules)
+        encoded = check_lookup_keys(keys, self.rules)
         values = self._completed(encoded, self._cache.get(encoded))
         found = values.is_valid().to_numpy(zero_copy_only=False)
-        rows = self._codec.decode(values.drop_null() if values.null_count else values)
+        rows = self.codec.decode(values.drop_null() if values.null_count else values)
         return FoundRows(rows=rows, found=found, end_offset=self._end_seen)
 
     def lookup_one(self, key: Mapping[str, Any]) -> FoundRow:
@@ -264,22 +270,14 @@ class KvTablet:
 
         At most `rows_max + 1`: one more than the maximum says that there are more.
         """
-        start = check_prefix(prefix, self._rules)
+        start = check_prefix(prefix, self.rules)
         # The backlog first: what is handed over in between is then seen in both, not in neither.
         newer = self._backlog.changes_under(start)
         self._not_handing_over.wait(_HANDOVER_WAIT_S)
-        found = {key: value for key, value in newer.items() if value is not None}
-        older = 0
         end, chunk_rows = prefix_end(start), min(rows_max + 1, _SCAN_CHUNK_ROWS)
-        for keys, values in self._store.scan(start=start, end=end, chunk_rows=chunk_rows):
-            for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
-                if key not in newer:
-                    found[key] = value
-                    older += 1
-            if older > rows_max:
-                break
-        chosen = [found[key] for key in sorted(found)][: rows_max + 1]
-        rows = self._codec.decode(pa.array(chosen, pa.binary()))
+        older = self._store.scan(start=start, end=end, chunk_rows=chunk_rows)
+        chosen = rows_in_key_order(newer, older, rows_max=rows_max)
+        rows = self.codec.decode(pa.array(chosen, pa.binary()))
         everything = np.ones(len(chosen), dtype=np.bool_)
         return FoundRows(rows=rows, found=everything, end_offset=self._end_seen)
 
@@ -298,8 +296,11 @@ class KvTablet:
         self._loader = None
         self._store.close()
 
-    def _newest(self, keys: pa.Array) -> pa.Array:
-        """Return the values of distinct `keys` as they will be when all planned is applied."""
+    def newest(self, keys: pa.Array) -> pa.Array:
+        """Return the values of distinct `keys` as they will be when all planned is applied.
+
+        On the thread that plans.
+        """
         values = self._completed(keys, self._cache.get_to_write(keys))
         if not self._pending:
             return values
@@ -364,7 +365,8 @@ class KvTablet:
             or self._backlog.memory_bytes >= times * options.backlog_bytes
         )
 
-    def _check_backlog(self) -> None:
+    def check_backlog(self) -> None:
+        """Raise OverloadedError while so much waits for RocksDB that nothing more is planned."""
         if self._is_due(4):
             self._hand_over()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,14 @@ from streamhouse.storage_service.kv.write_input import TableRules, check_keys
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
 
-__all__ = ["FoundRow", "FoundRows", "check_lookup_keys", "check_prefix", "prefix_end"]
+__all__ = [
+    "FoundRow",
+    "FoundRows",
+    "check_lookup_keys",
+    "check_prefix",
+    "prefix_end",
+    "rows_in_key_order",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,28 @@ def prefix_end(prefix: bytes) -> bytes:
     stem = prefix.rstrip(b"\xff")
     assert stem, "a key starts with 01"
     return stem[:-1] + bytes([stem[-1] + 1])
+
+
+def rows_in_key_order(
+    newer: Mapping[bytes, bytes | None],
+    older: Iterable[tuple[pa.Array, pa.Array]],
+    *,
+    rows_max: int,
+) -> list[bytes]:
+    """Return the first `rows_max + 1` rows of both; `newer` wins, and None there is no row.
+
+    `older` are chunks of keys and rows in key order; no more of them is read than needed.
+    """
+    found = {key: value for key, value in newer.items() if value is not None}
+    taken = 0
+    for keys, values in older:
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+            if key not in newer:
+                found[key] = value
+                taken += 1
+        if taken > rows_max:
+            break
+    return [found[key] for key in sorted(found)][: rows_max + 1]
 
 
 def _check_names(

@@ -209,7 +209,7 @@ class RowCache:
 
     def _slots_of(self, keys: pa.Array) -> tuple[Hashes, Hashes, npt.NDArray[np.int64]]:
         read = self._read_last
-        if read is None or read.keys is not keys:
+        if read is None or not (read.keys is keys or read.keys.equals(keys)):
             first, second = self._hasher.many(keys)
             return first, second, self._index.find(first, second)
         if read.changes != self._changes:

@@ -3,13 +3,15 @@
 Pure and vectorised: given the changes and the rows stored under their keys, no I/O. Changes of one
 key are resolved in order; a change that leaves a row identical writes nothing. The changelog keeps
 the order of the batch, `-U` right before its `+U`, and the row at position i of it gets the offset
-`base_offset + i`.
+`base_offset + i`. Rows of several buckets, bucket after bucket, are planned in one go as well: a
+plan costs far more than the few rows of a small write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +33,9 @@ from streamhouse.storage_service.model.changelog import (
 )
 from streamhouse.storage_service.model.merge_engine import ChangelogImage
 
-__all__ = ["PlannedWrite", "plan_write"]
+_Rows = TypeVar("_Rows", pa.Array, pa.RecordBatch)
+
+__all__ = ["PlannedWrite", "Stretch", "plan_stretches", "plan_write"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,13 @@ class PlannedWrite:
     def end_offset(self) -> int:
         """The offset after the last change."""
         return self.base_offset + int(self.changelog.num_rows)
+
+
+class Stretch(NamedTuple):
+    """The rows of one bucket: up to the row `row_end`, their first change at `base_offset`."""
+
+    row_end: int
+    base_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +91,32 @@ def plan_write(
     base_offset: int,
 ) -> PlannedWrite:
     """Plan `given`; `fetch` returns what is stored under distinct keys, null where nothing is."""
+    whole = Stretch(len(given.row_numbers), base_offset)
+    (planned,), _ = plan_stretches(
+        given, lambda keys, _: fetch(keys), rules=rules, codec=codec, stretches=[whole]
+    )
+    return planned
+
+
+def plan_stretches(
+    given: WriteInput,
+    fetch: Callable[[pa.Array, list[int]], pa.Array],
+    *,
+    rules: TableRules,
+    codec: RowCodec,
+    stretches: Sequence[Stretch],
+) -> tuple[list[PlannedWrite], npt.NDArray[np.int64]]:
+    """Plan the rows of several buckets; return each bucket's write, and how many changes there are.
+
+    No two buckets have a key in common. `fetch` gets the distinct keys of all, and where those of
+    each bucket end. The second result has, by row, the changes of all rows up to it.
+    """
     chains = chains_of(given.keys)
-    stored = StoredRows(fetch(chains.keys), codec)
+    row_ends = [stretch.row_end for stretch in stretches]
+    # Places are rows, in another order within a bucket: both end at the same number.
+    assert chains.distinct or all(int(chains.row[:e].max(initial=-1)) == e - 1 for e in row_ends)
+    key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
+    stored = StoredRows(fetch(chains.keys, key_ends), codec)
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
@@ -92,16 +127,42 @@ def plan_write(
     lines[chains.row] = np.where(full & (effects.kind == UPDATE_AFTER), 2, effects.writes)
     ends = np.cumsum(lines)
     last_line = ends[chains.row] - 1
-    replaced = _replaced_versions(effects, chains, stored, base_offset + last_line)
+    line_ends = [int(ends[end - 1]) if end else 0 for end in row_ends]
+    written = last_line + _offset_of_line_zero(stretches, line_ends)
+    replaced = _replaced_versions(effects, chains, stored, written)
     changelog = _changelog(effects, merged, stored, last_line, replaced, full=full)
-    keys, puts = _puts(effects, values, chains, stored, base_offset + last_line)
-    return PlannedWrite(
-        base_offset=base_offset,
-        changelog=changelog,
-        keys=keys,
-        values=puts,
-        row_count_delta=int((effects.kind == INSERT).sum() - (effects.kind == DELETE).sum()),
-    )
+    keys, puts, put_ends = _puts(effects, values, chains, stored, written, key_ends)
+    delta = np.cumsum((effects.kind == INSERT).astype(np.int64) - (effects.kind == DELETE))
+    writes = []
+    line = put = counted = 0
+    for stretch, line_end, put_end in zip(stretches, line_ends, put_ends, strict=True):
+        count = int(delta[stretch.row_end - 1]) if stretch.row_end else 0
+        writes.append(
+            PlannedWrite(
+                base_offset=stretch.base_offset,
+                changelog=_between(changelog, line, line_end),
+                keys=_between(keys, put, put_end),
+                values=_between(puts, put, put_end),
+                row_count_delta=count - counted,
+            )
+        )
+        line, put, counted = line_end, put_end, count
+    return writes, ends
+
+
+def _between(rows: _Rows, start: int, end: int) -> _Rows:
+    # What is whole stays the same object, by which the cache knows keys that it has just found.
+    return rows if end - start == len(rows) else rows.slice(start, end - start)
+
+
+def _offset_of_line_zero(
+    stretches: Sequence[Stretch], line_ends: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """Return, by place, the offset that the first change of all would have in its bucket."""
+    starts = [0, *line_ends[:-1]]
+    bases = [stretch.base_offset - line for stretch, line in zip(stretches, starts, strict=True)]
+    sizes = np.diff([0, *(stretch.row_end for stretch in stretches)])
+    return np.repeat(np.array(bases, dtype=np.int64), sizes)
 
 
 def _check_sizes(
@@ -237,8 +298,12 @@ def _puts(
     chains: KeyChains,
     stored: StoredRows,
     written_offsets: npt.NDArray[np.int64],
-) -> tuple[pa.Array, pa.Array]:
-    """Return the keys to write and their values: what the last change of each chain left."""
+    key_ends: Sequence[int],
+) -> tuple[pa.Array, pa.Array, list[int]]:
+    """Return the keys to write and their values: what the last change of each chain left.
+
+    And how many of them are among the first keys, for each of `key_ends`.
+    """
     places = chains.latest(effects.writes)[chains.last()]
     changed = places >= 0
     chosen = places[changed]
@@ -253,7 +318,9 @@ def _puts(
     versions[effects.at[upserts]] = written_offsets[upserts]
     stamp_versions(values, versions)
     if len(chosen) == len(values) and not gone.any() and chains.distinct:
-        return chains.keys, values
+        return chains.keys, values, list(key_ends)
+    counts = np.cumsum(changed)
+    ends = [int(counts[end - 1]) if end else 0 for end in key_ends]
     keys = chains.keys if changed.all() else chains.keys.filter(pa.array(changed))
     taken = values.take(pa.array(effects.at[chosen], mask=gone if gone.any() else None))
-    return keys, taken
+    return keys, taken, ends

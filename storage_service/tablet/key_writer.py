@@ -29,26 +29,21 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from typing import Final, Protocol
 
 from streamhouse.storage_service.errors import (
     InternalError,
-    RequestTooLargeError,
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.group_commit import CommitOutcome, PendingAppend
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket
+from streamhouse.storage_service.tablet.key_planner import KeyPlanner
+from streamhouse.storage_service.tablet.key_request import KeyRequest, KeyWrite
 
 __all__ = ["KeyWrite", "KeyWriter", "Submit"]
 
@@ -60,51 +55,12 @@ _ROUND_REQUESTS_MAX: Final = 256
 _LOAD_ROWS: Final = 20_000
 
 
-class KeyWrite(NamedTuple):
-    """Changes of one request to one bucket. Without `operations` every row is an upsert."""
-
-    bucket: int
-    rows: pa.RecordBatch
-    operations: npt.NDArray[np.int8] | None = None
-    sequence: int = 0
-
-
 class Submit(Protocol):
     """Hands a unit to the commit thread; `GroupCommitter.submit`."""
 
     def __call__(
         self, unit: Sequence[PendingAppend], on_done: Callable[[CommitOutcome], None]
     ) -> None: ...
-
-
-@dataclass
-class _Part:
-    """What became of one request in one bucket; without `write` there is nothing to store."""
-
-    bucket: int
-    start: int
-    end: int
-    timestamp_us: int = 0
-    write: PlannedWrite | None = None
-    pending: PendingAppend | None = None
-
-
-@dataclass
-class _Request:
-    writes: Sequence[KeyWrite]
-    columns: Sequence[str] | None
-    writer_id: int
-    done: asyncio.Future[Appended]
-    parts: list[_Part] = field(default_factory=list)
-    error: StreamhouseError | None = None
-
-    @property
-    def row_count(self) -> int:
-        return sum(write.rows.num_rows for write in self.writes)
-
-    @property
-    def numbered_buckets(self) -> set[tuple[int, int]]:
-        return {(self.writer_id, w.bucket) for w in self.writes} if self.writer_id else set()
 
 
 class KeyWriter:
@@ -123,12 +79,13 @@ class KeyWriter:
     ) -> None:
         self._buckets = buckets
         self._table = table
-        self._schema_id = schema_id
+        self._planner = KeyPlanner(
+            buckets, table=table, schema_id=schema_id, frame_bytes_max=frame_bytes_max
+        )
         self._submit = submit
         self._executor = executor
         self._on_published = on_published
-        self._frame_bytes_max = frame_bytes_max
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[KeyRequest] = deque()
         self._is_stopping = False
         self._is_loading = True
         self._loop = asyncio.get_running_loop()
@@ -144,7 +101,7 @@ class KeyWriter:
         """
         if self._is_stopping:
             raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
-        request = _Request(writes, columns, writer_id, self._loop.create_future())
+        request = KeyRequest(writes, columns, writer_id, self._loop.create_future())
         self._waiting.append(request)
         self._wake()
         return await request.done
@@ -191,9 +148,9 @@ class KeyWriter:
             is_more |= bucket.rows.load_some(_LOAD_ROWS)
         return is_more
 
-    def _take(self) -> list[_Request]:
+    def _take(self) -> list[KeyRequest]:
         """Take what one round may hold, at least one request."""
-        taken: list[_Request] = []
+        taken: list[KeyRequest] = []
         rows = 0
         numbered: set[tuple[int, int]] = set()
         while self._waiting and len(taken) < _ROUND_REQUESTS_MAX:
@@ -206,9 +163,9 @@ class KeyWriter:
             taken.append(self._waiting.popleft())
         return taken
 
-    async def _round(self, requests: Sequence[_Request]) -> None:
+    async def _round(self, requests: Sequence[KeyRequest]) -> None:
         try:
-            await self._loop.run_in_executor(self._executor, self._plan, requests)
+            await self._loop.run_in_executor(self._executor, self._planner.plan, requests)
             error = await self._store(requests)
             ends = await self._loop.run_in_executor(self._executor, self._apply, requests)
             # In one step, with nothing else running in between.
@@ -223,57 +180,7 @@ class KeyWriter:
                 if not request.done.done():
                     request.done.set_exception(InternalError("the write failed; see the log"))
 
-    def _plan(self, requests: Iterable[_Request]) -> None:
-        for request in requests:
-            try:
-                for write in request.writes:
-                    request.parts.append(self._plan_one(write, request))
-            except StreamhouseError as error:
-                self._take_back(request, error)
-            except Exception as error:  # noqa: BLE001 - outermost loop of a request: others go on
-                _report_bug(self._table, error)
-                self._take_back(request, InternalError("planning failed; see the service's log"))
-
-    def _take_back(self, request: _Request, error: StreamhouseError) -> None:
-        request.error = error
-        for part in reversed(request.parts):
-            if part.write is not None:
-                self._buckets[part.bucket].rows.abort(part.write)
-        request.parts.clear()
-
-    def _plan_one(self, write: KeyWrite, request: _Request) -> _Part:
-        bucket = self._buckets[write.bucket]
-        bucket.check_writable()
-        if request.writer_id:
-            known = bucket.log.find_batch(request.writer_id, sequence=write.sequence)
-            if known is not None:
-                return _Part(write.bucket, known.base_offset, known.end_offset, known.timestamp_us)
-        rows = bucket.rows
-        base = rows.planned_offset
-        planned = rows.plan(
-            write.rows, base_offset=base, operations=write.operations, columns=request.columns
-        )
-        if planned.end_offset == base:
-            rows.abort(planned)
-            return _Part(write.bucket, base, base)
-        payload = memoryview(planned.changelog.serialize()).cast("B")
-        if len(payload) > self._frame_bytes_max:
-            rows.abort(planned)
-            raise RequestTooLargeError(
-                f"table '{self._table}', bucket {write.bucket}: {write.rows.num_rows} rows make"
-                f" {len(payload)} bytes of changes; at most {self._frame_bytes_max}, send fewer"
-            )
-        pending = PendingAppend(
-            tablet=bucket.log,
-            payload=payload,
-            row_count=planned.changelog.num_rows,
-            schema_id=self._schema_id,
-            writer_id=request.writer_id,
-            sequence=write.sequence,
-        )
-        return _Part(write.bucket, base, planned.end_offset, 0, planned, pending)
-
-    async def _store(self, requests: Iterable[_Request]) -> StreamhouseError | None:
+    async def _store(self, requests: Iterable[KeyRequest]) -> StreamhouseError | None:
         """Make the planned changes durable, all as one unit; return why not."""
         parts = [part for request in requests for part in request.parts if part.pending is not None]
         unit = [part.pending for part in parts if part.pending is not None]
@@ -290,7 +197,7 @@ class KeyWriter:
             part.timestamp_us = result.timestamp_us
         return outcome.error
 
-    def _apply(self, requests: Iterable[_Request]) -> dict[int, tuple[int, int]]:
+    def _apply(self, requests: Iterable[KeyRequest]) -> dict[int, tuple[int, int]]:
         """Apply what is durable, take back the rest; return bucket -> (end, row count)."""
         ends: dict[int, tuple[int, int]] = {}
         taken_back: set[int] = set()
@@ -298,15 +205,17 @@ class KeyWriter:
             if part.write is None or part.bucket in taken_back:
                 continue
             bucket = self._buckets[part.bucket]
-            if part.end > bucket.log.log_end_offset:
+            end = part.write.end_offset
+            if end > bucket.log.log_end_offset:
                 # It and what was planned on top of it.
                 bucket.rows.abort(part.write)
                 taken_back.add(part.bucket)
                 continue
             try:
                 bucket.check_usable()
-                bucket.rows.apply(part.write)
-                ends[part.bucket] = (part.end, bucket.rows.row_count)
+                if end > bucket.rows.applied_offset:
+                    bucket.rows.apply(part.write)
+                ends[part.bucket] = (end, bucket.rows.row_count)
             except StorageFailedError:
                 continue
             except Exception as error:  # noqa: BLE001 - outermost: what is durable must not be lost
@@ -314,7 +223,7 @@ class KeyWriter:
                 bucket.fail(f"a durable change was not applied: {error!r}")
         return ends
 
-    def _answer(self, request: _Request, error: StreamhouseError | None) -> None:
+    def _answer(self, request: KeyRequest, error: StreamhouseError | None) -> None:
         if request.done.done():
             return
         if request.error is not None:

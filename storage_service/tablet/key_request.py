@@ -1,0 +1,65 @@
+"""A write to a primary key table on its way: what is asked, what is planned for it, who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.tablet.appended import Appended
+from streamhouse.storage_service.tablet.group_commit import PendingAppend
+
+__all__ = ["KeyPart", "KeyRequest", "KeyWrite"]
+
+
+class KeyWrite(NamedTuple):
+    """Changes of one request to one bucket. Without `operations` every row is an upsert."""
+
+    bucket: int
+    rows: pa.RecordBatch
+    operations: npt.NDArray[np.int8] | None = None
+    sequence: int = 0
+
+
+@dataclass
+class KeyPart:
+    """What became of one request in one bucket; without `write` there is nothing to store.
+
+    Several requests may have parts of one `write`.
+    """
+
+    bucket: int
+    start: int
+    end: int
+    timestamp_us: int = 0
+    write: PlannedWrite | None = None
+    pending: PendingAppend | None = None
+
+
+@dataclass
+class KeyRequest:
+    """All of it happens or nothing; `parts` has one for each of `writes` once it is planned."""
+
+    writes: Sequence[KeyWrite]
+    columns: Sequence[str] | None
+    writer_id: int
+    done: asyncio.Future[Appended]
+    parts: list[KeyPart] = field(default_factory=list)
+    error: StreamhouseError | None = None
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it has."""
+        return sum(write.rows.num_rows for write in self.writes)
+
+    @property
+    def numbered_buckets(self) -> set[tuple[int, int]]:
+        """The (writer, bucket) pairs whose next sequences it uses."""
+        return {(self.writer_id, w.bucket) for w in self.writes} if self.writer_id else set()
