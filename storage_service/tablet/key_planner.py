@@ -50,7 +50,7 @@ class KeyPlanner:
             parts = self._joint_parts(asked)
         except StreamhouseError:
             return False
-        except Exception as error:
+        except Exception as error:  # outermost loop of a plan: planned one by one
             _logger.error("event=bug table=%s", self._table, exc_info=error)
             return False
         for (_, request), part in zip(asked, parts, strict=True):
@@ -76,7 +76,7 @@ class KeyPlanner:
                     request.parts.append(self._plan_one(write, request))
             except StreamhouseError as error:
                 self._take_back(request, error)
-            except Exception as error:
+            except Exception as error:  # outermost loop of a request: others go on
                 _logger.error("event=bug table=%s", self._table, exc_info=error)
                 self._take_back(request, InternalError("planning failed; see the service's log"))
 
