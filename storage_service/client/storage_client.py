@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamhouse.storage_service.client import read_calls
 from streamhouse.storage_service.client.append_calls import Appender
 from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.backup_calls import BackupCalls
 from streamhouse.storage_service.client.endpoint import with_ca_file
 from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
 from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
@@ -38,7 +39,7 @@ TOKEN_VARIABLE: Final = "STREAMHOUSE_TOKEN"
 _Self = TypeVar("_Self", bound="StorageClient")
 
 
-class StorageClient(TieringCalls, LakePinCalls, KeyValueCalls):
+class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:

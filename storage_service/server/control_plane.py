@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.access import database_scope
+from streamhouse.storage_service.server.backup_routes import backup_routes
 from streamhouse.storage_service.server.grants import Level
 from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
 from streamhouse.storage_service.server.lake_pin_routes import lake_pin_routes
@@ -57,6 +58,7 @@ def build_control_plane(service: Service) -> FastAPI:
     app.include_router(_state_routes(service), tags=["state"])
     app.include_router(lake_pin_routes(service), tags=["lake pins"])
     app.include_router(_tiering_routes(service), tags=["tiering"])
+    app.include_router(backup_routes(service), tags=["backups"])
     _answer_errors(app, service)
     return app
 

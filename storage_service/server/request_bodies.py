@@ -81,3 +81,9 @@ class PinSnapshot(_RequestBody):
 
     snapshot_id: _SnapshotId
     ttl_ms: int
+
+
+class TakeBackup(_RequestBody):
+    """POST /v1/admin/backup."""
+
+    with_lake: bool = False

@@ -9,6 +9,7 @@
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>.dropped/    a dropped table whose files are being deleted
     lake/                         the default Iceberg catalog and warehouse
+    backup.staged/                a backup that is being put together
 
 No path is made of user input: tables are directories by their id.
 """
@@ -29,9 +30,9 @@ DROPPED_SUFFIX: Final = ".dropped"
 
 
 class DataDirectory:
-    """An exclusively locked data directory; `close` gives it up."""
+    """A data directory; one that was opened is exclusively locked until `close` gives it up."""
 
-    def __init__(self, path: Path, lock_descriptor: int) -> None:
+    def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
         self.path = path
         self._lock_descriptor: int | None = lock_descriptor
 

@@ -36,13 +36,17 @@ async def run_retention(
     clock_us: Callable[[], int],
     interval_ms: int,
     observer: RetentionObserver,
+    changing_files: asyncio.Lock,
 ) -> None:
-    """Apply the retention of every table each `interval_ms`, for ever."""
+    """Apply the retention of every table each `interval_ms`, for ever; holds the lock for each."""
     while True:
         await asyncio.sleep(interval_ms / 1000)
         for table in tables():
             try:
-                deleted = await apply_retention(table, now_us=clock_us(), run_blocking=run_blocking)
+                async with changing_files:
+                    deleted = await apply_retention(
+                        table, now_us=clock_us(), run_blocking=run_blocking
+                    )
             except StreamhouseError as error:
                 # A table dropped meanwhile has closed logs.
                 if not table.is_dropped:

@@ -3,7 +3,7 @@
 Invariants:
 - tables, high watermarks and lake states change on the event loop only; what the disk needs is
   done on worker threads first, so a change is durable before anybody sees it
-- changes of the set of tables happen one at a time
+- changes of the set of tables, and of which files there are, happen one at a time
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class TabletManager:
         recovery: KeyRecovery,
     ) -> None:
         self._config = config
-        self._directory = directory
+        self.directory = directory
         self._registry = registry
         self._executor = executor
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._changing_tables = asyncio.Lock()
+        self.changing_files = asyncio.Lock()
         self._retention: asyncio.Task[None] | None = None
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
@@ -165,6 +165,7 @@ class TabletManager:
                 clock_us=clock_us,
                 interval_ms=self._config.retention_interval_ms,
                 observer=self._observer,
+                changing_files=self.changing_files,
             )
         )
 
@@ -186,12 +187,12 @@ class TabletManager:
 
     async def create_database(self, name: str) -> None:
         """Create a database."""
-        async with self._changing_tables:
+        async with self.changing_files:
             await self._run_blocking(self._registry.create_database, name)
 
     async def drop_database(self, name: str) -> None:
         """Drop an empty database."""
-        async with self._changing_tables:
+        async with self.changing_files:
             await self._run_blocking(self._registry.drop_database, name)
 
     def open_tables(self) -> Iterable[OpenTable]:
@@ -218,7 +219,7 @@ class TabletManager:
 
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
         """Create a table with empty logs; it is durable when it is returned."""
-        async with self._changing_tables:
+        async with self.changing_files:
             create = functools.partial(self._registry.create_table, created_at_us=clock_us())
             info = await self._run_blocking(create, descriptor)
             try:
@@ -235,7 +236,7 @@ class TabletManager:
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
     ) -> TableInfo:
         """Set and remove properties in one step."""
-        async with self._changing_tables:
+        async with self.changing_files:
             alter = functools.partial(
                 self._registry.alter_properties, path, updates=updates, removals=removals
             )
@@ -248,7 +249,7 @@ class TabletManager:
 
     async def drop_table(self, path: TablePath) -> None:
         """Drop a table: at once for everybody, durably, its files deleted."""
-        async with self._changing_tables:
+        async with self.changing_files:
             table = self.table(path)
             # Gone for new requests first: none of them may meet a half-dropped table.
             self._remove(table)
@@ -344,14 +345,7 @@ class TabletManager:
 
     async def offsets_for_timestamp(self, table: OpenTable, timestamp_us: int) -> dict[int, int]:
         """Return per bucket the first offset written at or after a time, else its watermark."""
-
-        def find() -> dict[int, int]:
-            return {
-                bucket: tablet.offset_for_timestamp(timestamp_us)
-                for bucket, tablet in enumerate(table.tablets)
-            }
-
-        return await self._run_blocking(find)
+        return await self._run_blocking(table.offsets_for_timestamp, timestamp_us)
 
     def wake_all(self) -> None:
         """Wake everybody who waits for rows."""
@@ -372,7 +366,7 @@ class TabletManager:
         await self._run_blocking(close_tablets, [t for table in tables for t in table.tablets])
         for thread in self._key_threads:
             thread.shutdown()
-        self._directory.close()
+        self.directory.close()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -397,4 +391,4 @@ class TabletManager:
         table.wakeups.wake_all()
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
-        save_lake_state(self._directory, table.info, lake)
+        save_lake_state(self.directory, table.info, lake)

@@ -107,6 +107,7 @@ def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
                     clock_us=lambda: clock_us() + 2 * DAY_US,
                     interval_ms=1,
                     observer=observer,
+                    changing_files=manager.changing_files,
                 )
             )
 

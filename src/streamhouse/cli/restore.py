@@ -1,0 +1,33 @@
+"""`streamhouse restore`: a data directory from a backup."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import click
+
+from streamhouse.storage_service.operations.backup_files import restore_backup, verify_backup
+
+__all__ = ["command"]
+
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("restore")
+@click.option("--from", "backup", required=True, type=_DIRECTORY, help="The backup.")
+@click.option(
+    "--data-dir", type=_DIRECTORY, help="A new or empty directory; without it only verify."
+)
+def command(*, backup: Path, data_dir: Path | None) -> None:
+    """Verify a backup, and copy it to a data directory that a service can start from.
+
+    A backup with the lake goes back to where it came from, because Iceberg knows files by path.
+    """
+    manifest = verify_backup(backup) if data_dir is None else restore_backup(backup, data_dir)
+    when = datetime.datetime.fromtimestamp(manifest["created_at_us"] / 1e6, datetime.UTC)
+    what = "verified" if data_dir is None else f"restored to {data_dir}"
+    click.echo(
+        f"{what}: {len(manifest['files'])} files of {manifest['data_dir']} as of"
+        f" {when.isoformat(timespec='seconds')}"
+    )

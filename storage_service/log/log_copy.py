@@ -1,0 +1,108 @@
+"""Copying a log's files up to an offset, while it may be appended to.
+
+Sealed segments and writer states never change: they are linked, which costs nothing. The segment
+that holds the end is copied up to it, and a durable mark says that this is all there must be.
+Nothing may delete segments meanwhile (retention); appends and rolls may go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.durable_mark import MARK_NAME
+from streamhouse.storage_service.log.segment_files import index_path, offsets_of, segment_path
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    FRAME,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    LogIdentity,
+    encode_durable_mark,
+    frame_bytes,
+)
+
+__all__ = ["CopiedLog", "copy_log", "link_or_copy"]
+
+_COPY_BYTES = 8 << 20
+
+
+class CopiedLog(NamedTuple):
+    """Which offsets a copy has."""
+
+    log_start_offset: int
+    log_end_offset: int
+
+
+def copy_log(source: Path, target: Path, *, identity: LogIdentity, end_offset: int) -> CopiedLog:
+    """Copy the log in `source` up to `end_offset`, where a frame ends, into `target`.
+
+    Raises CorruptDataError if the log does not have that offset, OSError if the disk refuses.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    names = [path.name for path in source.iterdir()]
+    bases = [base for base in offsets_of(names, ".log") if base <= end_offset]
+    if not bases:
+        raise CorruptDataError(f"{source} has no segment with offset {end_offset}")
+    for base, next_base in pairwise(bases):
+        assert next_base <= end_offset
+        for path in (segment_path(source, base), index_path(source, base)):
+            with contextlib.suppress(FileNotFoundError):
+                link_or_copy(path, target / path.name)
+        if not segment_path(target, base).exists():
+            raise CorruptDataError(f"{segment_path(source, base)} vanished while it was copied")
+    _copy_until(
+        segment_path(source, bases[-1]), segment_path(target, bases[-1]), bases[-1], end_offset
+    )
+    for offset in offsets_of(names, ".writers"):
+        if offset <= end_offset:
+            # Superseded ones are removed at any time; without any, more segments are scanned.
+            with contextlib.suppress(FileNotFoundError):
+                name = f"{offset:020d}.writers"
+                link_or_copy(source / name, target / name)
+    (target / MARK_NAME).write_bytes(encode_durable_mark(end_offset, identity=identity))
+    return CopiedLog(bases[0], end_offset)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name; on another file system, copy it."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another file system, or one that has no links.
+        shutil.copy2(source, target)
+
+
+def _copy_until(source: Path, target: Path, base_offset: int, end_offset: int) -> None:
+    with source.open("rb") as reading, target.open("wb") as writing:
+        left = _position_of(reading, base_offset, end_offset, source)
+        reading.seek(0)
+        while left:
+            piece = reading.read(min(left, _COPY_BYTES))
+            writing.write(piece)
+            left -= len(piece)
+
+
+def _position_of(file: BinaryIO, base_offset: int, end_offset: int, path: Path) -> int:
+    """Return where the frame that ends at `end_offset` ends; headers only are read."""
+    position, offset = FILE_HEADER_BYTES, base_offset
+    while offset < end_offset:
+        file.seek(position)
+        header = file.read(FRAME_HEADER_BYTES)
+        if len(header) < FRAME_HEADER_BYTES:
+            break
+        magic, _, payload_bytes, _, _, _, base, rows, *_ = FRAME.unpack(header)
+        if magic != FRAME_MAGIC or base != offset or not rows:
+            break
+        offset += rows
+        position += frame_bytes(payload_bytes)
+    if offset != end_offset:
+        raise CorruptDataError(f"{path}: no frame ends at offset {end_offset}, but at {offset}")
+    return position

@@ -1,0 +1,1 @@
+"""What an operator does to a data directory besides serving it: check, dump, back up, restore."""

@@ -1,0 +1,185 @@
+"""A backup as files: the staged data directory and `manifest.json`, which vouches for all of it.
+
+The manifest is written last: a directory without one is no backup. Nothing in a backup is changed
+by a restore, which copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    CorruptDataError,
+    InvalidRequestError,
+    StorageFailedError,
+)
+from streamhouse.storage_service.tablet.durable_json import (
+    read_json,
+    replace_json,
+    sync_directory,
+)
+
+__all__ = ["MANIFEST", "restore_backup", "verify_backup", "write_backup"]
+
+MANIFEST: Final = "manifest.json"
+FORMAT_VERSION: Final = 1
+_COPY_BYTES: Final = 8 << 20
+
+
+def write_backup(staged: Path, target: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Move a staged backup to the new or empty directory `target`; return its manifest.
+
+    On the same file system files keep the names they share with the service's; else they are
+    copied. Everything is durable on return.
+    """
+    _claim_empty(target, "backup")
+    try:
+        files: dict[str, dict[str, Any]] = {}
+        for name in _files_below(staged):
+            _make_parents(target / name)
+            _move(staged / name, target / name)
+            files[str(name)] = _fingerprint(target / name)
+        _sync_tree(target)
+        manifest = {"format_version": FORMAT_VERSION, **facts, "files": files}
+        replace_json(target / MANIFEST, manifest)
+    except OSError as error:
+        raise StorageFailedError(f"the backup cannot be written to {target}: {error}") from error
+    return manifest
+
+
+def verify_backup(backup: Path) -> dict[str, Any]:
+    """Return the manifest; raises `CorruptDataError` unless every file is there as it was made."""
+    manifest = _read_manifest(backup)
+    for name, expected in manifest["files"].items():
+        _checked_name(name)
+        _check_file(backup / name, expected)
+    return manifest
+
+
+def restore_backup(
+    backup: Path, data_dir: Path, *, progress: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """Copy a backup into the new or empty directory `data_dir`; return its manifest.
+
+    Every copy is compared with the manifest. A directory that a restore did not finish is refused
+    by the next one, because it is not empty, and by the service.
+
+    Raises `CorruptDataError` for a backup that is damaged.
+    """
+    manifest = _read_manifest(backup)
+    if manifest["with_lake"] and Path(manifest["data_dir"]) != data_dir.absolute():
+        raise InvalidRequestError(
+            f"the backup has the lake of {manifest['data_dir']}, and Iceberg knows its files by"
+            f" that path: restore it there, not to {data_dir.absolute()}"
+        )
+    _claim_empty(data_dir, "restore")
+    try:
+        # Without service.json a service refuses a directory that has tables.
+        for name, expected in sorted(manifest["files"].items(), key=_service_file_last):
+            target = data_dir / _checked_name(name)
+            _make_parents(target)
+            _copy(backup / name, target)
+            _check_file(target, expected, source=backup / name)
+            progress(expected["bytes"])
+        _sync_tree(data_dir)
+    except OSError as error:
+        raise StorageFailedError(f"the backup cannot be restored: {error}") from error
+    return manifest
+
+
+def _read_manifest(backup: Path) -> dict[str, Any]:
+    if not (backup / MANIFEST).is_file():
+        raise InvalidRequestError(f"{backup} is no backup: it has no {MANIFEST}")
+    manifest = read_json(backup / MANIFEST)
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise CorruptDataError(
+            f"{backup} has backup format {manifest.get('format_version')}, which this release"
+            " cannot read"
+        )
+    return manifest
+
+
+def _service_file_last(item: tuple[str, Any]) -> tuple[bool, str]:
+    return item[0] == "service.json", item[0]
+
+
+def _claim_empty(directory: Path, what: str) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise AlreadyExistsError(f"{directory} is not empty; a {what} needs a directory of its own")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFailedError(f"{directory} cannot be made: {error.strerror}") from error
+
+
+def _checked_name(name: str) -> str:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise CorruptDataError(f"the backup's manifest names a file outside of it: {name}")
+    return name
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(directory)
+
+
+def _make_parents(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        _copy(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copy2(source, target)
+    except FileNotFoundError as error:
+        raise CorruptDataError(f"{source} is missing from the backup") from error
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while piece := file.read(_COPY_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _check_file(path: Path, expected: Mapping[str, Any], *, source: Path | None = None) -> None:
+    try:
+        found = _fingerprint(path)
+    except FileNotFoundError as error:
+        raise CorruptDataError(f"{path} is missing from the backup") from error
+    if found != expected:
+        raise CorruptDataError(
+            f"{source or path} is damaged: {found['bytes']} bytes with another checksum than the"
+            f" {expected['bytes']} that were backed up"
+        )
+
+
+def _sync_tree(directory: Path) -> None:
+    """Make everything below `directory` durable."""
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            sync_directory(path)
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory)
