@@ -19,14 +19,18 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake import REST_CATALOG_PATH, LakeCatalog
 from streamhouse.storage_service.model.properties import parse_bytes, parse_duration_ms
 
 __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
 
 DEFAULT_PORT: Final = 8765
 DEFAULT_CATALOG_NAME: Final = "streamhouse"
+CATALOG_ACCESS: Final = ("direct", "service")
 _MIB: Final = 1 << 20
+_CATALOG_KIND_PROPERTIES: Final = ("type", "uri", "py-catalog-impl")
+# What opening files needs, wherever the catalog is.
+_FILE_PROPERTIES: Final = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl", "warehouse")
 
 
 def _limit(default: int, unit: str, text: str) -> Any:
@@ -76,6 +80,8 @@ class ServiceConfig:
     tls_key_password: str | None = field(default=None, repr=False)
     catalog_name: str = DEFAULT_CATALOG_NAME
     catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    warehouse: str | None = None
+    catalog_access: str = "direct"
 
     body_bytes_max: int = _limit(64 * _MIB, "bytes", "Largest body of an append.")
     control_body_bytes_max: int = _limit(
@@ -141,6 +147,10 @@ class ServiceConfig:
         "bytes",
         "Most memory for the rows that one bucket of a primary key table keeps at hand.",
     )
+    catalog_threads: int = _limit(4, "threads", "Threads that answer requests to `/iceberg`.")
+    catalog_requests_max: int = _limit(
+        64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
+    )
     lookup_keys_max: int = _limit(1_000_000, "keys", "Most keys in one lookup.")
     lookup_rows_max: int = _limit(
         100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."
@@ -185,6 +195,10 @@ class ServiceConfig:
             )
         if not 0 <= self.port <= 65_535:
             raise InvalidRequestError(f"port {self.port} is not in 0..65535 (0 picks a free one)")
+        if self.catalog_access not in CATALOG_ACCESS:
+            raise InvalidRequestError(
+                f"catalog_access '{self.catalog_access}' must be {' or '.join(CATALOG_ACCESS)}"
+            )
         self._check_access()
 
     def _check_access(self) -> None:
@@ -226,18 +240,31 @@ class ServiceConfig:
         return cls(**settings, **parsed)
 
     def lake_catalog(self) -> LakeCatalog:
-        """Return the catalog that tiering and readers open; by default SQLite in `data_dir`."""
-        if self.catalog_properties:
-            return LakeCatalog(name=self.catalog_name, properties=dict(self.catalog_properties))
-        lake = self.data_dir.absolute() / "lake"
-        return LakeCatalog(
-            name=self.catalog_name,
-            properties={
+        """Return the catalog of the lake tables; by default SQLite in `data_dir`."""
+        properties = dict(self.catalog_properties)
+        if not any(key in properties for key in _CATALOG_KIND_PROPERTIES):
+            lake = self.data_dir.absolute() / "lake"
+            properties = {
                 "type": "sql",
                 "uri": f"sqlite:///{lake / 'catalog.db'}",
                 "warehouse": f"file://{lake / 'warehouse'}",
-            },
-        )
+                **properties,
+            }
+        if self.warehouse is not None:
+            properties["warehouse"] = self.warehouse
+        return LakeCatalog(name=self.catalog_name, properties=properties)
+
+    def offered_catalog(self) -> LakeCatalog:
+        """Return the catalog that tiering and readers open: `lake_catalog`, or the service itself.
+
+        The service's own has a `uri` relative to the endpoint, which the client makes whole.
+        """
+        catalog = self.lake_catalog()
+        if self.catalog_access == "direct":
+            return catalog
+        files = {k: v for k, v in catalog.properties.items() if k.startswith(_FILE_PROPERTIES)}
+        own = {"type": "rest", "uri": REST_CATALOG_PATH}
+        return LakeCatalog(name=catalog.name, properties={**files, **own})
 
 
 def is_loopback(host: str) -> bool:

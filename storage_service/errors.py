@@ -25,6 +25,7 @@ StreamhouseError
 ├── RequestTooLargeError           request_too_large         413
 ├── OutOfOrderSequenceError        out_of_order_sequence     409
 ├── FencedError                    fenced                    409
+├── CommitConflictError            commit_conflict           409
 ├── CorruptDataError               corrupt_data              500
 ├── OverloadedError                overloaded                503
 ├── UnavailableError               unavailable               503
@@ -119,7 +120,7 @@ class UnauthorizedError(StreamhouseError):
 
 
 class ForbiddenError(StreamhouseError):
-    """The token is right, but its grants do not allow this."""
+    """The token's grants do not allow this, or it would break what the service promises."""
 
     code = "forbidden"
     http_status = 403
@@ -212,6 +213,13 @@ class FencedError(StreamhouseError):
     """A newer tiering epoch exists; this worker must stop its round."""
 
     code = "fenced"
+    http_status = 409
+
+
+class CommitConflictError(StreamhouseError):
+    """A lake table is not as a commit requires it; load it again and commit anew."""
+
+    code = "commit_conflict"
     http_status = 409
 
 

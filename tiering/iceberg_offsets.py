@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -22,6 +21,7 @@ from streamhouse.storage_service.model.lake import (
     COMMIT_USER_PROPERTY,
     TABLE_ID_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
+    TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
     tiered_offsets_from_property,
     tiered_offsets_to_property,
@@ -34,9 +34,6 @@ __all__ = [
     "round_properties",
     "table_properties",
 ]
-
-
-SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +59,7 @@ def round_properties(
 def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
     """Return the table properties that go with a snapshot of those properties."""
     kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
-    return {key: snapshot[key] for key in kept} | {SEQUENCE_PROPERTY: str(sequence_number)}
+    return {key: snapshot[key] for key in kept} | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
 
 
 def covered_offsets(metadata: TableMetadata, *, table_id: int) -> CoveredOffsets | None:
@@ -74,7 +71,7 @@ def covered_offsets(metadata: TableMetadata, *, table_id: int) -> CoveredOffsets
             if found is not None:
                 return found
         oldest = snapshot
-    sequence_number = int(metadata.properties.get(SEQUENCE_PROPERTY, "0"))
+    sequence_number = int(metadata.properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
     if oldest is None or (oldest.sequence_number or 0) < sequence_number:
         return None
     return _read(metadata.properties, table_id)

@@ -19,7 +19,7 @@ def connect() -> duckdb.DuckDBPyConnection:
             "autoload_known_extensions": "false",
         }
     )
-    for name in ("avro", "iceberg"):
+    for name in ("avro", "httpfs", "iceberg"):
         files = importlib.resources.files(f"duckdb_extension_{name}")
         path = files / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
         connection.load_extension(str(path))

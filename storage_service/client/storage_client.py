@@ -324,7 +324,7 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls):
     def lake_catalog(self) -> LakeCatalog:
         """Return how to open the Iceberg catalog that the service's tables are tiered to."""
         answer: Any = self._transport.request_json("GET", "/v1/lake/catalog")
-        return LakeCatalog.from_json(answer)
+        return LakeCatalog.from_json(answer).at(self.endpoint, token=self._transport.token)
 
     # -- remembered tables ---------------------------------------------------------------------
 

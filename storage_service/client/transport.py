@@ -40,6 +40,7 @@ class HttpTransport:
         self.endpoint = parts.url
         """The service's URL, without what vouches for its certificate."""
         self.timeout_s = timeout_s
+        self.token = token
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._pool = urllib3.PoolManager(
             num_pools=16, maxsize=16, retries=False, **parts.tls_settings()

@@ -24,6 +24,16 @@ SERVICE_ID_PROPERTY: Final = "streamhouse.service-id"
 TABLE_ID_PROPERTY: Final = "streamhouse.table-id"
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
+TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
+REST_CATALOG_PATH: Final = "/iceberg"
+"""Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
+_S3_VARIABLES: Final = {
+    "s3.access-key-id": ("AWS_ACCESS_KEY_ID",),
+    "s3.secret-access-key": ("AWS_SECRET_ACCESS_KEY",),
+    "s3.session-token": ("AWS_SESSION_TOKEN",),
+    "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    "s3.endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+}
 
 LAKE_SYSTEM_FIELDS: Final = (
     pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
@@ -89,6 +99,15 @@ class LakeCatalog:
         """Read the JSON form."""
         return cls(name=str(value["name"]), properties=dict(value["properties"]))
 
+    def at(self, endpoint: str, *, token: str | None) -> LakeCatalog:
+        """Return the catalog as a client of the service at `endpoint` opens it."""
+        if self.properties.get("uri") != REST_CATALOG_PATH:
+            return self
+        whole = {**self.properties, "uri": endpoint.rstrip("/") + REST_CATALOG_PATH}
+        return LakeCatalog(
+            name=self.name, properties=whole if token is None else {**whole, "token": token}
+        )
+
     def __repr__(self) -> str:
         # Properties may hold credentials; they never reach a log or a Spark plan.
         return f"LakeCatalog(name={self.name!r}, properties=<{len(self.properties)} hidden>)"
@@ -113,4 +132,22 @@ def parse_catalog_properties(texts: Iterable[str]) -> dict[str, str]:
             # The value may be a secret: only the key is repeated.
             raise InvalidRequestError(f"--catalog-property '{key}' must be KEY=VALUE")
         found[key] = value
+    return found
+
+
+def s3_properties_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the `s3.*` catalog properties that AWS's own variables stand for.
+
+    Raises `InvalidRequestError` when the keys are not among them.
+    """
+    found = {}
+    for key, variables in _S3_VARIABLES.items():
+        values = [environ[name] for name in variables if environ.get(name)]
+        if values:
+            found[key] = values[0]
+    for key in ("s3.access-key-id", "s3.secret-access-key"):
+        if key not in found:
+            raise InvalidRequestError(
+                f"--lake-credentials shared needs {_S3_VARIABLES[key][0]} in the environment"
+            )
     return found

@@ -15,6 +15,7 @@ from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
+from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.grants import (
     EVERYTHING,
@@ -76,6 +77,8 @@ def need_of(method: str, path: str) -> Need:
         return _ANY
     if path in ("/metrics", "/v1/status"):
         return Need(Level.READ, SERVICE)
+    if path.startswith(f"{REST_CATALOG_PATH}/v1/"):
+        return _need_of_catalog(method, path.removeprefix(f"{REST_CATALOG_PATH}/v1/").split("/"))
     match path.removeprefix("/v1/").split("/") if path.startswith("/v1/") else []:
         case ["databases", name]:
             return Need(Level.READ if is_reading else Level.ADMIN, database_scope(name))
@@ -86,6 +89,27 @@ def need_of(method: str, path: str) -> Need:
             return Need(Level.READ if is_reading else Level.WRITE, SERVICE)
         case ["admin", *_]:
             return Need(Level.ADMIN, SERVICE)
+    return _UNLISTED
+
+
+def _need_of_catalog(method: str, parts: list[str]) -> Need:
+    """Return what a request to the Iceberg REST catalog needs; namespaces are databases."""
+    is_reading = method in ("GET", "HEAD")
+    match parts:
+        case ["config"] | ["oauth", "tokens"]:
+            return _ANY
+        case ["namespaces"] if is_reading:
+            # Which are listed depends on the grants.
+            return _ANY
+        case ["namespaces"] | ["transactions", "commit"]:
+            return Need(Level.WRITE, EVERYTHING)
+        case ["namespaces", name, "tables"]:
+            return Need(Level.READ if is_reading else Level.WRITE, database_scope(name))
+        case ["namespaces", name, "tables", table, *rest]:
+            level = Level.READ if is_reading or rest == ["metrics"] else Level.WRITE
+            return Need(Level.ADMIN if method == "DELETE" else level, f"{name}.{table}")
+        case ["namespaces", name, *_]:
+            return Need(Level.READ if is_reading else Level.ADMIN, database_scope(name))
     return _UNLISTED
 
 

@@ -15,6 +15,7 @@ import time
 from typing import Final
 
 from streamhouse.storage_service.errors import InternalError, StreamhouseError
+from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.server.append_route import answer_append
 from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
 from streamhouse.storage_service.server.fetch_route import answer_fetch
@@ -25,6 +26,10 @@ from streamhouse.storage_service.server.http_exchange import (
     Receive,
     Scope,
     Send,
+)
+from streamhouse.storage_service.server.iceberg_route import (
+    IcebergRoutes,
+    answer_iceberg_error,
 )
 from streamhouse.storage_service.server.key_read_route import (
     answer_count,
@@ -52,8 +57,13 @@ class ServiceApp:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._control_plane = build_control_plane(service)
+        self._iceberg = IcebergRoutes(service)
         self._request_prefix = secrets.token_hex(4)
         self._request_numbers = itertools.count(1)
+
+    def close(self) -> None:
+        """Close what the routes opened; blocks until no request uses it. Call it when drained."""
+        self._iceberg.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; `lifespan` and web sockets are not spoken here."""
@@ -104,7 +114,9 @@ class ServiceApp:
             return await exchange.answer_json({"status": "alive"})
         self._service.access.admit(exchange)
         with self._service.request():
-            if not await self._answer_data_route(exchange):
+            if _is_iceberg(exchange):
+                await self._iceberg.answer(exchange)
+            elif not await self._answer_data_route(exchange):
                 await self._answer_control_route(exchange)
 
     async def _answer_data_route(self, exchange: HttpExchange) -> bool:
@@ -171,7 +183,8 @@ class ServiceApp:
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         self._service.report(exchange, error)
         if exchange.status == 0:
-            await exchange.answer_error(error)
+            answer = answer_iceberg_error if _is_iceberg(exchange) else HttpExchange.answer_error
+            await answer(exchange, error)
 
     def _request_id(self, scope: Scope) -> str:
         """Return the caller's request id if it is a sane one, else a new one."""
@@ -179,3 +192,7 @@ class ServiceApp:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 return str(value, "ascii")
         return f"{self._request_prefix}-{next(self._request_numbers)}"
+
+
+def _is_iceberg(exchange: HttpExchange) -> bool:
+    return exchange.path == REST_CATALOG_PATH or exchange.path.startswith(f"{REST_CATALOG_PATH}/")

@@ -93,7 +93,7 @@ def _service_routes(service: Service) -> APIRouter:
 
     @routes.get("/v1/lake/catalog", summary="How to open the Iceberg catalog.")
     async def lake_catalog() -> dict[str, Any]:
-        catalog = service.config.lake_catalog()
+        catalog = service.config.offered_catalog()
         # Tiering marks lake tables with it, to know its own among those of other services.
         identity = {SERVICE_ID_PROPERTY: service.manager.service_id}
         return replace(catalog, properties={**catalog.properties, **identity}).to_json()

@@ -78,8 +78,9 @@ async def _serve(
     workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
     disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
     manager = await TabletManager.open(config, executor=disk, observer=metrics, recovery=recovery)
+    service = Service(config, manager, workers, metrics)
+    app = ServiceApp(service)
     try:
-        service = Service(config, manager, workers, metrics)
         metrics.watch(
             tables=manager.open_tables,
             gauges=service.gauges,
@@ -89,7 +90,7 @@ async def _serve(
         gc.collect()
         gc.freeze()
         sampling = asyncio.ensure_future(service.status.run())
-        server = _Server(_uvicorn_config(config, ServiceApp(service)))
+        server = _Server(_uvicorn_config(config, app))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
         on_stop = on_ready(_endpoint(listening, config))
@@ -97,6 +98,7 @@ async def _serve(
         await serving
         sampling.cancel()
     finally:
+        await asyncio.to_thread(app.close)
         await manager.close()
         workers.shutdown()
         disk.shutdown()

@@ -27,6 +27,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.iceberg_*",
         "streamhouse.connector.lake_*",
         "streamhouse.connector.predicate_iceberg",
+        "streamhouse.storage_service.rest_catalog.*",
     ),
     "pyiceberg_core": (
         "streamhouse.storage_service.model.bucketing",
@@ -36,6 +37,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "rich": ("streamhouse.cli*", "streamhouse.tiering.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": ("streamhouse.connector.predicate*",),
+    "sqlalchemy": ("streamhouse.storage_service.rest_catalog.sql_commits",),
     "starlette": ("streamhouse.storage_service.server.*",),
     "urllib3": ("streamhouse.storage_service.client.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),

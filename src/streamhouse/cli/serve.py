@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from streamhouse.storage_service.config import (
+    CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
     DEFAULT_PORT,
     ServiceConfig,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState, parse_catalog_properties
+from streamhouse.storage_service.model.lake import (
+    LakeCatalog,
+    LakeState,
+    parse_catalog_properties,
+    s3_properties_from_environment,
+)
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 if TYPE_CHECKING:
@@ -98,6 +104,22 @@ def _limit_options(command: _F) -> _F:
     help="pyiceberg catalog property; default: SQLite in the data directory.",
 )
 @click.option(
+    "--catalog-access",
+    type=click.Choice(CATALOG_ACCESS),
+    default="direct",
+    show_default=True,
+    help="service: tiering and readers reach the catalog through this service's /iceberg.",
+)
+@click.option("--warehouse", metavar="URI", help="Where lake tables go, as in s3://bucket/folder.")
+@click.option(
+    "--lake-credentials",
+    type=click.Choice(["own", "shared"]),
+    default="own",
+    show_default=True,
+    help="shared: AWS_* variables of this process reach whoever has the token; own: each process"
+    " has its own.",
+)
+@click.option(
     "--tiering",
     type=click.Choice(["off", "embedded"]),
     default="off",
@@ -132,6 +154,9 @@ def command(
     tls_key_password_file: Path | None,
     catalog_name: str,
     catalog_properties: tuple[str, ...],
+    catalog_access: str,
+    warehouse: str | None,
+    lake_credentials: str,
     tiering: str,
     rebuild: tuple[str, ...],
     log_level: str,
@@ -142,6 +167,9 @@ def command(
     Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64mb) or
     durations (30s) where the unit is bytes or ms.
     """
+    properties = parse_catalog_properties(catalog_properties)
+    if lake_credentials == "shared":
+        properties = {**s3_properties_from_environment(os.environ), **properties}
     config = ServiceConfig.from_texts(
         {name: text for name, text in limits.items() if text is not None},
         data_dir=data_dir,
@@ -153,7 +181,9 @@ def command(
         tls_key_file=tls_key_file,
         tls_key_password=_optional_secret(tls_key_password_file, "password"),
         catalog_name=catalog_name,
-        catalog_properties=parse_catalog_properties(catalog_properties),
+        catalog_properties=properties,
+        catalog_access=catalog_access,
+        warehouse=warehouse,
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
     _restart_with_tuned_malloc()

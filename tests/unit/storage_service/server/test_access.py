@@ -236,9 +236,21 @@ def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
         ("POST", "/v1/tiering/claim", Level.WRITE, "service"),
         ("POST", "/v1/admin/backup", Level.ADMIN, "service"),
         ("GET", "/something_new", Level.ADMIN, "*"),
+        ("GET", "/iceberg/v1/config", Level.READ, None),
+        ("GET", "/iceberg/v1/namespaces", Level.READ, None),
+        ("POST", "/iceberg/v1/namespaces", Level.WRITE, "*"),
+        ("POST", "/iceberg/v1/transactions/commit", Level.WRITE, "*"),
+        ("POST", "/iceberg/v1/tables/rename", Level.ADMIN, "*"),
+        ("DELETE", "/iceberg/v1/namespaces/db", Level.ADMIN, "db.*"),
+        ("GET", "/iceberg/v1/namespaces/db/tables", Level.READ, "db.*"),
+        ("POST", "/iceberg/v1/namespaces/db/register", Level.ADMIN, "db.*"),
+        ("HEAD", "/iceberg/v1/namespaces/db/tables/t", Level.READ, "db.t"),
+        ("POST", "/iceberg/v1/namespaces/db/tables/t", Level.WRITE, "db.t"),
+        ("POST", "/iceberg/v1/namespaces/db/tables/t/metrics", Level.READ, "db.t"),
+        ("DELETE", "/iceberg/v1/namespaces/db/tables/t", Level.ADMIN, "db.t"),
     ],
 )
-def test_what_a_route_needs(method: str, path: str, level: Level, scope: str) -> None:
+def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | None) -> None:
     need = need_of(method, path)
 
     assert (need.level, need.scope) == (level, scope)

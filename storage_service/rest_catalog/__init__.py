@@ -1,0 +1,1 @@
+"""The Iceberg REST catalog of the service, over any pyiceberg catalog; loaded when first used."""

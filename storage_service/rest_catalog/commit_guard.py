@@ -1,0 +1,216 @@
+"""Which commits to the lake table of a live table are refused, by what the metadata becomes.
+
+A commit is judged by the table's metadata before and after it, not by the updates it is made of,
+so nothing slips through by another spelling. After every commit that passes:
+- the current snapshot covers the same offsets as before, or a round of the current epoch says so
+- the columns, partition specs and properties that tiering and union reads go by are in place
+- the snapshots that readers have pinned are there
+Which rows files hold is looked at in `added_files.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+
+from streamhouse.storage_service.errors import FencedError, ForbiddenError
+from streamhouse.storage_service.model.lake import (
+    LAKE_SYSTEM_FIELDS,
+    SERVICE_ID_PROPERTY,
+    TABLE_ID_PROPERTY,
+    TIERED_OFFSETS_PROPERTY,
+    TIERED_SEQUENCE_PROPERTY,
+    TIERING_EPOCH_PROPERTY,
+    tiered_offsets_from_property,
+)
+from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
+from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
+
+__all__ = ["check_commit", "covered_offsets", "new_foreign_snapshots", "protecting_table"]
+
+_IDENTITY: Final = (TABLE_ID_PROPERTY, SERVICE_ID_PROPERTY)
+_OFFSETS: Final = (TIERED_OFFSETS_PROPERTY, TIERED_SEQUENCE_PROPERTY, TIERING_EPOCH_PROPERTY)
+_OURS: Final = "streamhouse."
+_METRICS: Final = {f"write.metadata.metrics.column.{field.name}" for field in LAKE_SYSTEM_FIELDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Covered:
+    offsets: Mapping[int, int]
+    epoch: int
+
+
+def protecting_table(metadata: TableMetadata, tables: LiveTables) -> LiveTable | None:
+    """Return the live table that `metadata` is a lake table of, None for everybody else's."""
+    text = metadata.properties.get(TABLE_ID_PROPERTY, "")
+    live = tables.with_id(int(text)) if text.isdigit() else None
+    if live is None:
+        return None
+    is_ours = metadata.properties.get(SERVICE_ID_PROPERTY) == tables.service_id
+    return live if is_ours or str(metadata.table_uuid) == live.lake.table_uuid else None
+
+
+def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:
+    """Refuse a commit that would break union reads of `live`, whose lake table is `name`.
+
+    Raises:
+        ForbiddenError: saying what must stay.
+        FencedError: a tiering round of another epoch than the current one.
+    """
+    where = f"lake table '{name}' of table '{live.info.path}'"
+    if new.table_uuid != base.table_uuid:
+        raise ForbiddenError(f"{where}: its uuid must stay {base.table_uuid}")
+    if new.location != base.location:
+        raise ForbiddenError(f"{where}: its location must stay '{base.location}'")
+    check_schema(where, base.schema(), new.schema(), live.info)
+    _check_specs(where, base, new)
+    rounds = _round_snapshots(base, new, live)
+    _check_offsets(where, base, new, live, is_round=bool(rounds))
+    _check_properties(where, base.properties, new.properties, is_round=bool(rounds))
+    _check_pins(where, base, new, live)
+
+
+def new_foreign_snapshots(
+    base: TableMetadata, new: TableMetadata, live: LiveTable
+) -> list[Snapshot]:
+    """Return what the commit brings into the main branch besides rounds of the current epoch."""
+    rounds = {snapshot.snapshot_id for snapshot in _round_snapshots(base, new, live)}
+    return [s for s in _added_to_main(base, new) if s.snapshot_id not in rounds]
+
+
+def covered_offsets(metadata: TableMetadata, live: LiveTable) -> Mapping[int, int]:
+    """Return the end offset per bucket that the current snapshot covers; has every bucket."""
+    covered = _covered(metadata, live)
+    nothing = dict.fromkeys(range(live.info.bucket_count), 0)
+    return nothing if covered is None else {**nothing, **covered.offsets}
+
+
+def _added_to_main(base: TableMetadata, new: TableMetadata) -> list[Snapshot]:
+    before = {snapshot.snapshot_id for snapshot in _ancestors(base)}
+    return [snapshot for snapshot in _ancestors(new) if snapshot.snapshot_id not in before]
+
+
+def _round_snapshots(base: TableMetadata, new: TableMetadata, live: LiveTable) -> list[Snapshot]:
+    return [
+        snapshot
+        for snapshot in _added_to_main(base, new)
+        if (found := _read(_summary(snapshot), live)) is not None
+        and found.epoch == live.lake.tiering_epoch
+    ]
+
+
+def _check_specs(where: str, base: TableMetadata, new: TableMetadata) -> None:
+    kept = {spec.spec_id for spec in new.partition_specs}
+    for spec in base.partition_specs:
+        if spec.spec_id not in kept:
+            raise ForbiddenError(
+                f"{where}: partition spec {spec.spec_id} must stay, because tiering may write with"
+                " it; another one may be the default"
+            )
+
+
+def _check_offsets(
+    where: str, base: TableMetadata, new: TableMetadata, live: LiveTable, *, is_round: bool
+) -> None:
+    before, after = _covered(base, live), _covered(new, live)
+    old = covered_offsets(base, live)
+    if after is None:
+        if before is not None:
+            raise ForbiddenError(
+                f"{where}: its current snapshot must come from one that tiering wrote; rolling back"
+                " behind it, replacing or truncating the table would lose rows: delete rows"
+                " instead, or drop the streamhouse table first"
+            )
+        return
+    if dict(after.offsets) == dict(old):
+        return
+    if not is_round:
+        if after.epoch != live.lake.tiering_epoch and _advances(old, after.offsets):
+            raise FencedError(
+                f"{where}: tiering epoch {after.epoch} is not the current one"
+                f" ({live.lake.tiering_epoch}); another worker has the table"
+            )
+        raise ForbiddenError(
+            f"{where}: its current snapshot covers offsets {dict(old)}, and only a tiering round"
+            " may change that; a roll back behind the tiered snapshot is refused"
+        )
+    if set(after.offsets) != set(live.high_watermarks) or not _advances(old, after.offsets):
+        raise ForbiddenError(f"{where}: a round must not take back offsets {dict(old)}")
+    for bucket, end in after.offsets.items():
+        if end > live.high_watermarks[bucket]:
+            raise ForbiddenError(
+                f"{where}: offset {end} of bucket {bucket} is beyond what is written,"
+                f" {live.high_watermarks[bucket]}"
+            )
+
+
+def _advances(old: Mapping[int, int], new: Mapping[int, int]) -> bool:
+    return all(new.get(bucket, -1) >= end for bucket, end in old.items())
+
+
+def _check_properties(
+    where: str, old: Mapping[str, str], new: Mapping[str, str], *, is_round: bool
+) -> None:
+    for key in sorted(set(old) | set(new)):
+        if old.get(key) == new.get(key):
+            continue
+        is_removed = key not in new and key.startswith(_OURS)
+        is_changed = key in _IDENTITY or key in _METRICS or (key in _OFFSETS and not is_round)
+        if is_removed or is_changed:
+            raise ForbiddenError(
+                f"{where}: property '{key}' must stay {old.get(key, 'unset')}; tiering and readers"
+                " go by it"
+            )
+
+
+def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:
+    gone = {s.snapshot_id for s in base.snapshots} - {s.snapshot_id for s in new.snapshots}
+    for holder, snapshot_id in live.pinned.items():
+        if snapshot_id in gone:
+            raise ForbiddenError(
+                f"{where}: snapshot {snapshot_id} must stay, because '{holder}' reads it; expire it"
+                " when that is done"
+            )
+
+
+def _covered(metadata: TableMetadata, live: LiveTable) -> _Covered | None:
+    """Return what the main branch covers, as tiering reads it (`tiering/iceberg_offsets.py`)."""
+    oldest: Snapshot | None = None
+    for snapshot in _ancestors(metadata):
+        found = _read(_summary(snapshot), live)
+        if found is not None:
+            return found
+        oldest = snapshot
+    sequence_number = int(metadata.properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
+    if oldest is None or (oldest.sequence_number or 0) < sequence_number:
+        return None
+    return _read(metadata.properties, live)
+
+
+def _read(properties: Mapping[str, str], live: LiveTable) -> _Covered | None:
+    text = properties.get(TIERED_OFFSETS_PROPERTY)
+    if text is None or properties.get(TABLE_ID_PROPERTY) != str(live.info.table_id):
+        return None
+    try:
+        offsets = tiered_offsets_from_property(text)
+        epoch = int(properties.get(TIERING_EPOCH_PROPERTY, "0"))
+    except (ValueError, AttributeError):
+        return None
+    return _Covered(offsets=offsets, epoch=epoch)
+
+
+def _summary(snapshot: Snapshot) -> Mapping[str, str]:
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+    while snapshot is not None:
+        yield snapshot
+        parent_id = snapshot.parent_snapshot_id
+        snapshot = None if parent_id is None else metadata.snapshot_by_id(parent_id)

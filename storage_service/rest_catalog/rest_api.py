@@ -1,0 +1,220 @@
+"""The Iceberg REST protocol over one catalog: which request is answered by what.
+
+Blocking, and called from several threads. An error is a `StreamhouseError`; the server gives it the
+protocol's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import CommitTableRequest
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.rest_catalog import namespaces
+from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
+from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
+from streamhouse.storage_service.rest_catalog.namespaces import namespace_of
+from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
+from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.rest_catalog.table_commits import TableCommits
+from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
+from streamhouse.storage_service.rest_catalog.tables import TableRoutes, identifier_of
+
+__all__ = ["RestCatalogApi"]
+
+_NAMESPACE: Final = "/v1/{prefix}/namespaces/{namespace}"
+_TABLE: Final = f"{_NAMESPACE}/tables/{{table}}"
+ENDPOINTS: Final = (
+    "GET /v1/{prefix}/namespaces",
+    "POST /v1/{prefix}/namespaces",
+    f"GET {_NAMESPACE}",
+    f"HEAD {_NAMESPACE}",
+    f"DELETE {_NAMESPACE}",
+    f"POST {_NAMESPACE}/properties",
+    f"GET {_NAMESPACE}/tables",
+    f"POST {_NAMESPACE}/tables",
+    f"POST {_NAMESPACE}/register",
+    f"GET {_TABLE}",
+    f"HEAD {_TABLE}",
+    f"POST {_TABLE}",
+    f"DELETE {_TABLE}",
+    f"GET {_TABLE}/credentials",
+    f"POST {_TABLE}/metrics",
+    "POST /v1/{prefix}/tables/rename",
+    "POST /v1/{prefix}/transactions/commit",
+)
+"""What clients are told they may call, as the protocol writes it; there is no prefix here."""
+
+
+class RestCatalogApi:
+    """Answers requests to `/iceberg/v1/...`."""
+
+    def __init__(self, catalog: LakeCatalog, *, service_id: str) -> None:
+        self._open = OpenCatalog(catalog, service_id=service_id)
+        self._files = FileAccess(catalog.properties)
+
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        self._open.close()
+
+    def answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
+        """Answer one request; `tables` are the service's own at this time."""
+        path = "/".join(request.segments)
+        is_change = request.method not in ("GET", "HEAD")
+        # Commits say themselves what is known about their outcome.
+        with catalog_errors(f"{request.method} {path[:200]}", is_commit=is_change):
+            return self._answer(request, tables)
+
+    def _answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
+        match request.segments:
+            case ("config",):
+                return _config(request)
+            case ("oauth", "tokens"):
+                raise UnsupportedError(
+                    "there is no OAuth here: send the service's token as a bearer token (property"
+                    " token of the client)"
+                )
+            case ("namespaces", *rest):
+                return self._below_namespaces(request, tables, rest)
+            case ("tables", "rename") if request.method == "POST":
+                return self._table_routes(tables).rename(request)
+            case ("transactions", "commit") if request.method == "POST":
+                return self._commit_many(request, tables)
+        raise _no_route(request)
+
+    def _below_namespaces(
+        self, request: RestRequest, tables: LiveTables, rest: list[str]
+    ) -> RestAnswer:
+        if not rest:
+            return _namespaces(self._open.get(), request)
+        namespace = namespace_of(rest[0])
+        match request.method, rest[1:]:
+            case _, [] | ["properties"]:
+                return _one_namespace(self._open.get(), namespace, request, rest[1:])
+            case "GET", ["tables"]:
+                return self._table_routes(tables).list(namespace, request)
+            case "POST", ["tables"]:
+                return self._table_routes(tables).create(namespace, request)
+            case "POST", ["register"]:
+                return self._table_routes(tables).register(namespace, request)
+            case _, ["tables", table, *more]:
+                return self._one_table((*namespace, table), request, tables, more)
+            case "GET", ["views"]:
+                return RestAnswer.of({"identifiers": []})
+            case "GET" | "HEAD", ["views", view]:
+                raise NotFoundError(
+                    f"view '{view[:200]}' does not exist; this catalog has no views"
+                )
+            case _, ["views", *_]:
+                raise UnsupportedError("this catalog has no views")
+        raise _no_route(request)
+
+    def _one_table(
+        self,
+        identifier: tuple[str, ...],
+        request: RestRequest,
+        tables: LiveTables,
+        more: list[str],
+    ) -> RestAnswer:
+        routes = self._table_routes(tables)
+        match request.method, more:
+            case "GET", []:
+                return routes.load(identifier, request)
+            case "HEAD", []:
+                return routes.exists(identifier)
+            case "DELETE", []:
+                return routes.drop(identifier, request)
+            case "POST", []:
+                return self._commit_one(identifier, request, tables)
+            case "GET", ["credentials"]:
+                return routes.credentials(identifier)
+            case "POST", ["metrics"]:
+                request.json()
+                return RestAnswer(204)
+        raise _no_route(request)
+
+    def _commit_one(
+        self, identifier: tuple[str, ...], request: RestRequest, tables: LiveTables
+    ) -> RestAnswer:
+        body = request.json()
+        named = body.get("identifier")
+        if named is not None and identifier_of(named) != identifier:
+            raise InvalidRequestError(f"the path and the body name different tables: {identifier}")
+        change = _change(body, identifier)
+        (landed,) = self._commits(tables).commit([(identifier, change)])
+        return metadata_answer(landed.metadata_location, landed.metadata)
+
+    def _commit_many(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
+        changes = request.json().get("table-changes")
+        if not isinstance(changes, list) or not all(isinstance(c, dict) for c in changes):
+            raise InvalidRequestError("table-changes must be a list of commits")
+        named = [(identifier_of(change.get("identifier")), change) for change in changes]
+        self._commits(tables).commit(
+            [(identifier, _change(change, identifier)) for identifier, change in named]
+        )
+        return RestAnswer(204)
+
+    def _table_routes(self, tables: LiveTables) -> TableRoutes:
+        return TableRoutes(self._open.get(), tables, self._files)
+
+    def _commits(self, tables: LiveTables) -> TableCommits:
+        return TableCommits(self._open.get(), tables)
+
+
+def _config(request: RestRequest) -> RestAnswer:
+    if request.method != "GET":
+        raise _no_route(request)
+    return RestAnswer.of({"defaults": {}, "overrides": {}, "endpoints": list(ENDPOINTS)})
+
+
+def _namespaces(catalog: Catalog, request: RestRequest) -> RestAnswer:
+    match request.method:
+        case "GET":
+            return namespaces.list_namespaces(catalog, request)
+        case "POST":
+            return namespaces.create_namespace(catalog, request)
+    raise _no_route(request)
+
+
+def _one_namespace(
+    catalog: Catalog, namespace: tuple[str, ...], request: RestRequest, more: list[str]
+) -> RestAnswer:
+    match request.method, more:
+        case "GET", []:
+            return namespaces.load_namespace(catalog, namespace)
+        case "HEAD", []:
+            namespaces.load_namespace(catalog, namespace)
+            return RestAnswer(204)
+        case "DELETE", []:
+            return namespaces.drop_namespace(catalog, namespace)
+        case "POST", ["properties"]:
+            return namespaces.update_namespace(catalog, namespace, request)
+    raise _no_route(request)
+
+
+def _no_views(request: RestRequest, views: list[str]) -> RestAnswer:
+    """Answer that there are none; making one is refused."""
+    if request.method == "GET" and not views:
+        return RestAnswer.of({"identifiers": []})
+    if request.method in ("GET", "HEAD"):
+        raise NotFoundError(f"view '{views[0][:200]}' does not exist; this catalog has no views")
+    raise UnsupportedError("this catalog has no views")
+
+
+def _change(body: Mapping[str, Any], identifier: tuple[str, ...]) -> CommitTableRequest:
+    named = {"namespace": list(identifier[:-1]), "name": identifier[-1]}
+    with catalog_errors(f"read the commit to '{'.'.join(identifier)}'"):
+        return CommitTableRequest.model_validate({**body, "identifier": named})
+
+
+def _no_route(request: RestRequest) -> UnsupportedError:
+    path = "/".join(request.segments)
+    return UnsupportedError(f"{request.method} /v1/{path[:200]} is not part of this catalog")

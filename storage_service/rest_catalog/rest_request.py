@@ -1,0 +1,86 @@
+"""One request to the REST catalog and its answer, without HTTP."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from streamhouse.storage_service.errors import InvalidRequestError
+
+__all__ = ["RestAnswer", "RestRequest", "page_of"]
+
+_T = TypeVar("_T")
+PAGE_SIZE_DEFAULT: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestRequest:
+    """`segments` are the decoded parts of the path after `/iceberg/v1/`.
+
+    `sees` tells whether the caller may know of a namespace, by its first part.
+    """
+
+    method: str
+    segments: tuple[str, ...]
+    query: Mapping[str, str]
+    wants_credentials: bool = False
+    sees: Callable[[str], bool] = lambda _: True
+    body: bytes = b""
+
+    def json(self) -> dict[str, Any]:
+        """Return the body, which must be a JSON object."""
+        try:
+            value = json.loads(self.body)
+        except ValueError as error:
+            raise InvalidRequestError(f"the request body is no JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise InvalidRequestError("the request body must be a JSON object")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class RestAnswer:
+    """A status and, unless it is 204, a JSON body."""
+
+    status: int
+    body: bytes = b""
+
+    @classmethod
+    def of(cls, value: Any, *, status: int = 200) -> RestAnswer:
+        """Return an answer with `value` as JSON."""
+        return cls(status, json.dumps(value).encode())
+
+
+def page_of(
+    items: Sequence[tuple[str, _T]], query: Mapping[str, str]
+) -> tuple[list[_T], str | None]:
+    """Return one page of `items`, sorted by their unique keys, and the token of the next one.
+
+    Without `pageToken` in the query the caller knows no pages and gets everything.
+    """
+    ordered = sorted(items, key=lambda item: item[0])
+    if "pageToken" not in query:
+        return [value for _, value in ordered], None
+    size_text = query.get("pageSize", str(PAGE_SIZE_DEFAULT))
+    if not size_text.isdigit() or int(size_text) < 1:
+        raise InvalidRequestError(f"pageSize = '{size_text[:20]}' must be a whole number from 1 on")
+    after = _key_of(query["pageToken"])
+    left = [item for item in ordered if after is None or item[0] > after]
+    page = left[: int(size_text)]
+    token = _token_of(page[-1][0]) if len(left) > len(page) else None
+    return [value for _, value in page], token
+
+
+def _token_of(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def _key_of(token: str) -> str | None:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode() if token else None
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError(f"pageToken '{token[:80]}' was not given out here") from error

@@ -1,0 +1,188 @@
+"""The routes below `/iceberg`: the Iceberg REST catalog, answered on threads of their own.
+
+Catalogs, object stores and the Iceberg library block, so the event loop only hands requests over.
+The library is loaded, and the threads are started, by the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    StreamhouseError,
+    UnauthorizedError,
+)
+from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.rest_catalog.live_tables import LiveTable
+from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.server.http_exchange import HttpExchange
+from streamhouse.storage_service.server.iceberg_errors import iceberg_error
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.open_table import OpenTable
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+
+__all__ = ["IcebergRoutes", "answer_iceberg_error"]
+
+_VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
+_VIA: Final = b"x-streamhouse-via"
+
+
+class IcebergRoutes:
+    """Hands requests to the REST catalog; refuses them when too many are waiting."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._threads: ThreadPoolExecutor | None = None
+        self._in_progress = 0
+        self._lock = threading.Lock()
+        self._api: RestCatalogApi | None = None
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answer one request below `/iceberg`."""
+        exchange.route = "iceberg"
+        config = self._service.config
+        request = await self._request(exchange)
+        if self._in_progress >= config.catalog_requests_max:
+            raise OverloadedError(
+                f"{config.catalog_requests_max} requests to the lake catalog are in progress"
+                " (catalog_requests_max); try again later"
+            )
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
+        tables = _Tables(self._service)
+        self._in_progress += 1
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._blocking_answer, request, tables
+            )
+        finally:
+            self._in_progress -= 1
+        if request.method == "HEAD" or answer.status == 204:
+            await _answer_empty(exchange, answer.status)
+        else:
+            await exchange.answer(answer.status, b"application/json", [answer.body])
+
+    async def _request(self, exchange: HttpExchange) -> RestRequest:
+        if not exchange.raw_path.startswith(_VERSION_PATH):
+            raise NotFoundError(
+                f"there is no route {exchange.path[:200]}; the REST catalog's routes begin with"
+                f" {_VERSION_PATH}"
+            )
+        if exchange.header(_VIA) == self._service.manager.service_id.encode():
+            raise InvalidRequestError(
+                "the catalog of this service is this service itself: give --catalog-property that"
+                " lead elsewhere; for workers that go through the service, --catalog-access service"
+            )
+        config = self._service.config
+        body = await exchange.read_body(
+            bytes_max=config.control_body_bytes_max,
+            limit_name="control_body_bytes_max",
+            timeout_ms=config.body_read_timeout_ms,
+        )
+        pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        delegation = exchange.header(b"x-iceberg-access-delegation") or b""
+        return RestRequest(
+            method=exchange.method,
+            segments=tuple(
+                unquote(part) for part in exchange.raw_path[len(_VERSION_PATH) :].split("/")
+            ),
+            query=dict(pairs),
+            wants_credentials=b"vended-credentials" in delegation,
+            sees=exchange.caller.sees_database,
+            body=body,
+        )
+
+    def _blocking_answer(self, request: RestRequest, tables: _Tables) -> RestAnswer:
+        with self._lock:
+            if self._api is None:
+                from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+
+                self._api = RestCatalogApi(
+                    self._service.config.lake_catalog(), service_id=tables.service_id
+                )
+        return self._api.answer(request, tables)
+
+    def close(self) -> None:
+        """Wait for the requests in progress and close the catalog."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        if self._api is not None:
+            self._api.close()
+
+
+class _Tables:
+    """The service's tables for one request. Made on the event loop, asked on other threads.
+
+    What is read there are single values that the event loop replaces as a whole.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service_id = service.manager.service_id
+        self._by_id: Mapping[int, OpenTable] = {
+            table.info.table_id: table for table in service.manager.open_tables()
+        }
+
+    def with_id(self, table_id: int) -> LiveTable | None:
+        """See `LiveTables.with_id`."""
+        table = self._by_id.get(table_id)
+        return None if table is None or table.is_dropped else _live(table)
+
+    def named(self, path: str) -> LiveTable | None:
+        """See `LiveTables.named`."""
+        try:
+            wanted = TablePath.parse(path)
+        except StreamhouseError:
+            return None
+        for table in self._by_id.values():
+            if table.path == wanted and not table.is_dropped:
+                return _live(table)
+        return None
+
+
+def _live(table: OpenTable) -> LiveTable:
+    return LiveTable(
+        info=table.info,
+        lake=table.lake,
+        high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
+        pinned={pin.holder: pin.snapshot_id for pin in table.lake_pins.current()},
+    )
+
+
+async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) -> None:
+    """Send `error` in the protocol's form."""
+    status, body = iceberg_error(error)
+    if exchange.method == "HEAD":
+        return await _answer_empty(exchange, status)
+    headers = []
+    if isinstance(error, UnauthorizedError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.retriable:
+        headers.append((b"retry-after", b"1"))
+    await _send(exchange, status, json.dumps(body).encode(), headers)
+
+
+async def _answer_empty(exchange: HttpExchange, status: int) -> None:
+    await _send(exchange, status, b"", [])
+
+
+async def _send(
+    exchange: HttpExchange, status: int, body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    if body:
+        headers = [*headers, (b"content-type", b"application/json")]
+    if status != 204:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await exchange.send({"type": "http.response.start", "status": status, "headers": headers})
+    await exchange.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,135 @@
+"""The REST catalog of a real service process: token, other engines, limits, and no cost unused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import urllib3
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
+
+from integration.judges.duckdb_read import connect
+from streamhouse.client import StreamhouseClient
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+TOKEN = "a-secret-of-tests"
+
+
+def _rows(start: int, end: int) -> pa.Table:
+    ids = range(start, end)
+    return pa.table({"id": ids, "name": [f"n{i}" for i in ids]}, schema=SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service whose workers and readers go through its REST catalog."""
+    folder = tmp_path_factory.mktemp("rest")
+    token_file = folder / "token"
+    token_file.write_text(TOKEN)
+    arguments = ("--token-file", str(token_file), "--catalog-access", "service")
+    with ServiceProcess(folder / "data", *arguments) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(service: ServiceProcess) -> Iterator[StreamhouseClient]:
+    with StreamhouseClient(service.endpoint, token=TOKEN) as opened:
+        yield opened
+
+
+def _catalog(service: ServiceProcess, token: str = TOKEN) -> RestCatalog:
+    uri = f"{service.endpoint}/iceberg"
+    catalog = load_catalog("streamhouse", type="rest", uri=uri, token=token)
+    assert isinstance(catalog, RestCatalog)
+    return catalog
+
+
+def _tiered_table(client: StreamhouseClient, path: str) -> None:
+    """A table with 300 rows in the lake and 50 more in the log."""
+    client.create_table(path, SCHEMA, bucket_count=2)
+    for start in (0, 100, 200):
+        client.append(path, _rows(start, start + 100))
+        assert tier_once(client, path, token=TOKEN) == 100
+    client.append(path, _rows(300, 350))
+
+
+def test_tiering_and_union_reads_go_through_the_service(
+    service: ServiceProcess, client: StreamhouseClient
+) -> None:
+    _tiered_table(client, "default.through")
+
+    assert client.lake_catalog().properties["uri"] == f"{service.endpoint}/iceberg"
+    assert sorted(client.read("default.through")["id"].to_pylist()) == list(range(350))
+
+
+def test_pyiceberg_reads_and_deletes_and_may_not_append(
+    service: ServiceProcess, client: StreamhouseClient
+) -> None:
+    _tiered_table(client, "default.judged")
+    table = _catalog(service).load_table("default.judged")
+
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(300))
+    table.delete("id < 10")
+    with pytest.raises(ForbiddenError, match="more rows than it removes"):
+        table.append(table.scan(limit=1).to_arrow())
+
+    # The next round makes the deletes part of what union reads are pinned to.
+    assert tier_once(client, "default.judged", token=TOKEN) == 50
+    assert sorted(client.read("default.judged")["id"].to_pylist()) == list(range(10, 350))
+
+
+def test_duckdb_attaches_and_reads(service: ServiceProcess, client: StreamhouseClient) -> None:
+    _tiered_table(client, "default.attached")
+    duckdb = connect()
+
+    duckdb.execute(
+        f"ATTACH 'streamhouse' AS lake"
+        f" (TYPE ICEBERG, ENDPOINT '{service.endpoint}/iceberg', TOKEN '{TOKEN}')"
+    )
+    found = duckdb.execute('SELECT count(*), sum(id) FROM lake."default".attached').fetchall()
+
+    assert found == [(300, sum(range(300)))]
+
+
+def test_a_wrong_token_is_refused_in_the_protocols_form(service: ServiceProcess) -> None:
+    with pytest.raises(
+        UnauthorizedError, match="NotAuthorizedException: the bearer token is wrong"
+    ):
+        _catalog(service, "wrong").list_namespaces()
+
+
+def test_a_lake_catalog_that_is_the_service_itself_is_found_out(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as first:
+        port = first.endpoint.rpartition(":")[2]
+    own = f"http://127.0.0.1:{port}/iceberg"
+    arguments = ("--port", port, "--catalog-property", "type=rest")
+    with ServiceProcess(tmp_path, *arguments, "--catalog-property", f"uri={own}") as service:
+        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces")
+
+        assert answer.status == 400
+        assert "is this service itself" in answer.json()["error"]["message"]
+
+
+def test_the_lake_library_is_loaded_by_the_first_request_only(tmp_path: Path) -> None:
+    def is_loaded(pid: int) -> bool:
+        # Its compiled parts are mapped into the process that imported it.
+        return "sqlalchemy" in Path(f"/proc/{pid}/maps").read_text()
+
+    with ServiceProcess(tmp_path) as service:
+        with StreamhouseClient(service.endpoint) as client:
+            client.create_table("default.t", SCHEMA)
+        assert not is_loaded(service.pid)
+
+        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/config")
+        assert answer.status == 200
+        assert urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces").status == 200
+        assert is_loaded(service.pid)
+        assert service.terminate() == 0
