@@ -155,6 +155,40 @@ class ServiceConfig:
     lookup_rows_max: int = _limit(
         100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."
     )
+    transactions_open_max: int = _limit(
+        1_000, "transactions", "Most transactions of one table that are not committed or aborted."
+    )
+    transaction_parts_max: int = _limit(100_000, "parts", "Most staged parts of one transaction.")
+    transaction_table_bytes_max: int = _limit(
+        64 << 30, "bytes", "Most staged bytes of one table that are not committed or aborted."
+    )
+    transaction_bytes_max: int = _limit(
+        128 << 30, "bytes", "Most staged bytes of all tables that are not committed or aborted."
+    )
+    transaction_timeout_ms: int = _limit(
+        3_600_000, "ms", "How long a transaction may be idle, unless it says so itself."
+    )
+    transaction_timeout_ms_max: int = _limit(
+        86_400_000, "ms", "The longest idle time that a transaction may ask for."
+    )
+    transaction_cleanup_interval_ms: int = _limit(
+        10_000, "ms", "How often transactions that have timed out are dropped."
+    )
+    transaction_outcomes_max: int = _limit(
+        1_000,
+        "outcomes",
+        "Outcomes remembered of each table: so many applications keep their latest version, and so"
+        " many of the latest commits can be repeated.",
+    )
+    transaction_chunk_bytes: int = _limit(
+        8 * _MIB, "bytes", "A commit is stored in pieces of this size; others write in between."
+    )
+    transaction_rehearsed_rows_max: int = _limit(
+        1_000_000,
+        "rows",
+        "Most rows of a transaction that updates named columns or aggregates: it is tried in memory"
+        " before it is decided.",
+    )
     retention_interval_ms: int = _limit(60_000, "ms", "How often expired log segments are deleted.")
     tiering_lease_ms: int = _limit(
         30_000, "ms", "How long a tiering round stays claimed after its last heartbeat."
@@ -182,6 +216,8 @@ class ServiceConfig:
             ("body_bytes_max", "bodies_bytes_max"),
             ("body_bytes_max", "commit_queue_bytes_max"),
             ("tiering_backoff_ms_min", "tiering_backoff_ms_max"),
+            ("transaction_table_bytes_max", "transaction_bytes_max"),
+            ("transaction_timeout_ms", "transaction_timeout_ms_max"),
         ):
             if getattr(self, small) > getattr(self, large):
                 raise InvalidRequestError(

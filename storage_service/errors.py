@@ -16,6 +16,7 @@ StreamhouseError
 │   ├── TableNotFoundError         table_not_found           404
 │   ├── BucketNotFoundError        bucket_not_found          404
 │   ├── RowNotFoundError           row_not_found             404
+│   ├── TransactionNotFoundError   transaction_not_found     404
 │   └── SnapshotNotFoundError      snapshot_not_found        404
 ├── AlreadyExistsError
 │   ├── DatabaseExistsError        database_exists           409
@@ -26,6 +27,7 @@ StreamhouseError
 ├── OutOfOrderSequenceError        out_of_order_sequence     409
 ├── FencedError                    fenced                    409
 ├── CommitConflictError            commit_conflict           409
+├── TransactionClosedError         transaction_closed        409
 ├── CorruptDataError               corrupt_data              500
 ├── OverloadedError                overloaded                503
 ├── UnavailableError               unavailable               503
@@ -157,6 +159,12 @@ class RowNotFoundError(NotFoundError):
     code = "row_not_found"
 
 
+class TransactionNotFoundError(NotFoundError):
+    """The transaction was never begun, was aborted, timed out, or committed long ago."""
+
+    code = "transaction_not_found"
+
+
 class SnapshotNotFoundError(NotFoundError):
     """The lake snapshot does not exist, or was expired."""
 
@@ -220,6 +228,13 @@ class CommitConflictError(StreamhouseError):
     """A lake table is not as a commit requires it; load it again and commit anew."""
 
     code = "commit_conflict"
+    http_status = 409
+
+
+class TransactionClosedError(StreamhouseError):
+    """The transaction is decided: nothing can be staged, and no other parts committed."""
+
+    code = "transaction_closed"
     http_status = 409
 
 

@@ -12,6 +12,8 @@ from streamhouse.storage_service.client.storage_client import (
     StorageClient,
 )
 from streamhouse.storage_service.client.tiering_calls import TieringIdle
+from streamhouse.storage_service.client.transaction_calls import Transaction
+from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
 
 __all__ = [
     "CA_VARIABLE",
@@ -19,8 +21,11 @@ __all__ = [
     "ENDPOINT_VARIABLE",
     "TOKEN_VARIABLE",
     "AppendWriter",
+    "CommitResult",
     "LogBatch",
     "StorageClient",
     "TieringIdle",
+    "Transaction",
+    "TransactionStatus",
     "with_ca_file",
 ]

@@ -9,7 +9,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from streamhouse.storage_service.client.append_writer import AppendWriter, WriterPool
-from streamhouse.storage_service.client.request_batches import bounded_batches, plain
+from streamhouse.storage_service.client.request_batches import (
+    bounded_batches,
+    plain,
+    rows_by_bucket,
+)
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -19,8 +23,7 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.model.conform import check_schema, conform
+from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, FOUND_COLUMN
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -213,7 +216,7 @@ class KeyValueCalls:
     ) -> dict[int, tuple[int, int]]:
         parts = [
             (bucket, writer.next_sequence(bucket), part)
-            for bucket, part in _by_bucket(table, rows).items()
+            for bucket, part in rows_by_bucket(table, rows).items()
         ]
         answer = self._transport.request(
             "POST",
@@ -238,20 +241,6 @@ def _check_key_table(table: TableInfo, what: str) -> None:
 
 def _key_schema(table: TableInfo) -> Any:
     return table.schema.select(table.descriptor.primary_key, table=str(table.path))
-
-
-def _by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
-    """Return the rows of each bucket that has any, each in the order of `rows`."""
-    if table.bucket_count == 1:
-        return {0: rows}
-    key = table.descriptor.primary_key
-    present = [i for i, name in enumerate(rows.schema.names) if name in key]
-    keys = conform(rows.select(present), _key_schema(table), table=str(table.path))
-    numbers = buckets_for_rows(keys, table.descriptor.effective_bucket_key, table.bucket_count)
-    found = sorted(set(numbers.tolist()))
-    if len(found) == 1:
-        return {found[0]: rows}
-    return {bucket: rows.filter(pa.array(numbers == bucket)) for bucket in found}
 
 
 def _whole(keys: pa.Table | pa.RecordBatch) -> pa.RecordBatch:

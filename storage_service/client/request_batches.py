@@ -1,4 +1,4 @@
-"""Cutting and joining what a caller gives into batches that each fit one request."""
+"""Cutting, joining and routing what a caller gives into batches that each fit one request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["BATCH_ROWS_MAX", "REQUEST_BYTES_TARGET", "bounded_batches", "plain"]
+from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = [
+    "BATCH_ROWS_MAX",
+    "REQUEST_BYTES_TARGET",
+    "bounded_batches",
+    "plain",
+    "rows_by_bucket",
+]
 
 REQUEST_BYTES_TARGET: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 65_536
@@ -62,3 +72,18 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def rows_by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
+    """Return rows of a primary key table by bucket, each bucket's in the order of `rows`."""
+    if table.bucket_count == 1:
+        return {0: rows}
+    key = table.descriptor.primary_key
+    present = [i for i, name in enumerate(rows.schema.names) if name in key]
+    schema = table.schema.select(key, table=str(table.path))
+    keys = conform(rows.select(present), schema, table=str(table.path))
+    numbers = buckets_for_rows(keys, table.descriptor.effective_bucket_key, table.bucket_count)
+    found = sorted(set(numbers.tolist()))
+    if len(found) == 1:
+        return {found[0]: rows}
+    return {bucket: rows.filter(pa.array(numbers == bucket)) for bucket in found}

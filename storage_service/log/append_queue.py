@@ -8,7 +8,11 @@ from typing import Final, NamedTuple
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segment import WrittenFrame
 from streamhouse.storage_service.log.segment_format import encode_frame
-from streamhouse.storage_service.log.writer_state import RememberedBatch, WriterStates
+from streamhouse.storage_service.log.writer_state import (
+    TRANSACTION_WRITER,
+    RememberedBatch,
+    WriterStates,
+)
 
 __all__ = ["AppendQueue", "AppendResult"]
 
@@ -69,7 +73,7 @@ class AppendQueue:
         self, writer_id: int, *, sequence: int, row_count: int | None = None
     ) -> AppendResult | None:
         """Return where the batch is that a writer repeats; see `WriterStates.find`."""
-        if not writer_id:
+        if writer_id in (0, TRANSACTION_WRITER):
             return None
         known = self._writers.find(writer_id, sequence=sequence, row_count=row_count)
         return None if known is None else AppendResult(*known[1:], is_duplicate=True)

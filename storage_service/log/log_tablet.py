@@ -194,6 +194,11 @@ class LogTablet:
         with self._lock:
             return self._queue.find(writer_id, sequence=sequence)
 
+    def last_sequence(self, writer_id: int, *, since: int) -> int:
+        """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`."""
+        with self._lock:
+            return self._writers.last_sequence(writer_id, since=since)
+
     def change_segment_bytes_max(self, segment_bytes_max: int) -> None:
         """Start new segments at another size, from the next append on."""
         self._options = replace(self._options, segment_bytes_max=segment_bytes_max)
@@ -248,10 +253,7 @@ class LogTablet:
             self._mark.advance(self._active.end_offset)
 
     def rollback(self) -> None:
-        """Take back everything appended since the last sync; durable after the next `sync`.
-
-        If the bytes cannot be cut off, the log becomes read-only.
-        """
+        """Take back what was appended since the last sync, durably at the next; or go read-only."""
         with self._lock:
             self._queue.take_back(keep=0)
             try:
@@ -280,10 +282,8 @@ class LogTablet:
     def _check_writable(self) -> None:
         if self._closed:
             raise StorageFailedError(f"{self} is closed")
-        if self._read_only_reason:
-            raise StorageFailedError(
-                f"{self} is read-only, {self._read_only_reason}; check the disk and restart"
-            )
+        if reason := self._read_only_reason:
+            raise StorageFailedError(f"{self} is read-only, {reason}; check the disk and restart")
 
     def _make_read_only(self, reason: str) -> None:
         if not self._read_only_reason:

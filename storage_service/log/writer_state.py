@@ -31,9 +31,18 @@ from streamhouse.storage_service.log.segment_format import (
     unseal_header,
 )
 
-__all__ = ["RememberedBatch", "WriterStates", "decode_writers", "encode_writers"]
+__all__ = [
+    "TRANSACTION_WRITER",
+    "RememberedBatch",
+    "WriterStates",
+    "decode_writers",
+    "encode_writers",
+]
 
 FIRST_SEQUENCE: Final = 1
+TRANSACTION_WRITER: Final = (1 << 64) - 1
+"""Writes what transactions commit. Its sequences are never repetitions: whoever appends under it
+looks at `last_sequence` first, and alone."""
 _BATCH: Final = struct.Struct("<QQQq")
 _WRITER: Final = struct.Struct("<QQ")
 _HEADER: Final = struct.Struct("<4sHHQIIQQ16xI")
@@ -94,6 +103,13 @@ class WriterStates:
             f"writer {writer_id:x} sent sequence {sequence}; expected {last + 1},"
             f" or a repetition of {first} to {last}"
         )
+
+    def last_sequence(self, writer_id: int, *, since: int) -> int:
+        """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`."""
+        window = self._windows.get(writer_id)
+        if window is None or _last(window).base_offset < since:
+            return 0
+        return _last(window).sequence
 
     @staticmethod
     def _same(batch: RememberedBatch, writer_id: int, row_count: int | None) -> RememberedBatch:

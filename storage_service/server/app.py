@@ -40,6 +40,7 @@ from streamhouse.storage_service.server.key_read_route import (
 from streamhouse.storage_service.server.key_write_route import answer_delete, answer_upsert
 from streamhouse.storage_service.server.log_format import REQUEST_ID
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.stage_route import answer_stage
 from streamhouse.storage_service.server.status_page import STATUS_PAGE_PATH
 from streamhouse.storage_service.server.subscribe_route import answer_subscribe
 
@@ -140,6 +141,11 @@ class ServiceApp:
             case "POST", [path, "delete"]:
                 exchange.route = "delete"
                 await answer_delete(exchange, self._service, path=path)
+            case "POST", [path, "transactions", transaction_id, "stage"]:
+                exchange.route = "stage"
+                await answer_stage(
+                    exchange, self._service, path=path, transaction_id=transaction_id
+                )
             case "POST", [path, "lookup"]:
                 exchange.route = "lookup"
                 await answer_lookup(exchange, self._service, path=path)

@@ -21,20 +21,20 @@ from streamhouse.storage_service.model.bucketing import (
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.tablet_manager import RoutedBatch
+from streamhouse.storage_service.tablet.log_writer import RoutedBatch
 from streamhouse.storage_service.wire.arrow_body import (
     AppendBatch,
     decode_append_body,
     encode_payload,
 )
 
-__all__ = ["answer_append", "writer_id_of"]
+__all__ = ["AppendRequest", "answer_append", "routed_batches", "writer_id_of"]
 
 _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Append:
+class AppendRequest:
     """What routing needs to know besides the body; plain values, so that it runs on any thread."""
 
     table: TableInfo
@@ -63,16 +63,16 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         )
         settle(len(body))
         service.metrics.received_bytes.inc(len(body))
-        request = _Append(
+        request = AppendRequest(
             table=table.info,
             writer_id=writer_id,
             spread_first_bucket=table.next_spread_bucket(1),
             config=config,
         )
         if len(body) > config.inline_bytes_max:
-            batches = await service.run_blocking(_routed, body, request)
+            batches = await service.run_blocking(routed_batches, body, request)
         else:
-            batches = _routed(body, request)
+            batches = routed_batches(body, request)
         appended = await service.manager.append(table, batches, writer_id=writer_id)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
     await exchange.answer_json(
@@ -94,7 +94,7 @@ def writer_id_of(exchange: HttpExchange, text: str | None) -> int:
     return int(text, 16)
 
 
-def _routed(body: bytes, request: _Append) -> list[RoutedBatch]:
+def routed_batches(body: bytes, request: AppendRequest) -> list[RoutedBatch]:
     """Decode and check the body; return its batches, each with its bucket. On any thread."""
     config = request.config
     parts = decode_append_body(
@@ -123,7 +123,7 @@ def _routed(body: bytes, request: _Append) -> list[RoutedBatch]:
     return routed
 
 
-def _check_sequence(part: AppendBatch, request: _Append) -> None:
+def _check_sequence(part: AppendBatch, request: AppendRequest) -> None:
     table = request.table.path
     if bool(part.sequence) != bool(request.writer_id):
         raise InvalidRequestError(
@@ -155,7 +155,7 @@ def _check_bucket(part: AppendBatch, bucket: int, table: TableInfo) -> None:
         )
 
 
-def _split(part: AppendBatch, request: _Append) -> list[RoutedBatch]:
+def _split(part: AppendBatch, request: AppendRequest) -> list[RoutedBatch]:
     table, config = request.table, request.config
     key = table.descriptor.effective_bucket_key
     if key:

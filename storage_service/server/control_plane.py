@@ -37,6 +37,7 @@ from streamhouse.storage_service.server.request_bodies import (
 )
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status_page import status_page
+from streamhouse.storage_service.server.transaction_routes import transaction_routes
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 
@@ -57,6 +58,7 @@ def build_control_plane(service: Service) -> FastAPI:
     app.include_router(_table_routes(service), tags=["tables"])
     app.include_router(_state_routes(service), tags=["state"])
     app.include_router(lake_pin_routes(service), tags=["lake pins"])
+    app.include_router(transaction_routes(service), tags=["transactions"])
     app.include_router(_tiering_routes(service), tags=["tiering"])
     app.include_router(backup_routes(service), tags=["backups"])
     _answer_errors(app, service)

@@ -28,13 +28,13 @@ from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.wire.request_stream import RequestBatch, open_request
 
-__all__ = ["answer_delete", "answer_upsert"]
+__all__ = ["KeyRequest", "answer_delete", "answer_upsert", "routed_writes"]
 
 Operations = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _KeyRequest:
+class KeyRequest:
     """What reading a body needs to know besides it; plain values, for any thread."""
 
     table: TableInfo
@@ -86,11 +86,11 @@ async def _write(
         )
         settle(len(body))
         service.metrics.received_bytes.inc(len(body))
-        request = _KeyRequest(table=table.info, verb=verb, writer_id=writer_id, config=config)
+        request = KeyRequest(table=table.info, verb=verb, writer_id=writer_id, config=config)
         if len(body) > config.inline_bytes_max:
-            writes = await service.run_blocking(_routed, body, request)
+            writes = await service.run_blocking(routed_writes, body, request)
         else:
-            writes = _routed(body, request)
+            writes = routed_writes(body, request)
         appended = await service.manager.write_keys(
             table, writes, columns=columns, writer_id=writer_id
         )
@@ -103,7 +103,7 @@ async def _write(
     )
 
 
-def _routed(body: bytes, request: _KeyRequest) -> list[KeyWrite]:
+def routed_writes(body: bytes, request: KeyRequest) -> list[KeyWrite]:
     """Read the body; return its changes by bucket, each bucket's in the order of the body."""
     config = request.config
     stream = open_request(
@@ -128,7 +128,7 @@ def _routed(body: bytes, request: _KeyRequest) -> list[KeyWrite]:
     ]
 
 
-def _check_sequence(part: RequestBatch, request: _KeyRequest, sequences: dict[int, int]) -> None:
+def _check_sequence(part: RequestBatch, request: KeyRequest, sequences: dict[int, int]) -> None:
     if bool(part.sequence) != bool(request.writer_id):
         raise InvalidRequestError(
             f"{request.what}: a batch with a sequence needs the parameter writer_id, and with"
@@ -150,7 +150,7 @@ def _check_sequence(part: RequestBatch, request: _KeyRequest, sequences: dict[in
 
 
 def _operations(
-    batch: pa.RecordBatch, request: _KeyRequest
+    batch: pa.RecordBatch, request: KeyRequest
 ) -> tuple[pa.RecordBatch, Operations | None]:
     """Return the rows without their change types, and what each of them does."""
     if request.verb == "delete":
@@ -163,7 +163,7 @@ def _operations(
     return batch.remove_column(position), operations
 
 
-def _only_keys(batch: pa.RecordBatch, request: _KeyRequest) -> pa.RecordBatch:
+def _only_keys(batch: pa.RecordBatch, request: KeyRequest) -> pa.RecordBatch:
     key = request.table.descriptor.primary_key
     for name in batch.schema.names:
         if name not in key:
@@ -179,7 +179,7 @@ def _split(
     part: RequestBatch,
     rows: pa.RecordBatch,
     operations: Operations | None,
-    request: _KeyRequest,
+    request: KeyRequest,
 ) -> list[tuple[int, pa.RecordBatch, Operations | None]]:
     """Return (bucket, rows, operations), each bucket's rows in the order of the batch."""
     table = request.table

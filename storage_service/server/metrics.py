@@ -51,6 +51,21 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._transactions = Counter(
+            "streamhouse_transactions",
+            "Transactions ended: committed, skipped, aborted or timed_out.",
+            ["how"],
+            registry=self.registry,
+        )
+        self._transaction_rows = self._counter(
+            "transaction_rows", "Rows of committed transactions."
+        )
+        self._transaction_seconds = Histogram(
+            "streamhouse_transaction_commit_seconds",
+            "Time from a transaction's commit to its rows being visible.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._segments_deleted = self._counter(
             "retention_deleted_segments", "Log segments deleted because they expired."
         )
@@ -86,6 +101,13 @@ class ServiceMetrics:
         """Count one group commit of this many appends."""
         self._committed_appends.inc(units)
         self._commit_seconds.observe(seconds)
+
+    def transaction_ended(self, how: str, *, row_count: int, seconds: float) -> None:
+        """Count one that was committed, skipped, aborted or timed out."""
+        self._transactions.labels(how).inc()
+        if how == "committed":
+            self._transaction_rows.inc(row_count)
+            self._transaction_seconds.observe(seconds)
 
     def segments_deleted(self, count: int) -> None:
         """Count log segments that retention deleted."""

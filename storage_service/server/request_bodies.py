@@ -7,9 +7,13 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
+from streamhouse.storage_service.model.transaction import TransactionOperation
+
 __all__ = [
     "AlterProperties",
+    "BeginTransaction",
     "ClaimTiering",
+    "CommitTransaction",
     "CompleteTiering",
     "CreateDatabase",
     "FailTiering",
@@ -87,3 +91,19 @@ class TakeBackup(_RequestBody):
     """POST /v1/admin/backup."""
 
     with_lake: bool = False
+
+
+class BeginTransaction(_RequestBody):
+    """What a transaction is to do; `version` of `app_id` is committed once."""
+
+    operation: TransactionOperation
+    columns: list[str] | None = None
+    app_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    version: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    timeout_ms: int | None = None
+
+
+class CommitTransaction(_RequestBody):
+    """The parts to commit, in the order in which they apply."""
+
+    parts: list[str]

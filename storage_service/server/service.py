@@ -197,6 +197,14 @@ class Service:
                 "Changed grants files that were broken, the one before kept.",
                 self.access.reload_failures,
             ),
+            "transactions_open": (
+                "Transactions that are not finished.",
+                self.manager.transactions.open_count,
+            ),
+            "transaction_staged_bytes": (
+                "Bytes staged by them.",
+                self.manager.transactions.staged_bytes,
+            ),
             "commit_queue_bytes": (
                 "Appended bytes waiting for the disk.",
                 self.manager.queued_bytes,

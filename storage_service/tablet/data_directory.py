@@ -7,6 +7,7 @@
     tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
+    tables/<table_id>/transactions/ staged rows and decisions of transactions
     tables/<table_id>.dropped/    a dropped table whose files are being deleted
     lake/                         the default Iceberg catalog and warehouse
     backup.staged/                a backup that is being put together
@@ -92,6 +93,10 @@ class DataDirectory:
     def lake_pins_file(self, table_id: int) -> Path:
         """Where a table's lake pins are kept."""
         return self.table(table_id) / "lake_pins.json"
+
+    def transactions(self, table_id: int) -> Path:
+        """The directory of a table's transactions; made with the first of them."""
+        return self.table(table_id) / "transactions"
 
     def bucket(self, table_id: int, bucket: int) -> Path:
         """The directory of one bucket's log."""

@@ -94,6 +94,11 @@ class KeyBucket:
         if end > applied:
             _logger.info("event=replayed bucket=%r start=%d end=%d", self.where, applied, end)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the rows can still be brought up to the log."""
+        return not self._failure
+
     def check_usable(self) -> None:
         """Raise StorageFailedError once the rows can no longer be brought up to the log."""
         if self._failure:

@@ -51,6 +51,8 @@ class KeyRequest:
     columns: Sequence[str] | None
     writer_id: int
     done: asyncio.Future[Appended]
+    is_published: bool = True
+    """False: a piece of a transaction, which is published later and not with others."""
     parts: list[KeyPart] = field(default_factory=list)
     error: StreamhouseError | None = None
 

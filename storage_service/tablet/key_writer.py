@@ -38,6 +38,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.group_commit import CommitOutcome, PendingAppend
@@ -106,6 +107,32 @@ class KeyWriter:
         self._wake()
         return await request.done
 
+    async def write_unpublished(
+        self, writes: Sequence[KeyWrite], *, columns: Sequence[str] | None
+    ) -> Appended:
+        """Store and apply a piece of a transaction, which `publish_all` will show.
+
+        For who holds the table's write gate, after `settle`. A `sequence` is how many rows of the
+        transaction the bucket has then; nothing is taken for a repetition. Until it is published
+        lookups that meet any of it wait.
+        """
+        request = KeyRequest(
+            writes, columns, TRANSACTION_WRITER, self._loop.create_future(), is_published=False
+        )
+        self._waiting.append(request)
+        self._wake()
+        return await request.done
+
+    async def settle(self) -> None:
+        """Return when all writes taken so far are answered."""
+        await self.write((), columns=None, writer_id=0)
+
+    def publish_all(self) -> None:
+        """Make everything applied visible in one step."""
+        for bucket in self._buckets:
+            bucket.publish(bucket.rows.applied_offset, row_count=bucket.rows.row_count)
+        self._on_published(range(len(self._buckets)))
+
     async def on_thread(self, function: Callable[[], None]) -> None:
         """Run `function` on the thread that changes the rows, between two rounds' steps."""
         await self._loop.run_in_executor(self._executor, function)
@@ -159,6 +186,8 @@ class KeyWriter:
             # The log knows the writer's last batch only once that is stored: one a round.
             if taken and (rows > _ROUND_ROWS_MAX or numbered & request.numbered_buckets):
                 break
+            if taken and not (request.is_published and taken[0].is_published):
+                break
             numbered |= request.numbered_buckets
             taken.append(self._waiting.popleft())
         return taken
@@ -168,9 +197,10 @@ class KeyWriter:
             await self._loop.run_in_executor(self._executor, self._planner.plan, requests)
             error = await self._store(requests)
             ends = await self._loop.run_in_executor(self._executor, self._apply, requests)
-            # In one step, with nothing else running in between.
-            for number, (end, row_count) in ends.items():
-                self._buckets[number].publish(end, row_count=row_count)
+            if requests[0].is_published:
+                # In one step, with nothing else running in between.
+                for number, (end, row_count) in ends.items():
+                    self._buckets[number].publish(end, row_count=row_count)
             # Also where nothing was published: who waits for it must see that it failed.
             self._on_published({part.bucket for request in requests for part in request.parts})
             for request in requests:
@@ -233,7 +263,8 @@ class KeyWriter:
             if part.write is None:
                 continue
             bucket = self._buckets[part.bucket]
-            if part.end > bucket.log.high_watermark:
+            visible = bucket.log.high_watermark
+            if part.end > (visible if request.is_published else bucket.rows.applied_offset):
                 request.done.set_exception(error or _not_applied(bucket))
                 return
         request.done.set_result(

@@ -18,6 +18,7 @@ from streamhouse.storage_service.tablet.key_bucket import KeyBucket
 from streamhouse.storage_service.tablet.key_writer import KeyWriter
 from streamhouse.storage_service.tablet.lake_pins import LakePins
 from streamhouse.storage_service.tablet.wakeups import Wakeups
+from streamhouse.storage_service.tablet.write_gate import WriteGate
 
 __all__ = ["OpenTable"]
 
@@ -44,6 +45,8 @@ class OpenTable:
         """Of a primary key table, each bucket's log and rows."""
         self.key_writer: KeyWriter | None = None
         """Of a primary key table, what writes it."""
+        self.gate = WriteGate()
+        """Passed by every write."""
         self.is_dropped = False
         self.read_rows = 0
         """How many rows were sent to readers since the service started."""

@@ -14,7 +14,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError
@@ -28,40 +28,32 @@ from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.group_commit import (
     CommitGroup,
     CommitLimits,
-    CommitOutcome,
     GroupCommitter,
-    PendingAppend,
 )
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
+from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
 from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
+from streamhouse.storage_service.tablet.table_transactions import TransactionObserver
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.tablet.transaction_coordinator import TransactionCoordinator
 from streamhouse.storage_service.tablet.wakeups import WaiterLimit
 
-__all__ = ["Appended", "RoutedBatch", "TabletManager"]
+__all__ = ["Appended", "TabletManager"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Observer(RetentionObserver, Protocol):
+class Observer(RetentionObserver, TransactionObserver, Protocol):
     """Told of what happens in the background, on the event loop."""
 
     def committed(self, *, units: int, seconds: float) -> None:
         """Count one group commit: how many appends, how long writing and syncing took."""
-
-
-class RoutedBatch(NamedTuple):
-    """Rows on their way to one bucket: one record batch message."""
-
-    bucket: int
-    row_count: int
-    sequence: int
-    payload: memoryview
 
 
 class TabletManager:
@@ -91,7 +83,7 @@ class TabletManager:
         self._committer = GroupCommitter(
             self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
         )
-        # Logs of primary key tables: their writer publishes them.
+        # Logs of primary key tables and of transactions: their writers publish them.
         self._deferred: set[LogTablet] = set()
         self._key_threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"keys-{number}")
@@ -106,6 +98,13 @@ class TabletManager:
             key_threads=self._key_threads,
             submit=self._committer.submit,
             recovery=recovery,
+        )
+        self.transactions = TransactionCoordinator(
+            config,
+            directory=directory,
+            submit=self._committer.submit,
+            deferred=self._deferred,
+            observer=observer,
         )
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
@@ -151,10 +150,13 @@ class TabletManager:
         try:
             for info in registry.tables():
                 manager._add(await manager._opener.open(info))
+            for table in manager.open_tables():
+                await manager.transactions.open(table)
         except BaseException:
             await manager.close()
             raise
         manager._start_retention()
+        manager.transactions.start_cleanup()
         return manager
 
     def _start_retention(self) -> None:
@@ -230,6 +232,7 @@ class TabletManager:
                 await self._run_blocking(self._registry.purge, info.table_id)
                 raise
             self._add(table)
+            await self.transactions.open(table)
             return table
 
     async def alter_properties(
@@ -259,9 +262,10 @@ class TabletManager:
                 if path in {info.path for info in self._registry.tables()}:
                     self._add(table)
                 raise
+            await self.transactions.forget(table)
             if table.key_writer is not None:
                 await table.key_writer.stop(flush=False)
-                self._deferred.difference_update(table.tablets)
+            self._deferred.difference_update(table.tablets)
             await self._run_blocking(self._close_and_purge, table)
 
     def _close_and_purge(self, table: OpenTable) -> None:
@@ -273,42 +277,15 @@ class TabletManager:
     async def append(
         self, table: OpenTable, batches: Sequence[RoutedBatch], *, writer_id: int
     ) -> Appended:
-        """Append all batches or none; they are durable and visible on return.
-
-        Once submitted the append happens, whatever becomes of the caller.
-        """
-        if not batches:
-            return Appended(ranges={}, timestamp_us=clock_us())
-        schema_id = table.info.schema_id
-        unit = [
-            PendingAppend(
-                tablet=table.tablet(batch.bucket),
-                payload=batch.payload,
-                row_count=batch.row_count,
-                schema_id=schema_id,
-                writer_id=writer_id,
-                sequence=batch.sequence,
+        """Append all batches or none; see `append_batches`."""
+        try:
+            return await append_batches(
+                table, batches, writer_id=writer_id, submit=self._committer.submit
             )
-            for batch in batches
-        ]
-        done: asyncio.Future[CommitOutcome] = self._loop.create_future()
-
-        def on_done(outcome: CommitOutcome) -> None:
-            if not done.done():
-                done.set_result(outcome)
-
-        self._committer.submit(unit, on_done)
-        outcome = await done
-        if outcome.error is not None:
+        except StreamhouseError:
             # The log of a table dropped meanwhile is closed, which is not what the caller asked.
             self.check_open(table)
-            raise outcome.error
-        ranges: dict[int, tuple[int, int]] = {}
-        for batch, result in zip(batches, outcome.results, strict=True):
-            start, end = ranges.get(batch.bucket, (result.base_offset, result.end_offset))
-            ranges[batch.bucket] = (min(start, result.base_offset), max(end, result.end_offset))
-        timestamp_us = max(result.timestamp_us for result in outcome.results)
-        return Appended(ranges=ranges, timestamp_us=timestamp_us)
+            raise
 
     async def write_keys(
         self,
@@ -323,7 +300,12 @@ class TabletManager:
         if not writes:
             return Appended(ranges={}, timestamp_us=clock_us())
         try:
-            return await table.key_writer.write(writes, columns=columns, writer_id=writer_id)
+            await table.gate.enter()
+            try:
+                return await table.key_writer.write(writes, columns=columns, writer_id=writer_id)
+            finally:
+                # A write whose caller has gone goes on: commits wait for it by `settle`.
+                table.gate.leave()
         except StreamhouseError:
             self.check_open(table)
             raise
@@ -356,6 +338,7 @@ class TabletManager:
         """Commit what is queued, close all logs, unlock the directory."""
         if self._retention is not None:
             self._retention.cancel()
+        await self.transactions.stop()
         for table in self.open_tables():
             if table.key_writer is not None:
                 await table.key_writer.stop(flush=True)

@@ -19,7 +19,8 @@ from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
-from streamhouse.storage_service.tablet.tablet_manager import RoutedBatch, TabletManager
+from streamhouse.storage_service.tablet.log_writer import RoutedBatch
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 

@@ -1,0 +1,70 @@
+"""Transactions as callers see them: what one does, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["CommitResult", "TransactionOperation", "TransactionStatus"]
+
+
+class TransactionOperation(StrEnum):
+    """What the rows of a transaction do: appends to log tables, the others by primary key."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+    DELETE = "delete"
+
+
+class TransactionStatus(StrEnum):
+    """How far a transaction is.
+
+    `committing` is decided: it happens, whatever breaks. `skipped` wrote nothing, because its
+    application has committed that version, or a later one, before.
+    """
+
+    OPEN = "open"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    SKIPPED = "skipped"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """What a commit did; the same however often it is asked for.
+
+    `ranges` are bucket -> (start, end) in the log, of a primary key table in its changelog.
+    `row_count` counts the rows given, and `timestamp_us` is when the last of them was stored.
+    """
+
+    status: TransactionStatus
+    ranges: Mapping[int, tuple[int, int]]
+    row_count: int
+    timestamp_us: int
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether nothing was written, because it was before."""
+        return self.status is TransactionStatus.SKIPPED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "status": str(self.status),
+            "buckets": {str(b): list(span) for b, span in sorted(self.ranges.items())},
+            "row_count": self.row_count,
+            "timestamp_us": self.timestamp_us,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CommitResult:
+        """Read the JSON form."""
+        return cls(
+            status=TransactionStatus(value["status"]),
+            ranges={int(b): (int(s), int(e)) for b, (s, e) in value["buckets"].items()},
+            row_count=int(value["row_count"]),
+            timestamp_us=int(value["timestamp_us"]),
+        )

@@ -1,0 +1,315 @@
+"""Putting a decided transaction into the logs: piece by piece, then visible in one step.
+
+Whoever calls holds the table's write gate. A piece that is stored stays; a redo goes on after it,
+which it knows from the logs alone: pieces are frames of `TRANSACTION_WRITER`, whose sequence says
+how many rows of the transaction the bucket has.
+
+A disk that refuses a piece is asked again, for ever: the transaction is decided. Meanwhile other
+writes to the table are refused. A disk that cannot say what it stored, or damage, ends the attempt
+with UnknownOutcomeError; the next start of the service completes the transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OverloadedError,
+    RequestTooLargeError,
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.staged_part import StagedPart
+from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
+from streamhouse.storage_service.tablet.blocking import RunBlocking
+from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.group_commit import CommitOutcome, PendingAppend
+from streamhouse.storage_service.tablet.key_writer import KeyWrite, KeyWriter, Submit
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.transaction_chunks import (
+    StagedRows,
+    chunks_of,
+    key_writes,
+)
+from streamhouse.storage_service.tablet.transaction_files import Decision
+
+__all__ = ["CommitProgress", "CommitServices", "TransactionCommit"]
+
+_CHUNK_ROWS: Final = 200_000
+_KEY_ROUND_ROWS: Final = 50_000
+_RETRY_S_MIN: Final = 0.05
+_RETRY_S_MAX: Final = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class CommitProgress:
+    """How much of a commit is stored, and what is in its way."""
+
+    row_count: int = 0
+    rows_stored: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitServices:
+    """What commits of all tables share.
+
+    `deferred` are logs that commit groups do not publish; `stopping` is set when the service stops.
+    """
+
+    submit: Submit
+    run_blocking: RunBlocking
+    deferred: set[LogTablet]
+    chunk_bytes: int
+    stopping: asyncio.Event
+
+
+class _Sink(Protocol):
+    """Where the pieces go."""
+
+    async def store(self, chunk: Sequence[StagedRows]) -> int:
+        """Make a chunk durable, not visible; return its timestamp."""
+
+    def publish(self) -> None:
+        """Make everything stored visible in one step."""
+
+
+class TransactionCommit:
+    """One attempt to complete a decided transaction."""
+
+    def __init__(
+        self,
+        table: OpenTable,
+        decision: Decision,
+        parts: Sequence[StagedPart],
+        *,
+        services: CommitServices,
+        progress: CommitProgress,
+    ) -> None:
+        self._table = table
+        self._decision = decision
+        self._parts = parts
+        self._services = services
+        self._progress = progress
+        buckets = sorted(decision.starts)
+        self._sink: _Sink = (
+            _LogSink(table, buckets, services, self._stored)
+            if table.key_writer is None
+            else _KeySink(table, table.key_writer, decision, services, self._stored)
+        )
+        self.timestamp_us = 0
+
+    async def store(self) -> Mapping[int, tuple[int, int]]:
+        """Make all rows durable; return bucket -> (start, end)."""
+        done = self._positions()
+        self._progress.rows_stored = sum(done.values())
+        chunks = chunks_of(
+            self._parts, done=done, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
+        )
+        while True:
+            chunk = await self._services.run_blocking(next, chunks, None)
+            if chunk is None:
+                break
+            self.timestamp_us = max(self.timestamp_us, await self._sink.store(chunk))
+        self.timestamp_us = self.timestamp_us or clock_us()
+        return {
+            bucket: (start, self._table.tablets[bucket].log_end_offset)
+            for bucket, start in self._decision.starts.items()
+        }
+
+    async def until_stored(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Run `store` until the disk takes it."""
+
+        async def stored() -> int:
+            await store()
+            return 0
+
+        await self._stored(stored, 0)
+
+    def publish(self) -> None:
+        """Make the whole transaction visible; event loop, with nothing else running in between."""
+        self._sink.publish()
+
+    def _positions(self) -> dict[int, int]:
+        """Return how many rows each bucket has already."""
+        done = {}
+        for bucket, start in self._decision.starts.items():
+            log = self._table.tablets[bucket]
+            done[bucket] = log.last_sequence(TRANSACTION_WRITER, since=start)
+            end = log.log_end_offset
+            is_log = self._table.key_writer is None
+            if end < start or (is_log and end != start + done[bucket]):
+                raise CorruptDataError(
+                    f"table '{self._table.path}', bucket {bucket}: the log ends at {end}, but"
+                    f" transaction {self._decision.spec.transaction_id} begins at {start} and has"
+                    f" {done[bucket]} rows there; restore the table from a backup"
+                )
+        return done
+
+    async def _stored(self, store: Callable[[], Awaitable[int]], row_count: int) -> int:
+        """Run `store` until it has stored its piece; return the piece's timestamp."""
+        wait_s = _RETRY_S_MIN
+        gate = self._table.gate
+        while True:
+            self._check_not_stopping()
+            try:
+                timestamp_us = await store()
+            except (StorageFailedError, OverloadedError) as error:
+                self._check_can_go_on(error)
+                self._progress.trouble = error.message
+                gate.refuse(
+                    StorageFailedError(
+                        f"table '{self._table.path}' is completing transaction"
+                        f" {self._decision.spec.transaction_id} and takes no writes:"
+                        f" {error.message}"
+                    )
+                )
+            else:
+                if self._progress.trouble:
+                    self._progress.trouble = ""
+                    gate.allow()
+                self._progress.rows_stored += row_count
+                return timestamp_us
+            await self._pause(wait_s)
+            wait_s = min(wait_s * 2, _RETRY_S_MAX)
+
+    async def _pause(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._services.stopping.wait()
+        except TimeoutError:
+            return
+
+    def _check_not_stopping(self) -> None:
+        if self._services.stopping.is_set() or self._table.is_dropped:
+            raise UnavailableError(
+                f"the service stops; transaction {self._decision.spec.transaction_id} is decided"
+                " and is completed at the next start"
+            )
+
+    def _check_can_go_on(self, error: StreamhouseError) -> None:
+        """Raise if asking again is of no use before a restart."""
+        if any(log.is_read_only for log in self._table.tablets) or not all(
+            bucket.is_usable for bucket in self._table.key_buckets
+        ):
+            raise UnknownOutcomeError(error.message)
+
+
+class _LogSink:
+    """The logs of a log table. Frames are the staged batches as they are."""
+
+    def __init__(
+        self,
+        table: OpenTable,
+        buckets: Sequence[int],
+        services: CommitServices,
+        stored: Callable[[Callable[[], Awaitable[int]], int], Awaitable[int]],
+    ) -> None:
+        self._table = table
+        self._buckets = buckets
+        self._services = services
+        self._stored = stored
+        # Groups must not publish what they store: it becomes visible together.
+        services.deferred.update(table.tablets)
+
+    async def store(self, chunk: Sequence[StagedRows]) -> int:
+        """See `_Sink.store`."""
+        assert not any(staged.skipped for staged in chunk), "a frame is a staged batch"
+        unit = [
+            PendingAppend(
+                tablet=self._table.tablets[staged.bucket],
+                payload=staged.payload,
+                row_count=staged.row_count,
+                schema_id=self._table.info.schema_id,
+                writer_id=TRANSACTION_WRITER,
+                sequence=staged.end,
+            )
+            for staged in chunk
+        ]
+        return await self._stored(lambda: self._append(unit), sum(e.row_count for e in unit))
+
+    async def _append(self, unit: Sequence[PendingAppend]) -> int:
+        done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
+        self._services.submit(unit, done.set_result)
+        outcome = await done
+        if outcome.error is not None:
+            raise outcome.error
+        return max(result.timestamp_us for result in outcome.results)
+
+    def publish(self) -> None:
+        """See `_Sink.publish`."""
+        self._services.deferred.difference_update(self._table.tablets)
+        for bucket in self._buckets:
+            self._table.tablets[bucket].publish()
+        self._table.wakeups.wake(self._buckets)
+
+
+class _KeySink:
+    """The one writer of a primary key table."""
+
+    def __init__(
+        self,
+        table: OpenTable,
+        writer: KeyWriter,
+        decision: Decision,
+        services: CommitServices,
+        stored: Callable[[Callable[[], Awaitable[int]], int], Awaitable[int]],
+    ) -> None:
+        self._table = table
+        self._writer = writer
+        self._columns = decision.spec.columns
+        self._run_blocking = services.run_blocking
+        self._stored = stored
+
+    async def store(self, chunk: Sequence[StagedRows]) -> int:
+        """See `_Sink.store`."""
+        return max(
+            [await self._change(writes) for writes in await self._run_blocking(_rounds, chunk)]
+        )
+
+    async def _change(self, writes: list[KeyWrite]) -> int:
+        async def change() -> int:
+            appended = await self._writer.write_unpublished(writes, columns=self._columns)
+            return appended.timestamp_us
+
+        try:
+            return await self._stored(change, sum(write.rows.num_rows for write in writes))
+        except RequestTooLargeError:
+            # Large rows that are replaced make the changes larger than a frame.
+            if all(write.rows.num_rows == 1 for write in writes):
+                raise
+        halves = [_halves(write) for write in writes]
+        first = await self._change([half[0] for half in halves])
+        second = await self._change(list(itertools.chain(*(half[1:] for half in halves))))
+        return max(first, second)
+
+    def publish(self) -> None:
+        """See `_Sink.publish`."""
+        self._writer.publish_all()
+
+
+def _rounds(chunk: Sequence[StagedRows]) -> list[list[KeyWrite]]:
+    return list(key_writes(chunk, rows_max=_KEY_ROUND_ROWS))
+
+
+def _halves(write: KeyWrite) -> list[KeyWrite]:
+    """Cut a write in two, unless it is one row."""
+    half = write.rows.num_rows // 2
+    if half == 0:
+        return [write]
+    operations = write.operations
+    left = None if operations is None else operations[:half]
+    right = None if operations is None else operations[half:]
+    position = write.sequence - (write.rows.num_rows - half)
+    return [
+        KeyWrite(write.bucket, write.rows.slice(0, half), left, sequence=position),
+        KeyWrite(write.bucket, write.rows.slice(half), right, sequence=write.sequence),
+    ]

@@ -1,0 +1,113 @@
+"""Who may write to a table: any number of writes at once, or one transaction that commits, alone.
+
+Event loop only. First come, first served: a commit waits for the writes that are under way, and
+writes that come after it wait for the commit. Writes to other tables know nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["WriteGate"]
+
+
+class _Waiting(NamedTuple):
+    granted: asyncio.Future[None]
+    is_alone: bool
+
+
+class WriteGate:
+    """The gate of one table."""
+
+    def __init__(self) -> None:
+        self._writes = 0
+        self._is_held = False
+        self._waiting: deque[_Waiting] = deque()
+        self._refusal: StreamhouseError | None = None
+
+    async def enter(self) -> None:
+        """Begin a write; `leave` ends it. Raises what `refuse` was given."""
+        self._check()
+        if self._is_held or self._waiting:
+            await self._wait(is_alone=False)
+        else:
+            self._writes += 1
+
+    def leave(self) -> None:
+        """End a write: its rows are visible, or refused."""
+        self._writes -= 1
+        assert self._writes >= 0
+        self._grant()
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Hold the table: within, no other write is under way."""
+        await self._wait(is_alone=True)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def refuse(self, error: StreamhouseError) -> None:
+        """Let nothing through from now on: who waits and who comes gets `error`."""
+        self._refusal = error
+        while self._waiting:
+            granted = self._waiting.popleft().granted
+            if not granted.done():
+                granted.set_exception(_again(error))
+
+    def allow(self) -> None:
+        """Take `refuse` back."""
+        self._refusal = None
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise _again(self._refusal)
+
+    async def _wait(self, *, is_alone: bool) -> None:
+        self._check()
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), is_alone)
+        self._waiting.append(waiting)
+        self._grant()
+        try:
+            await waiting.granted
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                self._grant()
+            elif not waiting.granted.cancelled() and waiting.granted.exception() is None:
+                # Granted and cancelled in the same moment: hand it on.
+                if is_alone:
+                    self._release()
+                else:
+                    self.leave()
+            raise
+
+    def _release(self) -> None:
+        self._is_held = False
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and not self._is_held:
+            first = self._waiting[0]
+            if first.is_alone and self._writes:
+                return
+            self._waiting.popleft()
+            if first.granted.done():
+                continue
+            if first.is_alone:
+                self._is_held = True
+            else:
+                self._writes += 1
+            first.granted.set_result(None)
+
+
+def _again(error: StreamhouseError) -> StreamhouseError:
+    # One instance raised in several tasks would collect all their traces.
+    return type(error)(error.message)
