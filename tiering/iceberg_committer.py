@@ -23,7 +23,6 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     UnauthorizedError,
 )
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
@@ -36,6 +35,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_creation import LakeLayout, layout_of
+from streamhouse.tiering.iceberg_live_files import LiveFiles, LiveFilesCache
 from streamhouse.tiering.iceberg_offsets import (
     CoveredOffsets,
     covered_offsets,
@@ -49,8 +49,9 @@ from streamhouse.tiering.iceberg_snapshot import (
     StagedSnapshot,
     stage_snapshot,
 )
-from streamhouse.tiering.iceberg_writer import data_files
+from streamhouse.tiering.iceberg_writer import data_files, position_delete_files
 from streamhouse.tiering.parquet_writer import WrittenFile
+from streamhouse.tiering.position_deletes import WrittenDeletes
 
 __all__ = ["IcebergLakeTable", "LakeCommit"]
 
@@ -64,9 +65,13 @@ _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeCommit:
-    """A round's commit: `files` hold the rows from `base_offsets` to `tiered_offsets`."""
+    """A round's commit: what the changes from `base_offsets` to `tiered_offsets` make of the lake.
+
+    `deletes` point to data files that are live in the snapshot the round was planned on.
+    """
 
     files: Sequence[WrittenFile]
+    deletes: Sequence[WrittenDeletes] = ()
     base_offsets: Mapping[int, int]
     tiered_offsets: Mapping[int, int]
     epoch: int
@@ -75,9 +80,12 @@ class LakeCommit:
 class IcebergLakeTable:
     """One open lake table, as of when it was last loaded. Not thread-safe."""
 
-    def __init__(self, table: Table, info: TableInfo) -> None:
+    def __init__(
+        self, table: Table, info: TableInfo, *, live_files: LiveFilesCache | None = None
+    ) -> None:
         self._table = table
         self._info = info
+        self._live_files = live_files or LiveFilesCache()
         self._layout = layout_of(table, info)
 
     @property
@@ -95,6 +103,11 @@ class IcebergLakeTable:
     def covered(self) -> CoveredOffsets | None:
         """The offsets that the current snapshot covers, None before the first round."""
         return covered_offsets(self._table.metadata, table_id=self._info.table_id)
+
+    def live_files(self) -> LiveFiles:
+        """Return the data files of the current snapshot."""
+        with catalog_errors(f"read the files of lake table '{self._info.path}'"):
+            return self._live_files.of(self._table)
 
     @property
     def layout(self) -> LakeLayout:
@@ -114,7 +127,7 @@ class IcebergLakeTable:
     def commit(
         self, commit: LakeCommit, *, checkpoint: Callable[[str], None] = lambda _: None
     ) -> int:
-        """Add the round's files in one snapshot and return its id.
+        """Make the round's changes in one snapshot and return its id.
 
         Raises:
             FencedError: another worker has advanced the table; nothing was added.
@@ -122,12 +135,16 @@ class IcebergLakeTable:
                 must stay: the next round looks again.
             StreamhouseError: nothing was added, and nothing will be.
         """
-        files = data_files(
+        added = data_files(
             commit.files,
             schema=self._layout.iceberg_schema,
             properties=self._table.metadata.properties,
             spec_id=self._layout.spec_id,
             sort_order_id=self._layout.sort_order_id,
+        )
+        changes = SnapshotChanges(
+            operation=Operation.OVERWRITE if commit.deletes else Operation.APPEND,
+            added=[*added, *position_delete_files(commit.deletes)],
         )
         properties = round_properties(
             table_id=self._info.table_id,
@@ -137,7 +154,7 @@ class IcebergLakeTable:
         attempts = _Attempts()
         self._check_base(commit)
         try:
-            return self._try_until_landed(commit, files, properties, attempts, checkpoint)
+            return self._try_until_landed(commit, changes, properties, attempts, checkpoint)
         except FencedError:
             # The base is gone: no attempt, lost on the way or not, can land any more.
             raise
@@ -151,7 +168,7 @@ class IcebergLakeTable:
     def _try_until_landed(
         self,
         commit: LakeCommit,
-        files: Sequence[DataFile],
+        changes: SnapshotChanges,
         properties: Mapping[str, str],
         attempts: _Attempts,
         checkpoint: Callable[[str], None],
@@ -162,7 +179,7 @@ class IcebergLakeTable:
             with catalog_errors(f"write metadata of lake table '{self._info.path}'"):
                 staged = stage_snapshot(
                     self._table,
-                    SnapshotChanges(operation=Operation.APPEND, added=files),
+                    changes,
                     summary=properties,
                     table_properties=lambda number: table_properties(
                         properties, sequence_number=number
@@ -199,7 +216,8 @@ class IcebergLakeTable:
     def _look(self, commit: LakeCommit, attempts: _Attempts) -> int | None:
         """Reload the table; return the snapshot of ours that landed, or None to try again.
 
-        Raises `FencedError` when the table now covers other offsets than the round started from.
+        Raises `FencedError` when the table now covers other offsets than the round started from,
+        `UnavailableError` when another engine rewrote files that the round deletes rows of.
         """
         try:
             self._table = self._table.catalog.load_table(self._table.name())
@@ -219,10 +237,24 @@ class IcebergLakeTable:
             return self.snapshot_id
         try:
             self._check_base(commit)
-        except FencedError:
+            self._check_referenced(commit, attempts)
+        except (FencedError, UnavailableError):
             attempts.clean_up(self._table, landed=None)
             raise
         return None
+
+    def _check_referenced(self, commit: LakeCommit, attempts: _Attempts) -> None:
+        """Raise unless every file that the round deletes rows of is still live."""
+        if commit.deletes:
+            gone = self.live_files().missing(p for d in commit.deletes for p in d.data_paths)
+            if gone:
+                # The snapshot that every attempt asserted is no longer the current one.
+                attempts.is_unknown = False
+                raise UnavailableError(
+                    f"lake table '{self._info.path}': another engine rewrote {len(gone)} files"
+                    f" while rows of them were retracted, such as '{min(gone)}'; nothing was added,"
+                    " the next round finds the rows where they are now"
+                )
 
     def _check_base(self, commit: LakeCommit) -> None:
         covered = self.covered

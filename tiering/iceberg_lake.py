@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
+from uuid import UUID
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -27,12 +29,14 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_creation import create_lake_table
+from streamhouse.tiering.iceberg_live_files import LiveFilesCache
 
 __all__ = ["IcebergLake"]
 
 _logger = logging.getLogger(__name__)
 
 OPEN_ATTEMPTS_MAX: Final = 4
+TABLES_REMEMBERED_MAX: Final = 256
 _RETRY_WAIT_S_FIRST: Final = 0.1
 
 
@@ -42,6 +46,8 @@ class IcebergLake:
     def __init__(self, catalog: LakeCatalog) -> None:
         self._described = catalog
         self._catalog: Catalog | None = None
+        # By lake table: a long-lived worker reads each manifest once.
+        self._live_files: OrderedDict[UUID, LiveFilesCache] = OrderedDict()
 
     @property
     def file_properties(self) -> Mapping[str, str]:
@@ -65,7 +71,15 @@ class IcebergLake:
         with catalog_errors(f"open lake table '{table.path}'"):
             found = self._load_or_create(table, state)
         self._check_owner(found, table, state)
-        return IcebergLakeTable(found, table)
+        return IcebergLakeTable(found, table, live_files=self._live_files_of(found))
+
+    def _live_files_of(self, found: Table) -> LiveFilesCache:
+        uuid = found.metadata.table_uuid
+        cache = self._live_files.setdefault(uuid, LiveFilesCache())
+        self._live_files.move_to_end(uuid)
+        while len(self._live_files) > TABLES_REMEMBERED_MAX:
+            self._live_files.popitem(last=False)
+        return cache
 
     def _load_or_create(self, table: TableInfo, state: LakeState) -> Table:
         identifier = (table.path.database, table.path.table)

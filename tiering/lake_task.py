@@ -6,35 +6,50 @@ its way there, and imports neither pyspark nor pyiceberg.
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.tiering.key_changes import FoldedSplit, fold_split
+from streamhouse.tiering.lake_rows import lake_rows
+from streamhouse.tiering.log_chunks import read_chunks
 from streamhouse.tiering.parquet_writer import FileFormat, PartitionedParquetWriter, WrittenFile
 from streamhouse.tiering.partition_layout import LakePartitionField
+from streamhouse.tiering.position_deletes import (
+    LakeFile,
+    WrittenDeletes,
+    locate_offsets,
+    write_position_deletes,
+)
 
-__all__ = ["RowsObserver", "SplitResult", "TieringSplit", "run_split"]
+__all__ = ["Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]
 
 RowsObserver = Callable[[int], None]
-"""Told how many more rows were written."""
+"""Told how many more rows of the log were worked on."""
 
-PAGE_BYTES: Final = 8 << 20
-_CHUNK_ROWS: Final = 1 << 16
-_PAGES_AHEAD: Final = 2
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraction:
+    """What a task needs to retract rows of the lake: only versions that live on are written.
+
+    The round moves the bucket's changes [boundary, bucket_end), of which the split is a part.
+    `lake_files` are the live data files that may hold rows of the bucket.
+    """
+
+    boundary: int
+    bucket_end: int
+    lake_files: tuple[LakeFile, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +58,7 @@ class TieringSplit:
 
     `lake_schema` is the serialised Arrow schema of the lake files, with field ids. `folder` is the
     round's own folder in the lake table: whatever lies there and is in no snapshot may be deleted.
+    Without a `retraction` every row of the range is written.
     """
 
     endpoint: str
@@ -55,14 +71,26 @@ class TieringSplit:
     folder: str
     file_format: FileFormat
     files: LakeFilesystem
+    retraction: Retraction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitResult:
-    """The files that hold exactly the rows of `range`."""
+    """The files that hold exactly the rows of `range` that the lake gets, and what they retract.
+
+    `not_found` counts retracted rows that no live file has: somebody else deleted them.
+    """
 
     range: OffsetRange
     files: tuple[WrittenFile, ...]
+    deletes: tuple[WrittenDeletes, ...] = ()
+    not_found: int = 0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file of the result."""
+        data = [file.path for file in self.files]
+        return (*data, *(deletes.path for deletes in self.deletes))
 
 
 def _open_client(split: TieringSplit) -> StorageClient:
@@ -81,37 +109,41 @@ def run_split(
     Raises:
         StreamhouseError: the range cannot be read or written, or is not what was asked for.
     """
-    schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
     writer = PartitionedParquetWriter(
         split.files,
         folder=split.folder,
-        name=f"b{split.range.bucket:05d}-{split.range.start:020d}",
+        name=_file_name(split),
         bucket=split.range.bucket,
-        schema=schema,
+        schema=pa.ipc.read_schema(pa.py_buffer(split.lake_schema)),
         partitioning=split.partitioning,
         file_format=split.file_format,
     )
     try:
         with open_client(split) as client:
             _check_identity(client, split)
-            for chunk in _ahead(lambda: _chunks(_read(client, split))):
-                if is_cancelled():
-                    raise UnavailableError(f"tiering of '{split.table}' was cancelled")
-                rows = lake_rows(chunk.batches, schema)
-                writer.write(rows)
-                on_rows(rows.num_rows)
+            folded = _folded(client, split)
+            survives = None if folded is None else folded.survives
+            _write_rows(client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
             _check_identity(client, split)
         files = writer.close()
+        kept = split.range.row_count if survives is None else int(np.count_nonzero(survives))
         written = sum(file.row_count for file in files)
-        if written != split.range.row_count:
+        if written != kept:
             raise CorruptDataError(
-                f"table '{split.table}', bucket {split.range.bucket}: wrote {written} rows of"
-                f" [{split.range.start}, {split.range.end})"
+                f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of {kept}"
+                f" rows of [{split.range.start}, {split.range.end})"
             )
+        deletes, not_found = _write_deletes(split, folded)
     except BaseException:
         writer.abort()
         raise
-    return SplitResult(range=split.range, files=tuple(files))
+    return SplitResult(
+        range=split.range, files=tuple(files), deletes=tuple(deletes), not_found=not_found
+    )
+
+
+def _file_name(split: TieringSplit) -> str:
+    return f"b{split.range.bucket:05d}-{split.range.start:020d}"
 
 
 def _check_identity(client: StorageClient, split: TieringSplit) -> None:
@@ -123,140 +155,56 @@ def _check_identity(client: StorageClient, split: TieringSplit) -> None:
         )
 
 
-def _read(client: StorageClient, split: TieringSplit) -> Iterator[LogBatch]:
-    position = split.range.start
-    batches = client.read_range(
+def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
+    if split.retraction is None:
+        return None
+    return fold_split(
+        client,
         split.table,
-        split.range.bucket,
-        split.range.start,
-        split.range.end,
-        page_bytes=PAGE_BYTES,
+        split.range,
+        boundary=split.retraction.boundary,
+        bucket_end=split.retraction.bucket_end,
     )
-    for batch in batches:
-        if batch.bucket != split.range.bucket or batch.base_offset != position:
-            raise CorruptDataError(
-                f"table '{split.table}', bucket {split.range.bucket}: offset {position} was asked"
-                f" for, bucket {batch.bucket} offset {batch.base_offset} came"
-            )
-        position = batch.end_offset
-        yield batch
-    if position != split.range.end:
-        raise CorruptDataError(
-            f"table '{split.table}', bucket {split.range.bucket}: the log ends at {position},"
-            f" {split.range.end} was planned"
-        )
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Consecutive batches that are worked on together."""
-
-    batches: list[LogBatch] = field(default_factory=list)
-    row_count: int = 0
-    size_bytes: int = 0
-
-    def add(self, batch: LogBatch) -> None:
-        self.batches.append(batch)
-        self.row_count += batch.data.num_rows
-        self.size_bytes += batch.data.nbytes
-
-
-def _ahead(open_chunks: Callable[[], Iterator[_Chunk]]) -> Iterator[_Chunk]:
-    """Yield the chunks while a thread reads some of the next: the network and Parquet overlap."""
-    ready: queue.Queue[_Chunk | BaseException | None] = queue.Queue()
-    # Bytes, not chunks, are what has to be bounded: a batch has one row or a million.
-    budget = _Budget(_PAGES_AHEAD * PAGE_BYTES)
-
-    def read() -> None:
-        try:
-            for chunk in open_chunks():
-                if not budget.take(chunk.size_bytes):
-                    return
-                ready.put(chunk)
-            ready.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised again in the reading thread
-            ready.put(error)
-
-    thread = threading.Thread(target=read, name="tiering-read", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            budget.give(item.size_bytes)
-            yield item
-    finally:
-        budget.close()
-        thread.join()
+def _write_rows(
+    client: StorageClient,
+    split: TieringSplit,
+    writer: PartitionedParquetWriter,
+    survives: npt.NDArray[np.bool_] | None,
+    *,
+    on_rows: RowsObserver,
+    is_cancelled: Callable[[], bool],
+) -> None:
+    if survives is not None and not survives.any():
+        on_rows(split.range.row_count)
+        return
+    schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
+    position = 0
+    for chunk in read_chunks(client, split.table, split.range):
+        if is_cancelled():
+            raise UnavailableError(f"tiering of '{split.table}' was cancelled")
+        end = position + chunk.row_count
+        keep = None if survives is None else survives[position:end]
+        position = end
+        if keep is None or keep.any():
+            writer.write(lake_rows(chunk.batches, schema, keep=keep))
+        on_rows(chunk.row_count)
 
 
-class _Budget:
-    """Bytes that may wait between two threads; one chunk may always wait."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._used = 0
-        self._is_closed = False
-        self._changed = threading.Condition()
-
-    def take(self, size: int) -> bool:
-        """Wait for room; False when nobody reads any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._used < self._size)
-            self._used += size
-            return not self._is_closed
-
-    def give(self, size: int) -> None:
-        """Return room."""
-        with self._changed:
-            self._used -= size
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Let the other thread end."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-
-def _chunks(batches: Iterator[LogBatch]) -> Iterator[_Chunk]:
-    """Group batches to about `_CHUNK_ROWS` rows or `PAGE_BYTES`: tiny ones cost no work each."""
-    chunk = _Chunk()
-    for batch in batches:
-        chunk.add(batch)
-        if chunk.row_count >= _CHUNK_ROWS or chunk.size_bytes >= PAGE_BYTES:
-            yield chunk
-            chunk = _Chunk()
-    if chunk.batches:
-        yield chunk
-
-
-def lake_rows(batches: list[LogBatch], schema: pa.Schema) -> pa.Table:
-    """Return consecutive rows of a bucket as rows of the lake: its types and system columns.
-
-    Raises:
-        CorruptDataError: the rows are not those of the lake table's columns.
-    """
-    user_fields = list(schema)[: len(schema) - len(LAKE_SYSTEM_FIELDS)]
-    logged = pa.Table.from_batches([batch.data for batch in batches])
-    if logged.column_names != [f.name for f in user_fields]:
-        raise CorruptDataError(
-            f"rows with columns {logged.column_names} came for a lake table with"
-            f" {[f.name for f in user_fields]}"
-        )
-    columns: list[pa.ChunkedArray | pa.Array] = []
-    for f, column in zip(user_fields, logged.columns, strict=True):
-        columns.append(column if column.type.equals(f.type) else column.cast(f.type))
-    start, end = batches[0].base_offset, batches[-1].end_offset
-    counts = [batch.data.num_rows for batch in batches]
-    timestamps = np.repeat(np.array([b.timestamp_us for b in batches], dtype=np.int64), counts)
-    bucket_field, offset_field, timestamp_field = LAKE_SYSTEM_FIELDS
-    columns += [
-        pa.array(np.full(end - start, batches[0].bucket, dtype=np.int32), bucket_field.type),
-        pa.array(np.arange(start, end, dtype=np.int64), offset_field.type),
-        pa.array(timestamps).cast(timestamp_field.type),
-    ]
-    try:
-        return pa.table(columns, schema=schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise CorruptDataError(f"rows do not fit the lake table: {error}") from error
+def _write_deletes(
+    split: TieringSplit, folded: FoldedSplit | None
+) -> tuple[list[WrittenDeletes], int]:
+    """Write what the split retracts in the lake; return also how many rows were not found."""
+    if folded is None or split.retraction is None or not len(folded.retracted):
+        return [], 0
+    located = locate_offsets(
+        split.files,
+        split.retraction.lake_files,
+        folded.retracted,
+        bucket=split.range.bucket,
+    )
+    deletes = write_position_deletes(
+        split.files, located, folder=split.folder, name=_file_name(split)
+    )
+    return deletes, len(folded.retracted) - sum(file.row_count for file in deletes)

@@ -31,16 +31,15 @@ from streamhouse.storage_service.errors import (
     FencedError,
     StreamhouseError,
     UnknownOutcomeError,
-    UnsupportedError,
 )
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
 from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.lake_task import SplitResult
 from streamhouse.tiering.lease import Lease
-from streamhouse.tiering.parquet_writer import FileFormat
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_round
+from streamhouse.tiering.round_splits import check_results, round_splits
 
 __all__ = ["ROUND_STEPS", "RoundResult", "TieringRound"]
 
@@ -127,10 +126,6 @@ class TieringRound:
 
     def _run(self, lease: Lease, *, started_s: float) -> RoundResult:
         state = self.assignment.state
-        if state.table.is_primary_key_table:
-            raise UnsupportedError(
-                f"table '{state.table.path}' has a primary key; only log tables are tiered yet"
-            )
         lake_table = self.lake.open_or_create(state.table, state.lake)
         self.checkpoint("lake-opened")
         base = self._base_offsets(lake_table)
@@ -141,6 +136,7 @@ class TieringRound:
             covered=base,
             positions=state.positions,
             limits=self.limits,
+            is_primary_key_table=state.table.is_primary_key_table,
         )
         self.checkpoint("planned")
         folder = (
@@ -225,23 +221,15 @@ class TieringRound:
     ) -> list[SplitResult]:
         state = self.assignment.state
         table = str(state.table.path)
-        splits = [
-            TieringSplit(
-                endpoint=self.client.endpoint,
-                token=self.token,
-                table=table,
-                table_id=state.table.table_id,
-                range=split,
-                lake_schema=lake_table.file_schema.serialize().to_pybytes(),
-                partitioning=lake_table.layout.partitioning,
-                folder=folder,
-                file_format=FileFormat(
-                    target_file_bytes=state.table.properties().datalake_target_file_bytes
-                ),
-                files=files,
-            )
-            for split in plan.splits
-        ]
+        splits = round_splits(
+            plan,
+            state.table,
+            lake_table,
+            folder=folder,
+            files=files,
+            endpoint=self.client.endpoint,
+            token=self.token,
+        )
         self.observer.started(table, rows=plan.row_count, splits=len(splits))
         try:
             results = self.runner.run(
@@ -255,7 +243,7 @@ class TieringRound:
             raise
         finally:
             self.observer.ended(table)
-        _check_results(plan, results, table=table)
+        check_results(plan, results, state.table)
         return results
 
     def _commit(
@@ -263,6 +251,7 @@ class TieringRound:
     ) -> int:
         commit = LakeCommit(
             files=[file for result in results for file in result.files],
+            deletes=[deletes for result in results for deletes in result.deletes],
             base_offsets=plan.base_offsets,
             tiered_offsets=plan.target_offsets,
             epoch=self.assignment.epoch,
@@ -286,20 +275,8 @@ class TieringRound:
         self, files: LakeFilesystem, folder: str, results: list[SplitResult]
     ) -> None:
         """Delete what attempts left that were not the ones that counted (retries, speculation)."""
-        kept = {file.path for result in results for file in result.files}
+        kept = {path for result in results for path in result.paths}
         with contextlib.suppress(StreamhouseError):
             for path in files.list_folder(folder):
                 if path not in kept:
                     files.delete(path)
-
-
-def _check_results(plan: RoundPlan, results: list[SplitResult], *, table: str) -> None:
-    """Raise unless every split was written, once and whole."""
-    done = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
-    planned = sorted((s.bucket, s.start, s.end) for s in plan.splits)
-    rows = sum(file.row_count for result in results for file in result.files)
-    if done != planned or rows != plan.row_count:
-        raise CorruptDataError(
-            f"table '{table}': the tasks wrote {rows} rows in {len(done)} splits;"
-            f" {plan.row_count} in {len(planned)} were planned"
-        )

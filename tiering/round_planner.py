@@ -14,21 +14,26 @@ __all__ = ["PlanLimits", "RoundPlan", "plan_round"]
 
 ROWS_PER_ROUND_MAX: Final = 50_000_000
 ROWS_PER_SPLIT_MIN: Final = 500_000
+# Tasks of a primary key table hold 9 bytes a change of their bucket's range, and sort some of it.
+KEY_ROWS_PER_BUCKET_MAX: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits:
     """Bounds of a round: it may take `rows_max` rows, and should keep `parallelism` tasks busy.
 
-    A split is not made smaller than `split_rows_min` by cutting a bucket's range.
+    A bucket of a primary key table moves at most `key_bucket_rows_max` changes. A split is not made
+    smaller than `split_rows_min` by cutting a bucket's range.
     """
 
     rows_max: int = ROWS_PER_ROUND_MAX
+    key_bucket_rows_max: int = KEY_ROWS_PER_BUCKET_MAX
     parallelism: int = 1
     split_rows_min: int = ROWS_PER_SPLIT_MIN
 
     def __post_init__(self) -> None:
-        if self.rows_max < 1 or self.parallelism < 1 or self.split_rows_min < 1:
+        values = (self.rows_max, self.key_bucket_rows_max, self.parallelism, self.split_rows_min)
+        if min(values) < 1:
             raise ValueError(f"limits of a round must be positive: {self}")
 
 
@@ -55,6 +60,7 @@ def plan_round(
     covered: Mapping[int, int],
     positions: Mapping[int, BucketPositions],
     limits: PlanLimits,
+    is_primary_key_table: bool = False,
 ) -> RoundPlan:
     """Plan a round from the offsets the lake covers to the high watermarks of `positions`.
 
@@ -80,6 +86,8 @@ def plan_round(
                 f" {position.log_start_offset - 1} are neither in the lake nor in the log"
             )
     lags = {bucket: positions[bucket].high_watermark - start for bucket, start in base.items()}
+    if is_primary_key_table:
+        lags = {bucket: min(lag, limits.key_bucket_rows_max) for bucket, lag in lags.items()}
     shares = _shares(lags, rows_max=limits.rows_max)
     ranges = [
         OffsetRange(bucket=bucket, start=base[bucket], end=base[bucket] + rows)

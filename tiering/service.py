@@ -273,6 +273,4 @@ def _why_not(state: TableState) -> str:
     """Return why a table is never tiered, or an empty string."""
     if not state.table.properties().datalake_enabled:
         return "its property table.datalake.enabled is false"
-    if state.table.is_primary_key_table:
-        return "it has a primary key, and only log tables are tiered yet"
     return ""

@@ -137,9 +137,6 @@ class TieringCoordinator:
         later = TableDue(wait_ms=_RETRY_MS_MAX, lag_ratio=0.0)
         if not properties.datalake_enabled:
             return "datalake_disabled", later
-        if table.info.is_primary_key_table:
-            # Its log has changes, which workers cannot bring into the lake yet.
-            return "primary_key", later
         try:
             oldest_us = None if table.is_dropped else table.oldest_untiered_us()
         except StreamhouseError as error:

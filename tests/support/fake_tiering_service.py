@@ -80,6 +80,7 @@ class FakeTieringService:
         del self._tables[path]
 
     def append(self, path: str, bucket: int, rows: pa.RecordBatch) -> None:
+        """Append rows of a log table, or changes of a primary key table as its log has them."""
         table = self._table(path)
         log = table.batches[bucket]
         self._now_us += 1_000
@@ -88,7 +89,9 @@ class FakeTieringService:
                 bucket=bucket,
                 base_offset=log[-1].end_offset if log else 0,
                 timestamp_us=self._now_us,
-                data=conform(rows, table.info.schema, table=path),
+                data=rows
+                if table.info.is_primary_key_table
+                else conform(rows, table.info.schema, table=path),
             )
         )
 
@@ -198,7 +201,14 @@ class FakeTieringService:
             table.holder = ""
 
     def read_range(
-        self, path: str, bucket: int, start: int, end: int, *, page_bytes: int = 0
+        self,
+        path: str,
+        bucket: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        page_bytes: int = 0,
     ) -> Iterator[LogBatch]:
         self.reads += 1
         table = self._table(path)
@@ -207,11 +217,9 @@ class FakeTieringService:
         for batch in list(table.batches[bucket]):
             first, last = max(start, batch.base_offset), min(end, batch.end_offset)
             if first < last:
-                yield replace(
-                    batch,
-                    base_offset=first,
-                    data=batch.data.slice(first - batch.base_offset, last - first),
-                )
+                rows = batch.data if columns is None else batch.data.select(list(columns))
+                data = rows.slice(first - batch.base_offset, last - first)
+                yield replace(batch, base_offset=first, data=data)
 
     def _table(self, path: str) -> _FakeTable:
         try:

@@ -81,6 +81,7 @@ class TieringWorld:
         path: str = "db.t",
         schema: pa.Schema = SCHEMA,
         *,
+        primary_key: Sequence[str] = (),
         bucket_count: int = 1,
         bucket_key: Sequence[str] = (),
         partitioned_by: Sequence[str] = (),
@@ -90,6 +91,7 @@ class TieringWorld:
             TableDescriptor(
                 path=TablePath.parse(path),
                 schema=Schema.from_arrow(schema),
+                primary_key=tuple(primary_key),
                 bucket_count=bucket_count,
                 bucket_key=tuple(bucket_key),
                 partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),

@@ -23,9 +23,10 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.tiering import lake_task
+from streamhouse.tiering import lake_task, log_chunks
 from streamhouse.tiering.field_ids import assign_nested_ids, lake_arrow_schema
-from streamhouse.tiering.lake_task import TieringSplit, lake_rows, run_split
+from streamhouse.tiering.lake_rows import lake_rows
+from streamhouse.tiering.lake_task import TieringSplit, run_split
 from streamhouse.tiering.parquet_writer import FileFormat
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
@@ -108,7 +109,12 @@ def test_tiny_batches_are_written_together(
     for start in range(300):
         world.service.append("db.t", 0, rows(start, 1))
     calls = []
-    monkeypatch.setattr(lake_task, "lake_rows", lambda *a: calls.append(len(a[0])) or lake_rows(*a))
+
+    def count(batches: list[LogBatch], *more: Any, **named: Any) -> pa.Table:
+        calls.append(len(batches))
+        return lake_rows(batches, *more, **named)
+
+    monkeypatch.setattr(lake_task, "lake_rows", count)
 
     result = run_split(_split(tmp_path / "out", end=300), open_client=lambda _: world.service)
 
@@ -173,24 +179,24 @@ def test_an_error_of_the_reading_thread_is_the_tasks(
 
 
 def test_reading_ahead_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lake_task, "PAGE_BYTES", 500)
+    monkeypatch.setattr(log_chunks, "PAGE_BYTES", 500)
     pulled: list[int] = []
     is_waiting = threading.Event()
-    take = lake_task._Budget.take
+    take = log_chunks._Budget.take
 
     def take_and_say(self: Any, size: int) -> bool:
         if self._used >= self._size:
             is_waiting.set()
         return take(self, size)
 
-    monkeypatch.setattr(lake_task._Budget, "take", take_and_say)
+    monkeypatch.setattr(log_chunks._Budget, "take", take_and_say)
 
     def batches() -> Iterator[LogBatch]:
         for start in range(0, 10_000, 100):
             pulled.append(start)
             yield _batch(start, 100)
 
-    reader = lake_task._ahead(lambda: lake_task._chunks(batches()))
+    reader = log_chunks._ahead(lambda: log_chunks._chunks(batches()))
     next(reader)
     assert is_waiting.wait(10)
 

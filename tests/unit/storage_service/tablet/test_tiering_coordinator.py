@@ -333,8 +333,6 @@ def test_tables_that_cannot_be_tiered_are_not_handed_out(tmp_path: Path) -> None
         assert (await world.claim()).reason == "nothing_to_tier"
         off = await world.table("off", properties={"table.datalake.enabled": "false"})
         assert (await world.claim(tables=[off])).reason == "datalake_disabled"
-        keyed = await world.manager.create_table(table_descriptor("keyed", primary_key=("id",)))
-        assert (await world.claim(tables=[keyed])).reason == "primary_key"
 
     run(tmp_path, scenario)
 

@@ -1,0 +1,135 @@
+"""Reading a range of one bucket's log in chunks worth working on, ahead of the work."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.model.offsets import OffsetRange
+
+__all__ = ["LogChunk", "read_chunks", "read_log"]
+
+PAGE_BYTES: Final = 8 << 20
+_CHUNK_ROWS: Final = 1 << 16
+_PAGES_AHEAD: Final = 2
+
+
+def read_log(
+    client: StorageClient,
+    table: str,
+    wanted: OffsetRange,
+    *,
+    columns: Sequence[str] | None = None,
+) -> Iterator[LogBatch]:
+    """Yield the rows of exactly `wanted`, in order; raises `CorruptDataError` if others come."""
+    position = wanted.start
+    batches = client.read_range(
+        table, wanted.bucket, wanted.start, wanted.end, columns=columns, page_bytes=PAGE_BYTES
+    )
+    for batch in batches:
+        if batch.bucket != wanted.bucket or batch.base_offset != position:
+            raise CorruptDataError(
+                f"table '{table}', bucket {wanted.bucket}: offset {position} was asked"
+                f" for, bucket {batch.bucket} offset {batch.base_offset} came"
+            )
+        position = batch.end_offset
+        yield batch
+    if position != wanted.end:
+        raise CorruptDataError(
+            f"table '{table}', bucket {wanted.bucket}: the log ends at {position},"
+            f" {wanted.end} was planned"
+        )
+
+
+def read_chunks(client: StorageClient, table: str, wanted: OffsetRange) -> Iterator[LogChunk]:
+    """Yield the rows of exactly `wanted` in chunks; a thread reads some of the next meanwhile."""
+    return _ahead(lambda: _chunks(read_log(client, table, wanted)))
+
+
+@dataclass(slots=True)
+class LogChunk:
+    """Consecutive batches that are worked on together."""
+
+    batches: list[LogBatch] = field(default_factory=list)
+    row_count: int = 0
+    size_bytes: int = 0
+
+    def add(self, batch: LogBatch) -> None:
+        self.batches.append(batch)
+        self.row_count += batch.data.num_rows
+        self.size_bytes += batch.data.nbytes
+
+
+def _ahead(open_chunks: Callable[[], Iterator[LogChunk]]) -> Iterator[LogChunk]:
+    """Yield the chunks while a thread reads some of the next: the network and Parquet overlap."""
+    ready: queue.Queue[LogChunk | BaseException | None] = queue.Queue()
+    # Bytes, not chunks, are what has to be bounded: a batch has one row or a million.
+    budget = _Budget(_PAGES_AHEAD * PAGE_BYTES)
+
+    def read() -> None:
+        try:
+            for chunk in open_chunks():
+                if not budget.take(chunk.size_bytes):
+                    return
+                ready.put(chunk)
+            ready.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again in the reading thread
+            ready.put(error)
+
+    thread = threading.Thread(target=read, name="tiering-read", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            budget.give(item.size_bytes)
+            yield item
+    finally:
+        budget.close()
+        thread.join()
+
+
+class _Budget:
+    """Bytes that may wait between two threads; one chunk may always wait."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> bool:
+        """Wait for room; False when nobody reads any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._used < self._size)
+            self._used += size
+            return not self._is_closed
+
+    def give(self, size: int) -> None:
+        """Return room."""
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let the other thread end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+def _chunks(batches: Iterator[LogBatch]) -> Iterator[LogChunk]:
+    """Group batches to about `_CHUNK_ROWS` rows or `PAGE_BYTES`: tiny ones cost no work each."""
+    chunk = LogChunk()
+    for batch in batches:
+        chunk.add(batch)
+        if chunk.row_count >= _CHUNK_ROWS or chunk.size_bytes >= PAGE_BYTES:
+            yield chunk
+            chunk = LogChunk()
+    if chunk.batches:
+        yield chunk

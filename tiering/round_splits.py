@@ -1,0 +1,84 @@
+"""The tasks of a planned round, and the check that they did what was planned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+from streamhouse.tiering.lake_task import Retraction, SplitResult, TieringSplit
+from streamhouse.tiering.parquet_writer import FileFormat
+from streamhouse.tiering.round_planner import RoundPlan
+
+__all__ = ["check_results", "round_splits"]
+
+_logger = logging.getLogger(__name__)
+
+
+def round_splits(
+    plan: RoundPlan,
+    table: TableInfo,
+    lake_table: IcebergLakeTable,
+    *,
+    folder: str,
+    files: LakeFilesystem,
+    endpoint: str,
+    token: str | None,
+) -> list[TieringSplit]:
+    """Return one task for each split of the plan; its files go into `folder`."""
+    retractions = _retractions(plan, lake_table) if table.is_primary_key_table else {}
+    lake_schema = lake_table.file_schema.serialize().to_pybytes()
+    file_format = FileFormat(target_file_bytes=table.properties().datalake_target_file_bytes)
+    return [
+        TieringSplit(
+            endpoint=endpoint,
+            token=token,
+            table=str(table.path),
+            table_id=table.table_id,
+            range=split,
+            lake_schema=lake_schema,
+            partitioning=lake_table.layout.partitioning,
+            folder=folder,
+            file_format=file_format,
+            files=files,
+            retraction=retractions.get(split.bucket),
+        )
+        for split in plan.splits
+    ]
+
+
+def _retractions(plan: RoundPlan, lake_table: IcebergLakeTable) -> dict[int, Retraction]:
+    live = lake_table.live_files()
+    return {
+        bucket: Retraction(
+            boundary=plan.base_offsets[bucket],
+            bucket_end=plan.target_offsets[bucket],
+            lake_files=live.of_bucket(bucket, before=plan.base_offsets[bucket]),
+        )
+        for bucket in {split.bucket for split in plan.splits}
+    }
+
+
+def check_results(plan: RoundPlan, results: Sequence[SplitResult], table: TableInfo) -> None:
+    """Raise `CorruptDataError` unless every split was worked on, once and whole."""
+    done = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
+    planned = sorted((s.bucket, s.start, s.end) for s in plan.splits)
+    rows = sum(file.row_count for result in results for file in result.files)
+    # Of changes, each task has checked how many rows they leave.
+    is_complete = table.is_primary_key_table or rows == plan.row_count
+    if done != planned or not is_complete:
+        raise CorruptDataError(
+            f"table '{table.path}': the tasks wrote {rows} rows in {len(done)} splits;"
+            f" {plan.row_count} in {len(planned)} were planned"
+        )
+    not_found = sum(result.not_found for result in results)
+    if not_found:
+        _logger.warning(
+            "table %s: %d retracted rows are in no live file of the lake table; another engine"
+            " deleted them before",
+            table.path,
+            not_found,
+        )
