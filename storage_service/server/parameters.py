@@ -35,7 +35,9 @@ def log_column_names(text: str | None, table: TableInfo) -> Sequence[str] | None
     names = _names(text)
     if names is not None:
         own = table.log_schema.names[len(table.schema.names) :]
-        table.schema.select([name for name in names if name not in own], table=str(table.path))
+        # What a change is may be asked for without any column of the row.
+        if wanted := [name for name in names if name not in own]:
+            table.schema.select(wanted, table=str(table.path))
     return names
 
 

@@ -18,6 +18,7 @@ from streamhouse.connector.options import BATCH, as_options, read_options
 from streamhouse.connector.union_read import read_table
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TableState
 from tests.support.fake_tiering_service import FakeTieringService
@@ -42,6 +43,16 @@ class ModelRow:
 
 class FakeReadService(FakeTieringService):
     """The service in memory, with what reads ask of it beside what tiering asks."""
+
+    def __init__(self, catalog: LakeCatalog) -> None:
+        super().__init__(catalog)
+        self.pins: dict[str, int] = {}
+
+    def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float) -> None:
+        self.pins[holder] = snapshot_id
+
+    def unpin_snapshot(self, path: str, *, holder: str) -> None:
+        self.pins.pop(holder, None)
 
     def table_state(
         self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0

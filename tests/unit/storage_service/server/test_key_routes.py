@@ -96,6 +96,24 @@ def test_a_change_stream_upserts_deletes_and_ignores_before_images(tmp_path: Pat
     _run(tmp_path, scenario)
 
 
+def test_a_fetch_may_ask_for_changes_without_their_rows(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        for name in ("a", "b"):
+            await _post(service, "upsert", _body(EVENTS, [{"id": 1, "name": name}]))
+        found = []
+        for bucket in (0, 1):
+            answer = await service.call(
+                "GET",
+                f"/v1/tables/keyed/buckets/{bucket}/fetch",
+                query={"offset": "0", "columns": "__change_type,__retracts"},
+            )
+            found += _rows(answer)
+
+        assert [tuple(row.values()) for row in found] == [(1, None), (2, None), (3, 0)]
+
+    _run(tmp_path, scenario)
+
+
 def test_a_partial_update_keeps_the_other_columns(tmp_path: Path) -> None:
     async def scenario(service: InProcessService) -> None:
         await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 2))]))
