@@ -147,15 +147,19 @@ class KvTablet:
         base_offset: int,
         operations: npt.NDArray[np.int8] | None = None,
         columns: Sequence[str] | None = None,
+        row_numbers: npt.NDArray[np.int64] | None = None,
     ) -> PlannedWrite:
         """Plan upserts, or by `operations` upserts and deletes, of rows of this bucket.
 
         `columns` makes a partial update. Nothing is changed: append the result's changelog to the
-        log, then `apply` it. Raises for the first row that is wrong, and when too much waits.
+        log, then `apply` it. Raises for the first row that is wrong (by its number in
+        `row_numbers`, if given), and when too much waits.
         """
         assert base_offset == self.planned_offset
         self.check_backlog()
-        given = check_rows(rows, self.rules, operations=operations, columns=columns)
+        given = check_rows(
+            rows, self.rules, operations=operations, columns=columns, row_numbers=row_numbers
+        )
         planned = plan_write(
             given, self.newest, rules=self.rules, codec=self.codec, base_offset=base_offset
         )

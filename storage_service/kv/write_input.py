@@ -75,20 +75,25 @@ def check_rows(
     *,
     operations: npt.NDArray[np.int8] | None = None,
     columns: Sequence[str] | None = None,
+    row_numbers: npt.NDArray[np.int64] | None = None,
 ) -> WriteInput:
     """Check rows to upsert, or by `operations` to upsert and delete.
 
     `columns` makes a partial update: `rows` has exactly these columns, the key among them. Rows
-    to delete need key columns only, if there are no others.
+    to delete need key columns only, if there are no others. `row_numbers` are, ascending, what the
+    caller's caller calls the rows; without it they are counted from 0.
     """
-    kept, deletes, row_numbers = _apply_behavior(rows, operations, rules)
+    is_renumbered = row_numbers is not None
+    if row_numbers is None:
+        row_numbers = np.arange(rows.num_rows)
+    kept, deletes, row_numbers = _apply_behavior(rows, operations, rules, row_numbers)
     if operations is not None and not (operations == OPERATION_UPSERT).any():
         columns = rules.primary_key
         kept = _only_keys(kept, rules)
     names = _named_columns(rules, columns)
     _check_partial(kept, rules, names)
     part = rules.schema.select(names, table=rules.table)
-    if len(kept) == len(rows) and not deletes.any():
+    if len(kept) == len(rows) and not deletes.any() and not is_renumbered:
         conformed = conform(kept, part, table=rules.table)
     else:
         conformed = conform(kept, _nullable(part), table=rules.table)
@@ -121,10 +126,12 @@ def check_keys(
 
 
 def _apply_behavior(
-    rows: pa.RecordBatch, operations: npt.NDArray[np.int8] | None, rules: TableRules
+    rows: pa.RecordBatch,
+    operations: npt.NDArray[np.int8] | None,
+    rules: TableRules,
+    numbers: npt.NDArray[np.int64],
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return the rows that count, which of them are deletes, and their numbers."""
-    numbers = np.arange(rows.num_rows)
     if operations is None:
         return rows, np.zeros(rows.num_rows, dtype=np.bool_), numbers
     assert len(operations) == rows.num_rows
@@ -132,7 +139,7 @@ def _apply_behavior(
     behavior = rules.merge.delete_behavior
     if behavior is DeleteBehavior.DISALLOW and deletes.any():
         raise UnsupportedError(
-            f"table '{rules.table}': row {int(np.argmax(deletes))} is a delete, and"
+            f"table '{rules.table}': row {int(numbers[np.argmax(deletes)])} is a delete, and"
             " table.delete.behavior = disallow"
         )
     wanted = operations != OPERATION_NONE

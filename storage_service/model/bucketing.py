@@ -40,7 +40,9 @@ def buckets_for_rows(
     from pyiceberg_core import transform
 
     buckets = transform.bucket(key, bucket_count)
-    return np.asarray(pc.fill_null(buckets, 0).to_numpy(zero_copy_only=False), dtype=np.int32)
+    if buckets.null_count:
+        buckets = pc.fill_null(buckets, 0)
+    return np.asarray(buckets.to_numpy(zero_copy_only=False), dtype=np.int32)
 
 
 def split_by_bucket(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -113,19 +114,29 @@ def routed_writes(body: bytes, request: KeyRequest) -> list[KeyWrite]:
         batch_bytes_max=config.batch_bytes_max,
         batches_max=config.append_batches_max,
     )
-    pieces: dict[int, list[tuple[pa.RecordBatch, Operations | None]]] = {}
+    parts: list[_Piece] = []
     sequences: dict[int, int] = {}
     for part in stream.batches():
         _check_sequence(part, request, sequences)
-        if part.batch.num_rows == 0:
-            continue
-        rows, operations = _operations(part.batch, request)
-        for bucket, piece, piece_operations in _split(part, rows, operations, request):
-            pieces.setdefault(bucket, []).append((piece, piece_operations))
+        if part.batch.num_rows:
+            parts.append(_Piece(part.bucket, *_operations(part.batch, request)))
+    pieces: dict[int, list[_Piece]] = {}
+    for piece in _by_bucket(parts, request):
+        assert piece.bucket is not None
+        pieces.setdefault(piece.bucket, []).append(piece)
     return [
-        KeyWrite(bucket, *_joined(found), sequence=sequences.get(bucket, 0))
+        _joined(bucket, found, sequence=sequences.get(bucket, 0))
         for bucket, found in sorted(pieces.items())
     ]
+
+
+class _Piece(NamedTuple):
+    """Rows of a request, for one bucket once it is known; `numbers` are theirs in the request."""
+
+    bucket: int | None
+    rows: pa.RecordBatch
+    operations: Operations | None
+    numbers: npt.NDArray[np.int64] | None = None
 
 
 def _check_sequence(part: RequestBatch, request: KeyRequest, sequences: dict[int, int]) -> None:
@@ -175,59 +186,73 @@ def _only_keys(batch: pa.RecordBatch, request: KeyRequest) -> pa.RecordBatch:
     return batch
 
 
-def _split(
-    part: RequestBatch,
-    rows: pa.RecordBatch,
-    operations: Operations | None,
-    request: KeyRequest,
-) -> list[tuple[int, pa.RecordBatch, Operations | None]]:
-    """Return (bucket, rows, operations), each bucket's rows in the order of the batch."""
+def _by_bucket(parts: Sequence[_Piece], request: KeyRequest) -> Iterator[_Piece]:
+    """Yield the rows of each bucket, each bucket's in the order of the body."""
     table = request.table
     count = table.bucket_count
-    if part.bucket is not None and not 0 <= part.bucket < count:
-        raise BucketNotFoundError(
-            f"table '{table.path}' has no bucket {part.bucket}; its buckets are 0..{count - 1}"
-        )
-    if count == 1:
-        return [(0, rows, operations)]
-    keys = _bucket_keys(rows, table)
-    numbers = buckets_for_rows(keys, table.descriptor.effective_bucket_key, count)
-    if part.bucket is not None:
-        # A key in two buckets would be two rows.
-        wrong = np.flatnonzero(numbers != part.bucket)
-        if len(wrong):
-            raise SchemaMismatchError(
-                f"{request.what}: row {int(wrong[0])} of the batch for bucket {part.bucket} belongs"
-                f" to bucket {int(numbers[wrong[0]])}"
+    for part in parts:
+        if part.bucket is not None and not 0 <= part.bucket < count:
+            raise BucketNotFoundError(
+                f"table '{table.path}' has no bucket {part.bucket}; its buckets are 0..{count - 1}"
             )
-        return [(part.bucket, rows, operations)]
-    return [
-        (
-            int(number),
-            rows.take(pa.array(chosen)),
-            None if operations is None else operations[chosen],
-        )
-        for number in np.unique(numbers)
-        for chosen in (np.flatnonzero(numbers == number),)
-    ]
+    if count == 1 or not parts:
+        yield from (part._replace(bucket=0) for part in parts)
+        return
+    numbers = _bucket_numbers(parts, table)
+    start = 0
+    for part in parts:
+        own = numbers[start : start + part.rows.num_rows]
+        if part.bucket is None:
+            yield from _split(part, own, start)
+        else:
+            # A key in two buckets would be two rows.
+            wrong = np.flatnonzero(own != part.bucket)
+            if len(wrong):
+                raise SchemaMismatchError(
+                    f"{request.what}: row {int(wrong[0])} of the batch for bucket {part.bucket}"
+                    f" belongs to bucket {int(own[wrong[0]])}"
+                )
+            yield part
+        start += part.rows.num_rows
 
 
-def _bucket_keys(rows: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
-    """Return the key columns as the table has them; raises if there are not, or one is null."""
+def _split(part: _Piece, buckets: npt.NDArray[np.int32], start: int) -> Iterator[_Piece]:
+    """Yield the rows of each bucket; the first row of `part` has the number `start`."""
+    for bucket in np.unique(buckets):
+        chosen = np.flatnonzero(buckets == bucket)
+        operations = None if part.operations is None else part.operations[chosen]
+        yield _Piece(int(bucket), part.rows.take(pa.array(chosen)), operations, chosen + start)
+
+
+def _bucket_numbers(parts: Sequence[_Piece], table: TableInfo) -> npt.NDArray[np.int32]:
+    """Return the bucket of every row of all parts; raises for a key that is none."""
+    keys = [_key_columns(part.rows, table) for part in parts]
+    key = table.schema.select(table.descriptor.primary_key, table=str(table.path))
+    if any(part.bucket is not None for part in parts):
+        # Rows that came for a bucket are counted in what came for it.
+        conformed = [conform(rows, key, table=str(table.path)) for rows in keys]
+        whole = pa.concat_batches(conformed)
+    else:
+        whole = conform(pa.concat_batches(keys), key, table=str(table.path))
+    return buckets_for_rows(whole, table.descriptor.effective_bucket_key, table.bucket_count)
+
+
+def _key_columns(rows: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
     key = table.descriptor.primary_key
-    present = [i for i, name in enumerate(rows.schema.names) if name in key]
-    return conform(
-        rows.select(present),
-        table.schema.select(key, table=str(table.path)),
-        table=str(table.path),
-    )
+    return rows.select([i for i, name in enumerate(rows.schema.names) if name in key])
 
 
-def _joined(
-    pieces: Sequence[tuple[pa.RecordBatch, Operations | None]],
-) -> tuple[pa.RecordBatch, Operations | None]:
+def _joined(bucket: int, pieces: Sequence[_Piece], *, sequence: int) -> KeyWrite:
     if len(pieces) == 1:
-        return pieces[0]
-    rows = pa.concat_batches([rows for rows, _ in pieces])
-    operations = [operations for _, operations in pieces if operations is not None]
-    return rows, np.concatenate(operations) if operations else None
+        _, rows, operations, numbers = pieces[0]
+        return KeyWrite(bucket, rows, operations, sequence, numbers)
+    rows = pa.concat_batches([piece.rows for piece in pieces])
+    given = [piece.operations for piece in pieces if piece.operations is not None]
+    known = [piece.numbers for piece in pieces if piece.numbers is not None]
+    return KeyWrite(
+        bucket,
+        rows,
+        np.concatenate(given) if given else None,
+        sequence,
+        np.concatenate(known) if len(known) == len(pieces) else None,
+    )

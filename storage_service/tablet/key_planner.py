@@ -97,6 +97,7 @@ class KeyPlanner:
             base_offset=rows.planned_offset,
             operations=write.operations,
             columns=request.columns,
+            row_numbers=write.row_numbers,
         )
         try:
             part = self._part(write, request, JointPart(planned, 0, planned.changelog.num_rows))

@@ -20,12 +20,16 @@ __all__ = ["KeyPart", "KeyRequest", "KeyWrite"]
 
 
 class KeyWrite(NamedTuple):
-    """Changes of one request to one bucket. Without `operations` every row is an upsert."""
+    """Changes of one request to one bucket. Without `operations` every row is an upsert.
+
+    `row_numbers` say where the rows were in the request, for what is refused.
+    """
 
     bucket: int
     rows: pa.RecordBatch
     operations: npt.NDArray[np.int8] | None = None
     sequence: int = 0
+    row_numbers: npt.NDArray[np.int64] | None = None
 
 
 @dataclass

@@ -228,9 +228,25 @@ def test_a_request_wrong_in_one_bucket_changes_no_other(tmp_path: Path) -> None:
 
         answer = await _post(service, "upsert", body, "strict")
 
-        assert answer.error()[1] == "schema_mismatch"
+        _, code, message = answer.error()
+        assert code == "schema_mismatch"
+        # The request's row: not the batch's, nor that of its bucket's part.
+        assert message == ("table 'default.strict': column 'name' must not be null, but row 50 is")
         state = (await service.call("GET", "/v1/tables/strict/state")).json()
         assert {p["high_watermark"] for p in state["positions"].values()} == {0}
+
+        changes = pa.schema([*EVENTS, pa.field("__change_type", pa.string())])
+        rows = [{"id": i, "name": "a", "__change_type": "+I"} for i in range(30)]
+        rows[7]["__change_type"] = "-D"
+        rows[23]["name"] = None
+        answer = await _post(service, "upsert", _body(changes, rows), "strict")
+        assert "'name' must not be null, but row 23 is" in answer.error()[2]
+
+        long = [{"id": i, "name": "a" if i != 17 else "x" * (9 << 20)} for i in range(20)]
+        answer = await _post(service, "upsert", _body(EVENTS, long), "strict")
+        assert answer.error()[1] == "request_too_large"
+        assert "'default.strict': row 17 has" in answer.error()[2]
+        assert (await service.call("GET", "/v1/tables/strict/count")).json() == {"count": 0}
 
     _run(tmp_path, scenario)
 
