@@ -20,12 +20,11 @@ RocksDB is written behind: applied rows are in memory, and handed over in large 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -386,18 +385,13 @@ class KvTablet:
         """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""
         if not self._backlog:
             return
-        with self._handing_over():
+        self._not_handing_over.clear()
+        try:
             run = self._backlog.as_run()
             self._store.write(run.keys, run.values, marker=run.marker)
             self._store.seal()
+        finally:
+            self._not_handing_over.set()
         self._backlog.clear()
         self._cache.handed_over()
         self._retry_rows = 0
-
-    @contextlib.contextmanager
-    def _handing_over(self) -> Iterator[None]:
-        self._not_handing_over.clear()
-        try:
-            yield
-        finally:
-            self._not_handing_over.set()
