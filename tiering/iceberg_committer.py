@@ -100,6 +100,11 @@ class IcebergLakeTable:
         return None if snapshot is None else snapshot.snapshot_id
 
     @property
+    def iceberg(self) -> Table:
+        """The Iceberg table itself, for maintenance; commits made through it are seen here."""
+        return self._table
+
+    @property
     def covered(self) -> CoveredOffsets | None:
         """The offsets that the current snapshot covers, None before the first round."""
         return covered_offsets(self._table.metadata, table_id=self._info.table_id)

@@ -49,12 +49,20 @@ from streamhouse.tiering.field_ids import FIELD_ID_KEY, FieldPath, lake_arrow_sc
 from streamhouse.tiering.partition_layout import LakePartitionField
 
 __all__ = [
+    "METADATA_PROPERTIES",
     "known_nested_ids",
     "lake_partition_spec",
     "lake_properties",
     "lake_schema",
     "lake_sort_order",
 ]
+
+METADATA_PROPERTIES: Final = {
+    # Every round is a commit: without this, old metadata files would pile up.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+"""Properties of every lake table; maintenance gives them to those made without."""
 
 SORT_ORDER_ID: Final = 1
 _SIMPLE_TYPES: Final[dict[pa.DataType, IcebergType]] = {
@@ -168,9 +176,7 @@ def lake_properties(table: TableInfo, *, service_id: str) -> dict[str, str]:
         "write.format.default": "parquet",
         "write.parquet.compression-codec": "zstd",
         "write.target-file-size-bytes": str(target_bytes),
-        # Every round is a commit: without this, old metadata files would pile up.
-        "write.metadata.delete-after-commit.enabled": "true",
-        "write.metadata.previous-versions-max": "20",
+        **METADATA_PROPERTIES,
         # Bounds of the system columns find rows by offset, however many columns come before.
         **{f"write.metadata.metrics.column.{field.name}": "full" for field in LAKE_SYSTEM_FIELDS},
         TABLE_ID_PROPERTY: str(table.table_id),

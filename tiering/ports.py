@@ -10,6 +10,7 @@ from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.rewrite_task import RewriteResult, RewriteTask
 
 __all__ = ["RoundObserver", "TaskRunner", "TieringClient"]
 
@@ -38,8 +39,12 @@ class TieringClient(Protocol):
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        keep_lease: bool = False,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""
+
+    def pinned_snapshots(self, path: str) -> dict[str, int]:
+        """See `StorageClient.pinned_snapshots`."""
 
     def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
         """See `StorageClient.fail_tiering`."""
@@ -89,6 +94,15 @@ class TaskRunner(Protocol):
         When it raises, some splits may have been written, and a task that could not be stopped may
         still be writing: the round's folder is the caller's to delete.
         """
+
+    def rewrite(
+        self,
+        tasks: Sequence[RewriteTask],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[RewriteResult]:
+        """Run all tasks of a rewrite, as `run` does the splits of a round."""
 
 
 class SilentObserver:

@@ -37,7 +37,9 @@ from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lake_task import SplitResult
 from streamhouse.tiering.lease import Lease
+from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
+from streamhouse.tiering.round_maintenance import ClaimedMaintenance
 from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_round
 from streamhouse.tiering.round_splits import check_results, round_splits
 
@@ -79,7 +81,8 @@ class TieringRound:
     """Everything one round needs; `run` does it.
 
     `token` goes to tasks, which open their own connections. `checkpoint` is called with each step
-    once it is done; tests raise or die there. `is_stopping` ends the round early.
+    once it is done; tests raise or die there. `is_stopping` ends the round early. `maintainer`
+    looks after the lake table once the rows are in it.
     """
 
     client: TieringClient
@@ -91,6 +94,7 @@ class TieringRound:
     observer: RoundObserver = field(default_factory=SilentObserver)
     checkpoint: Callable[[str], None] = lambda _: None
     is_stopping: Callable[[], bool] = lambda: False
+    maintainer: Maintainer | None = None
 
     def run(self) -> RoundResult:
         """Move the assignment's rows into the lake and tell the service.
@@ -156,10 +160,17 @@ class TieringRound:
                 files.delete_folder(folder)
             raise
         self.checkpoint("committed")
-        self._complete(lake_table, snapshot_id, plan.target_offsets)
+        is_behind = any(
+            end < state.positions[bucket].high_watermark
+            for bucket, end in plan.target_offsets.items()
+        )
+        is_untidy = self.maintainer is not None and self.maintainer.is_due(
+            lake_table, state.table, is_behind=is_behind
+        )
+        self._complete(lake_table, snapshot_id, plan.target_offsets, keep_lease=is_untidy)
         self._drop_leftovers(files, folder, results)
         written = [file for result in results for file in result.files]
-        return RoundResult(
+        result = RoundResult(
             table=str(state.table.path),
             kind="tiered",
             snapshot_id=snapshot_id,
@@ -169,6 +180,22 @@ class TieringRound:
             size_bytes=sum(file.size_bytes for file in written),
             seconds=time.monotonic() - started_s,
         )
+        if is_untidy:
+            self._maintain(lake_table, lease, result)
+        return result
+
+    def _maintain(self, lake_table: IcebergLakeTable, lease: Lease, result: RoundResult) -> None:
+        assert self.maintainer is not None
+        ClaimedMaintenance(
+            maintainer=self.maintainer,
+            client=self.client,
+            lake_table=lake_table,
+            info=self.assignment.state.table,
+            epoch=self.assignment.epoch,
+            lease=lease,
+            tiered_offsets=result.tiered_offsets,
+            is_stopping=self.is_stopping,
+        ).after_round(result.snapshot_id)
 
     def _base_offsets(self, lake_table: IcebergLakeTable) -> Mapping[int, int]:
         """Return the offsets the lake covers; it is never behind the service."""
@@ -259,7 +286,12 @@ class TieringRound:
         return lake_table.commit(commit, checkpoint=self.checkpoint)
 
     def _complete(
-        self, lake_table: IcebergLakeTable, snapshot_id: int, offsets: Mapping[int, int]
+        self,
+        lake_table: IcebergLakeTable,
+        snapshot_id: int,
+        offsets: Mapping[int, int],
+        *,
+        keep_lease: bool = False,
     ) -> None:
         table = self.assignment.state.table
         self.client.complete_tiering(
@@ -269,6 +301,7 @@ class TieringRound:
             lake_snapshot_id=snapshot_id,
             lake_table_uuid=lake_table.uuid,
             tiered_offsets=offsets,
+            keep_lease=keep_lease,
         )
 
     def _drop_leftovers(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import (
     FencedError,
     NotFoundError,
@@ -29,6 +30,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.iceberg_lake import IcebergLake
+from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round import RoundResult, TieringRound
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX, PlanLimits
@@ -111,6 +113,15 @@ class TieringService:
     observer: RoundObserver = field(default_factory=SilentObserver)
     checkpoint: Callable[[str], None] = lambda _: None
     stopping: threading.Event = field(default_factory=threading.Event)
+    maintainer: Maintainer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.maintainer = Maintainer(
+            pins=self.client,
+            runner=self.runner,
+            filesystem=LakeFilesystem(self.lake.file_properties),
+            checkpoint=self.checkpoint,
+        )
 
     def stop(self) -> None:
         """End the running round early and let the loop return; safe from any thread."""
@@ -245,6 +256,7 @@ class TieringService:
             observer=self.observer,
             checkpoint=self.checkpoint,
             is_stopping=self.stopping.is_set,
+            maintainer=self.maintainer,
         ).run()
         _logger.info(
             "tiered table=%s kind=%s rows=%d files=%d bytes=%d seconds=%.3f snapshot=%d",

@@ -10,7 +10,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.accumulators import Accumulator
@@ -19,12 +19,14 @@ from pyspark.sql import SparkSession
 
 from streamhouse.storage_service.errors import StreamhouseError, UnavailableError, UnsupportedError
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit, run_split
+from streamhouse.tiering.rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
 __all__ = ["SparkRunner"]
 
 _logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
+_Result = TypeVar("_Result")
 
 
 class SparkRunner:
@@ -52,6 +54,31 @@ class SparkRunner:
         is_cancelled: Callable[[], bool],
     ) -> list[SplitResult]:
         """See `TaskRunner.run`."""
+        label = f"tier {splits[0].table}" if splits else "tier"
+        return self._map(run_split, splits, label=label, on_rows=on_rows, is_cancelled=is_cancelled)
+
+    def rewrite(
+        self,
+        tasks: Sequence[RewriteTask],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[RewriteResult]:
+        """See `TaskRunner.rewrite`."""
+        label = f"maintain {tasks[0].table}" if tasks else "maintain"
+        return self._map(
+            run_rewrite, tasks, label=label, on_rows=on_rows, is_cancelled=is_cancelled
+        )
+
+    def _map(
+        self,
+        function: Callable[..., _Result],
+        tasks: Sequence[Any],
+        *,
+        label: str,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[_Result]:
         context = self._spark.sparkContext
         group = f"streamhouse-tiering-{uuid.uuid4().hex[:12]}"
         rows_written: Accumulator[int] = context.accumulator(0)
@@ -61,13 +88,11 @@ class SparkRunner:
             is_cancelled=is_cancelled,
             cancel=lambda: context.cancelJobGroup(group),
         )
-        context.setJobGroup(
-            group, f"streamhouse: tier {splits[0].table}" if splits else group, True
-        )
+        context.setJobGroup(group, f"streamhouse: {label}", True)
 
-        def run_one(split: TieringSplit) -> SplitResult | StreamhouseError:
+        def run_one(task: Any) -> _Result | StreamhouseError:
             try:
-                return run_split(split, on_rows=rows_written.add)
+                return function(task, on_rows=rows_written.add)
             except StreamhouseError as error:
                 if error.retriable:
                     raise
@@ -76,7 +101,7 @@ class SparkRunner:
 
         try:
             with watcher:
-                outcomes = context.parallelize(splits, max(1, len(splits))).map(run_one).collect()
+                outcomes = context.parallelize(tasks, max(1, len(tasks))).map(run_one).collect()
         except (Py4JJavaError, PySparkException) as error:
             if is_cancelled():
                 raise UnavailableError("tiering on Spark was cancelled") from error

@@ -6,12 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit, run_split
+from streamhouse.tiering.rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
 __all__ = ["ThreadRunner"]
 
 RunSplit = Callable[..., SplitResult]
+_Result = TypeVar("_Result")
 
 
 class ThreadRunner:
@@ -37,16 +40,36 @@ class ThreadRunner:
         is_cancelled: Callable[[], bool],
     ) -> list[SplitResult]:
         """See `TaskRunner.run`; the first failure cancels the rest and is raised."""
+        return self._map(self._run, splits, on_rows=on_rows, is_cancelled=is_cancelled)
+
+    def rewrite(
+        self,
+        tasks: Sequence[RewriteTask],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[RewriteResult]:
+        """See `TaskRunner.rewrite`; the first failure cancels the rest and is raised."""
+        return self._map(run_rewrite, tasks, on_rows=on_rows, is_cancelled=is_cancelled)
+
+    def _map(
+        self,
+        function: Callable[..., _Result],
+        tasks: Sequence[Any],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[_Result]:
         has_failed = threading.Event()
         with ThreadPoolExecutor(self._parallelism, thread_name_prefix="tiering-task") as pool:
             futures = [
                 pool.submit(
-                    self._run,
-                    split,
+                    function,
+                    task,
                     on_rows=on_rows,
                     is_cancelled=lambda: has_failed.is_set() or is_cancelled(),
                 )
-                for split in splits
+                for task in tasks
             ]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             errors = [error for future in done if (error := future.exception()) is not None]

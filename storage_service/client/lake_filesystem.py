@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 
-__all__ = ["LakeFilesystem", "lake_file_properties"]
+__all__ = ["LakeFilesystem", "ListedFile", "file_identity", "lake_file_properties"]
 
 _LOCAL_SCHEMES: Final = ("", "file")
 _S3_SCHEMES: Final = ("s3", "s3a", "s3n")
@@ -49,6 +50,14 @@ _S3_ARGUMENTS: Final[dict[str, tuple[str, Any]]] = {
 def lake_file_properties(catalog_properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that opening files needs; all others stay where they are."""
     return {k: v for k, v in catalog_properties.items() if k.startswith(_PROPERTY_PREFIXES)}
+
+
+class ListedFile(NamedTuple):
+    """A file as a listing has it; `modified_ms` is 0 where the store does not say."""
+
+    uri: str
+    size_bytes: int
+    modified_ms: int
 
 
 class LakeFilesystem:
@@ -116,6 +125,29 @@ class LakeFilesystem:
                 names = [info.base_name for info in infos if info.type == fs.FileType.File]
             return [f"{uri.rstrip('/')}/{name}" for name in sorted(names)]
 
+    def walk(self, uri: str) -> Iterator[ListedFile]:
+        """Yield every file below a folder, in no order; none when there is no such folder."""
+        with self.errors("list", uri):
+            if (path := _local_path(uri)) is not None:
+                for folder, _, names in os.walk(path):
+                    prefix = uri.rstrip("/") + folder[len(str(path)) :]
+                    for name in names:
+                        # A file may be deleted while the folder is listed.
+                        with contextlib.suppress(FileNotFoundError):
+                            found = Path(folder, name).stat()
+                            modified_ms = found.st_mtime_ns // 1_000_000
+                            yield ListedFile(f"{prefix}/{name}", found.st_size, modified_ms)
+                return
+            from pyarrow import fs
+
+            base = _key(uri).rstrip("/")
+            selector = fs.FileSelector(base, recursive=True, allow_not_found=True)
+            for info in self._remote().get_file_info(selector):
+                if info.type == fs.FileType.File:
+                    uri_of_file = uri.rstrip("/") + info.path[len(base) :]
+                    modified_ms = (info.mtime_ns or 0) // 1_000_000
+                    yield ListedFile(uri_of_file, info.size or 0, modified_ms)
+
     def delete_folder(self, uri: str) -> None:
         """Delete the files directly in a folder, and the folder where there is such a thing."""
         for file in self.list_folder(uri):
@@ -146,6 +178,12 @@ class LakeFilesystem:
             if _local_path(uri) is None:
                 raise UnavailableError(f"cannot {verb} lake file '{uri}': {error}") from error
             raise StorageFailedError(f"cannot {verb} lake file '{uri}': {error}") from error
+
+
+def file_identity(uri: str) -> str:
+    """Return the same text for all URIs of one file: engines differ in how they write them."""
+    path = _local_path(uri)
+    return f"s3:{_key(uri)}" if path is None else f"file:{path}"
 
 
 def s3_arguments(properties: Mapping[str, str]) -> dict[str, Any]:

@@ -66,8 +66,11 @@ class TieringCalls:
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        keep_lease: bool = False,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
+
+        With `keep_lease` the claim goes on, and ends with a call without it.
 
         Raises `FencedError` when `epoch` is not the current one.
         """
@@ -81,6 +84,7 @@ class TieringCalls:
                 "lake_snapshot_id": str(lake_snapshot_id),
                 "lake_table_uuid": lake_table_uuid,
                 "tiered_offsets": {str(b): end for b, end in tiered_offsets.items()},
+                "keep_lease": keep_lease,
             },
             is_repeatable=True,
         )

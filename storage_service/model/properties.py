@@ -56,6 +56,12 @@ def parse_bytes(text: str, *, name: str) -> int:
     return int(match.group(1)) * unit
 
 
+def _parse_count(text: str, *, name: str) -> int:
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise InvalidRequestError(f"{name} = '{text}' must be a whole number from 1 on")
+    return int(text)
+
+
 def _parse_boolean(text: str, *, name: str) -> bool:
     lowered = text.strip().lower()
     if lowered not in ("true", "false"):
@@ -81,6 +87,30 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "128mb",
         parse_bytes,
         "Size at which tiering starts a new Parquet file.",
+    ),
+    "table.datalake.auto-maintenance": (
+        "datalake_auto_maintenance",
+        "true",
+        _parse_boolean,
+        "Keep the lake table tidy after rounds: pack small files, fold deletes, expire snapshots.",
+    ),
+    "table.datalake.snapshot.max-age": (
+        "datalake_snapshot_max_age_ms",
+        "1h",
+        parse_duration_ms,
+        "How long a lake snapshot is kept after another took its place.",
+    ),
+    "table.datalake.snapshot.min-count": (
+        "datalake_snapshot_min_count",
+        "10",
+        _parse_count,
+        "How many of the newest lake snapshots are kept, however old.",
+    ),
+    "table.datalake.orphan.min-age": (
+        "datalake_orphan_min_age_ms",
+        "3d",
+        parse_duration_ms,
+        "How old a lake file that no metadata refers to must be before it is deleted.",
     ),
     "table.log.ttl": (
         "log_ttl_ms",
@@ -114,6 +144,10 @@ class TableProperties:
     datalake_enabled: bool
     datalake_freshness_ms: int
     datalake_target_file_bytes: int
+    datalake_auto_maintenance: bool
+    datalake_snapshot_max_age_ms: int
+    datalake_snapshot_min_count: int
+    datalake_orphan_min_age_ms: int
     log_ttl_ms: int
     log_segment_bytes: int
 

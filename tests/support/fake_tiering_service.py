@@ -39,6 +39,7 @@ class _FakeTable:
     holder: str = ""
     failures: list[str] = field(default_factory=list)
     completions: int = 0
+    pins: dict[str, int] = field(default_factory=dict)
 
 
 class FakeTieringService:
@@ -173,6 +174,7 @@ class FakeTieringService:
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        keep_lease: bool = False,
     ) -> LakeState:
         with self._lock:
             table = self._table(path)
@@ -189,7 +191,8 @@ class FakeTieringService:
                 tiered_offsets=dict(tiered_offsets),
                 tiered_at_us=self._now_us,
             )
-            table.holder = ""
+            if not keep_lease:
+                table.holder = ""
             table.completions += 1
             return table.lake
 
@@ -199,6 +202,15 @@ class FakeTieringService:
             self._check_epoch(table, epoch)
             table.failures.append(error)
             table.holder = ""
+
+    def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float = 60) -> None:
+        self._table(path).pins[holder] = snapshot_id
+
+    def unpin_snapshot(self, path: str, *, holder: str) -> None:
+        self._table(path).pins.pop(holder, None)
+
+    def pinned_snapshots(self, path: str) -> dict[str, int]:
+        return dict(self._table(path).pins)
 
     def read_range(
         self,

@@ -1,0 +1,108 @@
+"""Maintenance in step with rounds: when it is due, whom it never harms."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamhouse.storage_service.errors import FencedError, StorageFailedError
+from tests.support.maintenance_world import MaintenanceWorld
+
+SHORT = {
+    "table.datalake.snapshot.max-age": "1ms",
+    "table.datalake.snapshot.min-count": "2",
+}
+
+
+def test_nothing_is_done_to_a_table_without_rounds(lake: MaintenanceWorld) -> None:
+    lake.create_table()
+    lake.append(5)
+    lake.claim()
+    assert lake.maintain(policy=lake.on_demand()).rewritten is None
+
+
+def test_rounds_maintain_their_table_and_tell_the_service(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=SHORT)
+    maintainer = lake.maintainer()
+    for _ in range(30):
+        lake.append(10)
+        lake.round(lake.claim(), maintainer=maintainer).run()
+        state = lake.service.table_state("db.t")
+        # Readers are always pointed at the newest snapshot, rewritten or not.
+        assert state.lake.snapshot_id == lake.lake_table().metadata.current_snapshot_id
+        lake.check()
+
+    table = lake.lake_table()
+    assert len(table.inspect.files()) <= 12
+    assert len(table.metadata.snapshots) <= 15
+    # The claim was given back: the table can be claimed at once.
+    lake.append(1)
+    assert lake.claim().epoch == 31
+
+
+def test_auto_maintenance_can_be_switched_off(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties={**SHORT, "table.datalake.auto-maintenance": "false"})
+    maintainer = lake.maintainer()
+    for _ in range(10):
+        lake.append(10)
+        lake.round(lake.claim(), maintainer=maintainer).run()
+    assert len(lake.lake_table().inspect.files()) == 10
+    assert len(lake.lake_table().metadata.snapshots) == 10
+
+
+@pytest.mark.parametrize(
+    "error", [StorageFailedError("disk full"), FencedError("lost"), ValueError("a bug")]
+)
+def test_a_failure_of_maintenance_is_not_one_of_the_round(
+    lake: MaintenanceWorld, error: Exception
+) -> None:
+    lake.create_table()
+    steps: list[str] = []
+
+    def fail(step: str) -> None:
+        steps.append(step)
+        if step == "rewrite-planned":
+            raise error
+
+    now_s = [0.0]
+    maintainer = lake.maintainer(checkpoint=fail, monotonic_s=lambda: now_s[0])
+    for _ in range(20):
+        lake.append(10)
+        result = lake.round(lake.claim(), maintainer=maintainer).run()
+        assert result.kind == "tiered"
+        if isinstance(error, FencedError):
+            lake.service.release("db.t")
+        lake.check()
+
+    assert steps == ["rewrite-planned"]
+    now_s[0] = 61.0
+    lake.append(10)
+    lake.round(lake.claim(), maintainer=maintainer).run()
+    assert steps == ["rewrite-planned"] * 2
+    assert lake.service.failures("db.t") == []
+
+
+def test_a_table_that_lags_behind_is_tiered_first(lake: MaintenanceWorld) -> None:
+    info = lake.create_table()
+    for _ in range(9):
+        lake.tier_rows(10)
+    maintainer = lake.maintainer()
+    assert maintainer.is_due(lake.open(), info)
+    assert not maintainer.is_due(lake.open(), info, is_behind=True)
+
+
+def test_old_lake_tables_get_the_properties_that_keep_metadata_small(
+    lake: MaintenanceWorld,
+) -> None:
+    lake.create_table()
+    lake.tier_rows(10)
+    with lake.lake_table().transaction() as change:
+        change.remove_properties(
+            "write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max"
+        )
+        change.set_properties({"write.metadata.previous-versions-max": "7"})
+
+    lake.maintain(policy=lake.on_demand())
+
+    found = lake.lake_table().properties
+    assert found["write.metadata.delete-after-commit.enabled"] == "true"
+    assert found["write.metadata.previous-versions-max"] == "7"

@@ -1,0 +1,210 @@
+"""Snapshots that nobody needs any more: taken out of the metadata, then their files deleted.
+
+Invariants:
+- a snapshot's age counts from when it stopped being current, so a reader that planned on the
+  current snapshot has `age_ms_min` to finish, however long the table had been idle before
+- the current snapshot, those of branches and tags, those pinned and the newest `count_min` stay
+- a file is deleted only after the commit that expired all its snapshots is known to have landed,
+  and only if no snapshot that stays refers to it
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    TableUpdate,
+)
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.tiering.catalog_errors import catalog_errors
+
+__all__ = ["Expired", "ExpiryRules", "expirable_snapshots", "expire_snapshots", "reachable_files"]
+
+_logger = logging.getLogger(__name__)
+
+COMMIT_ATTEMPTS_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiryRules:
+    """What may be expired; see the invariants above."""
+
+    age_ms_min: int
+    count_min: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expired:
+    """How many snapshots were expired, and how many files were deleted for it."""
+
+    snapshots: int = 0
+    files: int = 0
+    failed_files: int = 0
+
+
+def expirable_snapshots(
+    metadata: TableMetadata, rules: ExpiryRules, *, now_ms: int, pinned: Collection[int] = ()
+) -> list[int]:
+    """Return the ids of the snapshots to expire, oldest first. Reads nothing but the metadata."""
+    newest = sorted(metadata.snapshots, key=lambda s: s.sequence_number or 0, reverse=True)
+    kept = {ref.snapshot_id for ref in metadata.refs.values()}
+    kept |= set(pinned)
+    if metadata.current_snapshot_id is not None:
+        kept.add(metadata.current_snapshot_id)
+    kept |= {snapshot.snapshot_id for snapshot in newest[: rules.count_min]}
+    superseded_ms = _superseded_ms(metadata)
+    return [
+        snapshot.snapshot_id
+        for snapshot in reversed(newest)
+        if snapshot.snapshot_id not in kept
+        and superseded_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms)
+        < now_ms - rules.age_ms_min
+    ]
+
+
+def _superseded_ms(metadata: TableMetadata) -> Mapping[int, int]:
+    """Return when each snapshot that ever was current stopped being so."""
+    log = metadata.snapshot_log
+    return {before.snapshot_id: after.timestamp_ms for before, after in itertools.pairwise(log)}
+
+
+def expire_snapshots(
+    table: Table,
+    rules: ExpiryRules,
+    *,
+    now_ms: int,
+    pinned: Callable[[], Collection[int]],
+    filesystem: LakeFilesystem,
+    properties: Mapping[str, str],
+    check_lease: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[str], None] = lambda _: None,
+) -> Expired:
+    """Expire what `rules` allow and delete the files that only that needed.
+
+    `pinned` is asked before the commit and once more before files are deleted. `properties` are set
+    on the table in the same commit. Losing the commit to others every time expires nothing.
+
+    Raises `UnknownOutcomeError` when the catalog cannot be asked what became of the commit; then no
+    file is deleted.
+    """
+    for _ in range(COMMIT_ATTEMPTS_MAX):
+        before = table.metadata
+        ids = expirable_snapshots(before, rules, now_ms=now_ms, pinned=pinned())
+        missing = {k: v for k, v in properties.items() if before.properties.get(k) != v}
+        if not ids and not missing:
+            return Expired()
+        check_lease()
+        if _commit(table, ids, missing):
+            break
+    else:
+        return Expired()
+    checkpoint("snapshots-expired")
+    gone = [s for s in before.snapshots if s.snapshot_id in set(ids)]
+    still_pinned = set(pinned())
+    kept = [*table.metadata.snapshots, *(s for s in gone if s.snapshot_id in still_pinned)]
+    doomed = [s for s in gone if s.snapshot_id not in still_pinned]
+    with catalog_errors(f"read manifests of lake table '{'.'.join(table.name())}'"):
+        files = _only_in(doomed, kept, table.io)
+    checkpoint("files-found")
+    failed = _delete(filesystem, files)
+    return Expired(snapshots=len(ids), files=len(files) - failed, failed_files=failed)
+
+
+def _commit(table: Table, ids: list[int], properties: Mapping[str, str]) -> bool:
+    """Commit the expiry; False when somebody else committed first."""
+    head = table.metadata.snapshot_by_name(MAIN_BRANCH)
+    base = {"ref": MAIN_BRANCH, "snapshot-id": None if head is None else head.snapshot_id}
+    updates: tuple[TableUpdate, ...] = ()
+    if ids:
+        updates += (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),)
+    if properties:
+        updates += (SetPropertiesUpdate(updates=dict(properties)),)
+    try:
+        table._do_commit(
+            updates,
+            (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertRefSnapshotId.model_validate(base),
+            ),
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a catalog raises, it may have landed
+        is_certain = isinstance(error, CommitFailedException)
+        try:
+            table.refresh()
+        except Exception as reload_error:
+            raise UnknownOutcomeError(
+                f"lake table '{'.'.join(table.name())}': expiry of snapshots may have landed"
+                f" ({error}), and the catalog cannot be asked: {reload_error}"
+            ) from reload_error
+        left = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+        # Somebody else may have expired them; then their files are his to delete.
+        return not is_certain and bool(ids) and not left & set(ids)
+    return True
+
+
+def reachable_files(snapshots: Iterable[Snapshot], io: FileIO) -> set[str]:
+    """Return every file the snapshots refer to: manifest lists, manifests, data and deletes."""
+    lists, manifests = _manifests_of(snapshots, io)
+    files = {path for manifest in manifests.values() for path in _files_in(manifest, io)}
+    return {*lists, *manifests, *files}
+
+
+def _only_in(doomed: Iterable[Snapshot], kept: Iterable[Snapshot], io: FileIO) -> list[str]:
+    """Return the files that the `doomed` snapshots refer to and the `kept` ones do not."""
+    old_lists, old = _manifests_of(doomed, io)
+    kept_lists, staying = _manifests_of(kept, io)
+    dead = [manifest for path, manifest in old.items() if path not in staying]
+    files = {path for manifest in dead for path in _files_in(manifest, io)}
+    for manifest in staying.values():
+        if not files:
+            break
+        files -= _files_in(manifest, io)
+    # Data first: what is left after a crash in between is found from the rest.
+    return [*sorted(files), *(m.manifest_path for m in dead), *sorted(old_lists - kept_lists)]
+
+
+def _manifests_of(
+    snapshots: Iterable[Snapshot], io: FileIO
+) -> tuple[set[str], dict[str, ManifestFile]]:
+    lists: set[str] = set()
+    manifests: dict[str, ManifestFile] = {}
+    for snapshot in snapshots:
+        lists.add(snapshot.manifest_list)
+        manifests.update((m.manifest_path, m) for m in snapshot.manifests(io))
+    return lists, manifests
+
+
+def _files_in(manifest: ManifestFile, io: FileIO) -> set[str]:
+    if not (manifest.has_added_files() or manifest.has_existing_files()):
+        return set()
+    entries = manifest.fetch_manifest_entry(io, discard_deleted=True)
+    return {entry.data_file.file_path for entry in entries}
+
+
+def _delete(filesystem: LakeFilesystem, paths: Iterable[str]) -> int:
+    """Delete the files; return how many could not be: orphan removal finds those later."""
+    failed = 0
+    for path in paths:
+        try:
+            filesystem.delete(path)
+        except StreamhouseError as error:
+            failed += 1
+            _logger.warning("an expired lake file stays: %s", error)
+    return failed

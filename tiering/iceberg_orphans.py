@@ -1,0 +1,84 @@
+"""Files below a lake table's folder that no metadata refers to, left by whoever died or lost.
+
+Only what looks like Iceberg's own file is ever taken for an orphan, only when it is older than a
+safety age, and never when any snapshot, kept metadata file or statistics file names it, however
+the engine that named it writes its URI.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pyiceberg.table import Table
+
+from streamhouse.storage_service.client.lake_filesystem import (
+    LakeFilesystem,
+    ListedFile,
+    file_identity,
+)
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.tiering.catalog_errors import catalog_errors
+from streamhouse.tiering.iceberg_expiry import reachable_files
+
+__all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]
+
+_logger = logging.getLogger(__name__)
+
+_SUFFIXES: Final = (".parquet", ".avro", ".metadata.json", ".puffin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphansRemoved:
+    """How many files were deleted, and their bytes."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+def find_orphans(
+    table: Table, filesystem: LakeFilesystem, *, modified_before_ms: int
+) -> list[ListedFile]:
+    """Return the orphans last modified before that time.
+
+    The folder is listed first: a file that is committed meanwhile is referred to when it counts.
+    """
+    candidates = [
+        file
+        for file in filesystem.walk(table.location())
+        if 0 < file.modified_ms < modified_before_ms and file.uri.endswith(_SUFFIXES)
+    ]
+    if not candidates:
+        return []
+    with catalog_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
+        table.refresh()
+        metadata = table.metadata
+        used = reachable_files(metadata.snapshots, table.io)
+    used.add(table.metadata_location)
+    used.update(entry.metadata_file for entry in metadata.metadata_log)
+    used.update(file.statistics_path for file in metadata.statistics)
+    used.update(file.statistics_path for file in metadata.partition_statistics)
+    identities = {file_identity(uri) for uri in used}
+    return [file for file in candidates if file_identity(file.uri) not in identities]
+
+
+def remove_orphans(
+    table: Table,
+    filesystem: LakeFilesystem,
+    *,
+    modified_before_ms: int,
+    check_lease: Callable[[], None] = lambda: None,
+) -> OrphansRemoved:
+    """Delete the orphans last modified before that time; what cannot be deleted stays."""
+    orphans = find_orphans(table, filesystem, modified_before_ms=modified_before_ms)
+    check_lease()
+    removed: list[ListedFile] = []
+    for orphan in orphans:
+        try:
+            filesystem.delete(orphan.uri)
+            removed.append(orphan)
+        except StreamhouseError as error:
+            _logger.warning("an orphan of a lake table stays: %s", error)
+    return OrphansRemoved(files=len(removed), size_bytes=sum(file.size_bytes for file in removed))

@@ -1,0 +1,345 @@
+"""Maintenance of lake tables by a tiering worker: what is due, done in order, never a round's harm.
+
+After a round the worker asks `is_due`, which looks at nothing but metadata it has anyway. If so it
+rewrites files, expires snapshots and removes orphans while it still holds the round's claim, so no
+round of its own can come in between. Every step may fail or be cut off: the table stays right, the
+next maintenance goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.model.properties import TableProperties
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+from streamhouse.tiering.iceberg_expiry import (
+    Expired,
+    ExpiryRules,
+    expirable_snapshots,
+    expire_snapshots,
+)
+from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
+from streamhouse.tiering.iceberg_orphans import OrphansRemoved, find_orphans, remove_orphans
+from streamhouse.tiering.iceberg_rewrite import Rewrite, Rewritten
+from streamhouse.tiering.iceberg_schema import METADATA_PROPERTIES
+from streamhouse.tiering.maintenance_plan import RewriteLimits, RewritePlan, plan_rewrite
+from streamhouse.tiering.ports import TaskRunner
+
+__all__ = [
+    "Claim",
+    "Maintainer",
+    "MaintenancePlan",
+    "MaintenancePolicy",
+    "MaintenanceReport",
+    "Pins",
+]
+
+_logger = logging.getLogger(__name__)
+
+# A round adds a file a bucket and partition, so there is nothing to merge before that many.
+ROUNDS_BETWEEN_PLANS: Final = 8
+SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
+# So many times more must be due while rows wait in the log.
+PATIENCE_BEHIND: Final = 8
+_TABLES_REMEMBERED_MAX: Final = 256
+_ORPHANS_EVERY_MS: Final = 86_400_000
+_ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
+_PAUSE_S_FIRST: Final = 60.0
+_PAUSE_S_MAX: Final = 3_600.0
+
+
+class Pins(Protocol):
+    """Where readers pin snapshots: the storage service."""
+
+    def pinned_snapshots(self, path: str) -> dict[str, int]:
+        """See `StorageClient.pinned_snapshots`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenancePolicy:
+    """What is worth doing to a table, and what must be left alone."""
+
+    rewrite: RewriteLimits
+    expiry: ExpiryRules
+    orphan_age_ms_min: int
+
+    @classmethod
+    def of(cls, properties: TableProperties) -> MaintenancePolicy:
+        """Return what a table's properties ask for."""
+        return cls(
+            rewrite=RewriteLimits(target_bytes=properties.datalake_target_file_bytes),
+            expiry=ExpiryRules(
+                age_ms_min=properties.datalake_snapshot_max_age_ms,
+                count_min=properties.datalake_snapshot_min_count,
+            ),
+            orphan_age_ms_min=properties.datalake_orphan_min_age_ms,
+        )
+
+    def on_demand(self) -> MaintenancePolicy:
+        """Return the policy of somebody who asked for it: all that helps, at any cost."""
+        eager = replace(
+            self.rewrite,
+            files_min=2,
+            deletes_min=2,
+            deleted_share_min=0.05,
+            is_eager=True,
+        )
+        return replace(self, rewrite=eager)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The claim under which a table is maintained.
+
+    `on_snapshot` is told of a snapshot that took the place of the one readers use.
+    """
+
+    epoch: int
+    check: Callable[[], None] = lambda: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    on_snapshot: Callable[[int], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenancePlan:
+    """What maintenance would do now; for people."""
+
+    inventory: Inventory | None
+    rewrite: RewritePlan
+    snapshots: int
+    expirable: int
+    orphans: int
+    orphan_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceReport:
+    """What maintenance did; `has_more` says that its limits left work undone."""
+
+    rewritten: Rewritten | None = None
+    expired: Expired = field(default_factory=Expired)
+    orphans: OrphansRemoved = field(default_factory=OrphansRemoved)
+    has_more: bool = False
+
+
+@dataclass
+class _Memory:
+    """What a worker knows of a table between two maintenances; losing it costs a look."""
+
+    reader: InventoryReader
+    planned_at: int | None = None
+    has_more: bool = False
+    failures: int = 0
+    paused_until_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Maintainer:
+    """Maintains the lake tables of one catalog for one worker. Not thread-safe a table."""
+
+    pins: Pins
+    runner: TaskRunner
+    filesystem: LakeFilesystem
+    checkpoint: Callable[[str], None] = lambda _: None
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    monotonic_s: Callable[[], float] = time.monotonic
+    _memories: OrderedDict[str, _Memory] = field(default_factory=OrderedDict)
+
+    def is_due(
+        self, lake_table: IcebergLakeTable, info: TableInfo, *, is_behind: bool = False
+    ) -> bool:
+        """Whether maintenance is worth its while now: from metadata that is there anyway.
+
+        While a table `is_behind` its log, rounds come first until much more is due.
+        """
+        properties = info.properties()
+        if not properties.datalake_auto_maintenance:
+            return False
+        memory = self._memory(lake_table)
+        if self.monotonic_s() < memory.paused_until_s:
+            return False
+        patience = PATIENCE_BEHIND if is_behind else 1
+        return (
+            self._is_rewrite_due(lake_table, memory, patience)
+            or self._is_expiry_due(lake_table, MaintenancePolicy.of(properties), patience)
+            or (self._are_orphans_due(lake_table) and not is_behind)
+        )
+
+    def maintain(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        *,
+        policy: MaintenancePolicy | None = None,
+    ) -> MaintenanceReport:
+        """Do what is due, or with a `policy` everything it asks for.
+
+        Raises:
+            FencedError: another worker has the table now.
+            StreamhouseError: a step failed; those before it are done, and the table is right. What
+                is due by itself is not due again for a while.
+        """
+        memory = self._memory(lake_table)
+        try:
+            report = self._maintain(lake_table, info, claim, policy, memory)
+        except Exception:
+            memory.failures += 1
+            pause_s = min(_PAUSE_S_FIRST * 2 ** (memory.failures - 1), _PAUSE_S_MAX)
+            memory.paused_until_s = self.monotonic_s() + pause_s
+            raise
+        memory.failures = 0
+        return report
+
+    def plan(
+        self, lake_table: IcebergLakeTable, policy: MaintenancePolicy, *, path: str
+    ) -> MaintenancePlan:
+        """Return what `maintain` with this policy would do; changes nothing."""
+        metadata = lake_table.iceberg.metadata
+        inventory = self._memory(lake_table).reader.read(lake_table.iceberg)
+        expirable = expirable_snapshots(
+            metadata, policy.expiry, now_ms=self.clock_ms(), pinned=self._pinned(path)
+        )
+        orphans = find_orphans(
+            lake_table.iceberg,
+            self.filesystem,
+            modified_before_ms=self.clock_ms() - policy.orphan_age_ms_min,
+        )
+        return MaintenancePlan(
+            inventory=inventory,
+            rewrite=RewritePlan() if inventory is None else _planned(inventory, policy),
+            snapshots=len(metadata.snapshots),
+            expirable=len(expirable),
+            orphans=len(orphans),
+            orphan_bytes=sum(file.size_bytes for file in orphans),
+        )
+
+    def _maintain(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        policy: MaintenancePolicy | None,
+        memory: _Memory,
+    ) -> MaintenanceReport:
+        is_asked = policy is not None
+        rules = policy or MaintenancePolicy.of(info.properties())
+        table = lake_table.iceberg
+        path = str(info.path)
+        rewritten = None
+        if is_asked or self._is_rewrite_due(lake_table, memory):
+            rewritten = self._rewrite(lake_table, info, claim, rules, memory)
+        # The time of the last look for orphans is on the table: workers come and go.
+        properties = {
+            key: value
+            for key, value in METADATA_PROPERTIES.items()
+            if key not in table.metadata.properties
+        }
+        orphans = OrphansRemoved()
+        now_ms = self.clock_ms()
+        if is_asked or self._are_orphans_due(lake_table):
+            claim.check()
+            orphans = remove_orphans(
+                table,
+                self.filesystem,
+                modified_before_ms=now_ms - rules.orphan_age_ms_min,
+                check_lease=claim.check,
+            )
+            self.checkpoint("orphans-removed")
+            properties[_ORPHANS_PROPERTY] = str(now_ms)
+        expired = Expired()
+        if is_asked or properties or self._is_expiry_due(lake_table, rules):
+            if _ORPHANS_PROPERTY not in table.metadata.properties:
+                # The first look comes a day after the first maintenance.
+                properties.setdefault(_ORPHANS_PROPERTY, str(now_ms))
+            expired = expire_snapshots(
+                table,
+                rules.expiry,
+                now_ms=now_ms,
+                pinned=lambda: self._pinned(path),
+                filesystem=self.filesystem,
+                properties=properties,
+                check_lease=claim.check,
+                checkpoint=self.checkpoint,
+            )
+        return MaintenanceReport(
+            rewritten=rewritten, expired=expired, orphans=orphans, has_more=memory.has_more
+        )
+
+    def _rewrite(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        rules: MaintenancePolicy,
+        memory: _Memory,
+    ) -> Rewritten | None:
+        inventory = memory.reader.read(lake_table.iceberg)
+        if inventory is None:
+            return None
+        plan = _planned(inventory, rules)
+        memory.planned_at, memory.has_more = inventory.sequence_number, plan.has_more
+        self.checkpoint("rewrite-planned")
+        if plan.is_empty:
+            return None
+        rewritten = Rewrite(
+            table=str(info.path),
+            lake_table=lake_table,
+            inventory=inventory,
+            plan=plan,
+            runner=self.runner,
+            filesystem=self.filesystem,
+            table_id=info.table_id,
+            epoch=claim.epoch,
+            check_lease=claim.check,
+            is_cancelled=claim.is_cancelled,
+            checkpoint=self.checkpoint,
+        ).run()
+        memory.planned_at = head_of(lake_table.iceberg).sequence_number
+        claim.on_snapshot(rewritten.snapshot_id)
+        _logger.info("rewrote files of lake table %s: %s", info.path, rewritten)
+        return rewritten
+
+    def _is_rewrite_due(
+        self, lake_table: IcebergLakeTable, memory: _Memory, patience: int = 1
+    ) -> bool:
+        head = head_of(lake_table.iceberg)
+        if memory.planned_at is not None:
+            rounds = head.sequence_number - memory.planned_at
+            is_cut_off = memory.has_more and patience == 1
+            return is_cut_off or rounds >= ROUNDS_BETWEEN_PLANS * patience
+        return head.file_count >= ROUNDS_BETWEEN_PLANS * patience
+
+    def _is_expiry_due(
+        self, lake_table: IcebergLakeTable, rules: MaintenancePolicy, patience: int = 1
+    ) -> bool:
+        metadata = lake_table.iceberg.metadata
+        found = expirable_snapshots(metadata, rules.expiry, now_ms=self.clock_ms())
+        return len(found) >= SNAPSHOTS_BETWEEN_EXPIRIES * patience
+
+    def _are_orphans_due(self, lake_table: IcebergLakeTable) -> bool:
+        last_ms = lake_table.iceberg.metadata.properties.get(_ORPHANS_PROPERTY)
+        return last_ms is not None and int(last_ms) + _ORPHANS_EVERY_MS < self.clock_ms()
+
+    def _pinned(self, path: str) -> Collection[int]:
+        return self.pins.pinned_snapshots(path).values()
+
+    def _memory(self, lake_table: IcebergLakeTable) -> _Memory:
+        memory = self._memories.setdefault(
+            lake_table.uuid, _Memory(InventoryReader(self.filesystem))
+        )
+        self._memories.move_to_end(lake_table.uuid)
+        while len(self._memories) > _TABLES_REMEMBERED_MAX:
+            self._memories.popitem(last=False)
+        return memory
+
+
+def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:
+    return plan_rewrite(inventory.files, inventory.deletes, policy.rewrite)
