@@ -160,13 +160,8 @@ class TieringRound:
                 files.delete_folder(folder)
             raise
         self.checkpoint("committed")
-        is_behind = any(
-            end < state.positions[bucket].high_watermark
-            for bucket, end in plan.target_offsets.items()
-        )
-        is_untidy = self.maintainer is not None and self.maintainer.is_due(
-            lake_table, state.table, is_behind=is_behind
-        )
+        maintenance = self._maintenance(lake_table, lease, plan)
+        is_untidy = maintenance is not None and maintenance.is_due(state.positions)
         self._complete(lake_table, snapshot_id, plan.target_offsets, keep_lease=is_untidy)
         self._drop_leftovers(files, folder, results)
         written = [file for result in results for file in result.files]
@@ -180,22 +175,25 @@ class TieringRound:
             size_bytes=sum(file.size_bytes for file in written),
             seconds=time.monotonic() - started_s,
         )
-        if is_untidy:
-            self._maintain(lake_table, lease, result)
+        if maintenance is not None and is_untidy:
+            maintenance.after_round(snapshot_id)
         return result
 
-    def _maintain(self, lake_table: IcebergLakeTable, lease: Lease, result: RoundResult) -> None:
-        assert self.maintainer is not None
-        ClaimedMaintenance(
+    def _maintenance(
+        self, lake_table: IcebergLakeTable, lease: Lease, plan: RoundPlan
+    ) -> ClaimedMaintenance | None:
+        if self.maintainer is None:
+            return None
+        return ClaimedMaintenance(
             maintainer=self.maintainer,
             client=self.client,
             lake_table=lake_table,
             info=self.assignment.state.table,
             epoch=self.assignment.epoch,
             lease=lease,
-            tiered_offsets=result.tiered_offsets,
+            tiered_offsets=plan.target_offsets,
             is_stopping=self.is_stopping,
-        ).after_round(result.snapshot_id)
+        )
 
     def _base_offsets(self, lake_table: IcebergLakeTable) -> Mapping[int, int]:
         """Return the offsets the lake covers; it is never behind the service."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
+from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.lease import Lease
@@ -43,6 +44,17 @@ class ClaimedMaintenance:
     lease: Lease
     tiered_offsets: Mapping[int, int]
     is_stopping: Callable[[], bool] = lambda: False
+
+    def is_due(self, positions: Mapping[int, BucketPositions]) -> bool:
+        """Whether to maintain now; `positions` say whether rows still wait. Never raises."""
+        is_behind = any(
+            end < positions[bucket].high_watermark for bucket, end in self.tiered_offsets.items()
+        )
+        try:
+            return self.maintainer.is_due(self.lake_table, self.info, is_behind=is_behind)
+        except Exception:  # the round is done: no bug of maintenance may undo that
+            _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
+            return False
 
     def after_round(self, snapshot_id: int) -> None:
         """Do what is due and give the claim back; never raises."""
