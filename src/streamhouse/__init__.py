@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from streamhouse.client import StreamhouseClient
     from streamhouse.connector.registration import attach, register
+    from streamhouse.storage_service.client.producer import Producer
 
 __version__: Final = "0.1.0"
 
 # Public name -> the module that defines it.
 _HOMES: Final = {
+    "Producer": "streamhouse.storage_service.client.producer",
     "StreamhouseClient": "streamhouse.client",
     "attach": "streamhouse.connector.registration",
     "register": "streamhouse.connector.registration",
 }
 
-__all__ = ["StreamhouseClient", "__version__", "attach", "register"]
+__all__ = ["Producer", "StreamhouseClient", "__version__", "attach", "register"]
 
 
 def __getattr__(name: str) -> object:

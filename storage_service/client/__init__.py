@@ -5,6 +5,7 @@ from __future__ import annotations
 from streamhouse.storage_service.client.append_writer import AppendWriter
 from streamhouse.storage_service.client.endpoint import CA_VARIABLE, with_ca_file
 from streamhouse.storage_service.client.log_batch import LogBatch
+from streamhouse.storage_service.client.producer import Producer
 from streamhouse.storage_service.client.storage_client import (
     DEFAULT_ENDPOINT,
     ENDPOINT_VARIABLE,
@@ -23,6 +24,7 @@ __all__ = [
     "AppendWriter",
     "CommitResult",
     "LogBatch",
+    "Producer",
     "StorageClient",
     "TieringIdle",
     "Transaction",

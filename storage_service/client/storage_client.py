@@ -85,6 +85,11 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
         """The service's URL, with `#ca=FILE` if a CA file vouches for it."""
         return self._endpoint.rstrip("/")
 
+    @property
+    def transport(self) -> HttpTransport:
+        """What sends the requests, for other modules of this package."""
+        return self._transport
+
     def close(self) -> None:
         """Close the connections; a closed client must not be used again."""
         self._transport.close()

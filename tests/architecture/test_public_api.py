@@ -14,7 +14,13 @@ from tests.architecture.source_files import SourceFile, library_files
 
 
 def test_the_public_names() -> None:
-    assert set(streamhouse.__all__) == {"StreamhouseClient", "__version__", "attach", "register"}
+    assert set(streamhouse.__all__) == {
+        "Producer",
+        "StreamhouseClient",
+        "__version__",
+        "attach",
+        "register",
+    }
     for name in streamhouse.__all__:
         assert getattr(streamhouse, name) is not None
     assert set(dir(streamhouse)) >= set(streamhouse.__all__)

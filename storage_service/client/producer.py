@@ -1,0 +1,372 @@
+"""Writing in the background: rows are gathered into batches, each delivered once, in order.
+
+What a caller may rely on:
+- the rows of a bucket are stored in the order in which they were given; each once, also when
+  answers are lost: a batch is repeated under its sequence until the service says what it has
+- every call gives a future, and an error is in it and in the next `flush`: nothing fails silently
+- memory is bounded: a full producer makes the caller wait, then raises OverloadedError
+- a delivery that does not succeed in `delivery_timeout_s` fails; `UnknownOutcomeError` says that
+  the service may have it all the same. Later rows of the bucket go on after it
+
+One batch a bucket is under way at a time, of `max_in_flight` buckets at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from streamhouse.storage_service.client.append_writer import AppendWriter
+from streamhouse.storage_service.client.bucket_calls import BucketCalls
+from streamhouse.storage_service.client.request_batches import (
+    REQUEST_BYTES_TARGET,
+    bounded_batches,
+)
+from streamhouse.storage_service.client.storage_client import StorageClient
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+
+__all__ = ["Producer"]
+
+_RETRY_S_MIN: Final = 0.05
+_RETRY_S_MAX: Final = 2.0
+
+Ranges = dict[int, tuple[int, int]]
+
+
+@dataclass
+class _Call:
+    """One `send`: done when all its pieces are."""
+
+    future: Future[Ranges]
+    pieces_left: int
+    ranges: Ranges = field(default_factory=dict)
+    error: StreamhouseError | None = None
+
+
+@dataclass
+class _Piece:
+    """Rows of one call for one bucket."""
+
+    rows: pa.RecordBatch
+    call: _Call
+    since: float
+
+
+@dataclass
+class _Lane:
+    """One bucket: what waits, and who numbers it."""
+
+    bucket: int
+    waiting: deque[_Piece] = field(default_factory=deque)
+    rows: int = 0
+    writer: AppendWriter = field(default_factory=AppendWriter)
+    is_busy: bool = False
+
+
+class Producer:
+    """See the module. Thread-safe; close it, or use it in a `with` block.
+
+    Args:
+        client: how to reach the service; stays open when the producer is closed.
+        path: the table.
+        operation: `append` for log tables, `upsert` or `delete` for primary key tables.
+        columns: upsert only these columns.
+        linger_ms: how long rows wait for more of their bucket before they are sent.
+        batch_rows: rows after which a batch is sent at once.
+        max_in_flight: how many buckets are sent to at a time.
+        buffer_bytes: most memory for rows that are not delivered.
+        max_block_s: how long a call waits for room before it raises `OverloadedError`.
+        delivery_timeout_s: how long a batch is tried before it fails.
+    """
+
+    def __init__(
+        self,
+        client: StorageClient,
+        path: str,
+        *,
+        operation: Literal["append", "upsert", "delete"] = "append",
+        columns: Sequence[str] | None = None,
+        linger_ms: float = 5.0,
+        batch_rows: int = 10_000,
+        max_in_flight: int = 4,
+        buffer_bytes: int = 64 << 20,
+        max_block_s: float = 60.0,
+        delivery_timeout_s: float = 120.0,
+    ) -> None:
+        if batch_rows < 1 or max_in_flight < 1 or buffer_bytes < 1 or linger_ms < 0:
+            raise InvalidRequestError(
+                "a producer's batch_rows, max_in_flight and buffer_bytes are at least 1, and"
+                " linger_ms at least 0"
+            )
+        self._calls = BucketCalls(client, path, operation=operation, columns=columns)
+        self._linger_s = linger_ms / 1000
+        self._batch_rows = batch_rows
+        self._buffer_bytes = buffer_bytes
+        self._max_block_s = max_block_s
+        self._delivery_timeout_s = delivery_timeout_s
+        self._changed = threading.Condition()
+        self._lanes = [_Lane(bucket) for bucket in range(self._calls.table.bucket_count)]
+        self._held_bytes = 0
+        self._undelivered = 0
+        self._is_flushing = 0
+        self._is_closed = False
+        self._sticky_bucket = 0
+        self._failure: StreamhouseError | None = None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"producer-{n}", daemon=True)
+            for n in range(min(max_in_flight, len(self._lanes)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send(self, data: pa.Table | pa.RecordBatch) -> Future[Ranges]:
+        """Take rows; the future gives bucket -> (start, end) once they are durable and visible.
+
+        Of an append these are the rows' own offsets. Of an upsert or delete they are the changes of
+        the batch that the rows were delivered in. Rows that cannot be the table's raise here.
+        """
+        routed = [
+            (bucket, rows)
+            for batch in bounded_batches(data)
+            for bucket, rows in self._route(batch).items()
+        ]
+        future: Future[Ranges] = Future()
+        # Rows that were taken are delivered: there is no cancelling.
+        future.set_running_or_notify_cancel()
+        if not routed:
+            future.set_result({})
+            return future
+        # A piece may be a slice of a larger batch: that is what it keeps alive, at least.
+        size = max(data.nbytes, 1)
+        call = _Call(future, len(routed))
+        with self._changed:
+            self._wait_for_room(size)
+            self._held_bytes += size
+            self._undelivered += 1
+            now = time.monotonic()
+            for bucket, rows in routed:
+                lane = self._lanes[bucket]
+                lane.waiting.append(_Piece(rows, call, now))
+                lane.rows += rows.num_rows
+            self._changed.notify_all()
+        future.add_done_callback(lambda _: self._delivered(size))
+        return future
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Return when everything taken so far is delivered; raises the first error since then.
+
+        Raises `UnavailableError` when that takes longer than `timeout_s`; deliveries go on.
+        """
+        with self._changed:
+            self._is_flushing += 1
+            self._changed.notify_all()
+            try:
+                is_done = self._changed.wait_for(lambda: not self._undelivered, timeout_s)
+            finally:
+                self._is_flushing -= 1
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if not is_done:
+            raise UnavailableError(
+                f"rows for '{self._calls.table.path}' are still being delivered after {timeout_s} s"
+            )
+
+    def close(self) -> None:
+        """Deliver everything, then take no more; raises as `flush`. Closing twice is harmless."""
+        with self._changed:
+            is_first, self._is_closed = not self._is_closed, True
+        if not is_first:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+            for thread in self._threads:
+                thread.join()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _route(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
+        with self._changed:
+            lane = self._lanes[self._sticky_bucket]
+            if lane.rows >= self._batch_rows or lane.is_busy:
+                # Rows without a bucket key fill one batch after the other.
+                self._sticky_bucket = (self._sticky_bucket + 1) % len(self._lanes)
+            bucket = self._sticky_bucket
+        return self._calls.route(rows, any_bucket=bucket)
+
+    def _wait_for_room(self, size: int) -> None:
+        def has_room() -> bool:
+            # What is larger than the whole buffer is taken when nothing else is there.
+            return (
+                self._is_closed
+                or self._held_bytes == 0
+                or self._held_bytes + size <= self._buffer_bytes
+            )
+
+        is_room = self._changed.wait_for(has_room, self._max_block_s)
+        if self._is_closed:
+            raise InvalidRequestError("the producer is closed")
+        if not is_room:
+            raise OverloadedError(
+                f"the producer for '{self._calls.table.path}' holds {self._held_bytes} bytes that"
+                f" are not delivered, of at most {self._buffer_bytes} (buffer_bytes), and waited"
+                f" {self._max_block_s} s for room; send more slowly"
+            )
+
+    def _delivered(self, size: int) -> None:
+        with self._changed:
+            self._held_bytes -= size
+            self._undelivered -= 1
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            lane, pieces = taken
+            try:
+                self._deliver(lane, pieces)
+            finally:
+                with self._changed:
+                    lane.is_busy = False
+                    self._changed.notify_all()
+
+    def _take(self) -> tuple[_Lane, list[_Piece]] | None:
+        """Wait for a bucket that has a batch to send; None when the producer is done."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                idle = [lane for lane in self._lanes if lane.waiting and not lane.is_busy]
+                first = min(idle, key=lambda lane: lane.waiting[0].since, default=None)
+                full = next((lane for lane in idle if lane.rows >= self._batch_rows), None)
+                wait_s: float | None = None
+                if first is not None:
+                    wait_s = first.waiting[0].since + self._linger_s - now
+                    if full is not None or wait_s <= 0 or self._is_flushing:
+                        lane = full or first
+                        lane.is_busy = True
+                        return lane, self._batch_of(lane)
+                elif self._is_closed and not self._undelivered:
+                    return None
+                self._changed.wait(wait_s)
+
+    def _batch_of(self, lane: _Lane) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        rows = size = 0
+        while lane.waiting:
+            piece = lane.waiting[0].rows
+            if pieces and (
+                rows + piece.num_rows > self._batch_rows
+                or size + piece.nbytes > REQUEST_BYTES_TARGET
+                or not piece.schema.equals(pieces[0].rows.schema)
+            ):
+                break
+            rows += piece.num_rows
+            size += piece.nbytes
+            pieces.append(lane.waiting.popleft())
+        lane.rows -= rows
+        return pieces
+
+    def _deliver(self, lane: _Lane, pieces: Sequence[_Piece]) -> None:
+        try:
+            rows = [piece.rows for piece in pieces]
+            batch = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
+            start, end = self._until_answered(lane, batch)
+        except StreamhouseError as error:
+            if len(pieces) > 1 and not _may_pass(error):
+                # Nothing of it is stored: only what is wrong is to suffer.
+                for piece in pieces:
+                    self._deliver(lane, [piece])
+                return
+            self._fail(pieces, error)
+        except Exception as error:  # noqa: BLE001 - outermost loop: futures must end
+            self._fail(pieces, UnknownOutcomeError(f"the producer met a bug: {error!r}"))
+        else:
+            for piece, span in zip(pieces, self._spans(pieces, start, end), strict=True):
+                known = piece.call.ranges.get(lane.bucket, span)
+                self._finish(piece, lane.bucket, (known[0], span[1]))
+
+    def _spans(self, pieces: Iterable[_Piece], start: int, end: int) -> list[tuple[int, int]]:
+        """Return where each piece of a delivered batch is."""
+        spans = []
+        for piece in pieces:
+            if self._calls.is_append:
+                end = start + piece.rows.num_rows
+            spans.append((start, end))
+            if self._calls.is_append:
+                start = end
+        return spans
+
+    def _until_answered(self, lane: _Lane, rows: pa.RecordBatch) -> tuple[int, int]:
+        """Send a batch under its sequence until the service says what became of it."""
+        deadline = time.monotonic() + self._delivery_timeout_s
+        wait_s = _RETRY_S_MIN
+        is_unknown = False
+        while True:
+            try:
+                return self._calls.send(lane.bucket, rows, lane.writer)
+            except StreamhouseError as error:
+                is_unknown |= isinstance(error, UnknownOutcomeError)
+                if not _may_pass(error):
+                    raise
+                if time.monotonic() + wait_s > deadline:
+                    # Its sequence is in doubt for ever: what comes later has another writer.
+                    lane.writer = AppendWriter()
+                    if is_unknown:
+                        raise UnknownOutcomeError(error.message) from error
+                    raise
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 2, _RETRY_S_MAX)
+
+    def _finish(self, piece: _Piece, bucket: int, span: tuple[int, int]) -> None:
+        piece.call.ranges[bucket] = span
+        self._end(piece.call)
+
+    def _fail(self, pieces: Iterable[_Piece], error: StreamhouseError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+        for piece in pieces:
+            piece.call.error = piece.call.error or error
+            self._end(piece.call)
+
+    def _end(self, call: _Call) -> None:
+        """Count a piece of a call; the last one tells the caller."""
+        with self._changed:
+            call.pieces_left -= 1
+            if call.pieces_left:
+                return
+        if call.error is not None:
+            # Rows of it for other buckets may be stored.
+            call.future.set_exception(call.error)
+        else:
+            call.future.set_result(call.ranges)
+
+
+def _may_pass(error: StreamhouseError) -> bool:
+    return error.retriable or isinstance(error, UnknownOutcomeError)

@@ -1,0 +1,242 @@
+"""A service that commits transactions until it kills itself at a chosen step.
+
+    python -m tests.support.transaction_crash_child <data dir> <table> <step> <passes>
+
+`table` is `events` (a log table) or `rows` (a primary key table). What it does is known from the
+number of each transaction alone; what it has been told is in the file `told`, a line each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
+from streamhouse.storage_service.tablet.key_writer import KeyWrite
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.table_transactions import TableTransactions
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+from streamhouse.storage_service.tablet.transaction_commit import TransactionCommit
+from streamhouse.storage_service.tablet.transaction_files import Decision, TransactionFiles
+from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
+
+BUCKETS = 3
+PARTS = 4
+ROWS = 20
+CONFIG = {"transaction_chunk_bytes": 1_500, "transaction_outcomes_max": 5}
+
+# Where a life ends, in the order of a commit.
+STEPS = (
+    "part half written",
+    "part written",
+    "begun to commit",
+    "decision half written",
+    "decision written",
+    "decided",
+    "frames half written",
+    "one log synced",
+    "piece stored",
+    "all stored",
+    "outcome half written",
+    "outcome written",
+    "outcome durable",
+    "visible",
+    "files half deleted",
+)
+DECIDED = STEPS[STEPS.index("decided") :]
+"""After these steps the transaction is there, acknowledged or not."""
+
+
+def part_rows(number: int, part: int, bucket: int) -> pa.RecordBatch:
+    """Return what part `part` of transaction `number` has for a bucket.
+
+    Ids of a transaction are its own in a log table; in a primary key table they come again.
+    """
+    first = ((number * PARTS + part) * BUCKETS + bucket) * ROWS
+    ids = range(first, first + ROWS)
+    return pa.record_batch([pa.array(ids, pa.int64()), [f"t{number}"] * ROWS], schema=EVENTS)
+
+
+def key_rows(number: int, part: int, bucket: int) -> pa.RecordBatch:
+    """Return the upserts of a part: half of the keys also those of the part before."""
+    ids = [(part * ROWS // 2 + i) * BUCKETS + bucket for i in range(ROWS)]
+    return pa.record_batch([pa.array(ids, pa.int64()), [f"t{number}p{part}"] * ROWS], schema=EVENTS)
+
+
+async def make_table(manager: TabletManager, name: str) -> OpenTable:
+    """Return the table, made unless it is there."""
+    if not manager.list_tables(None):
+        key = ("id",) if name == "rows" else ()
+        await manager.create_table(table_descriptor(name, bucket_count=BUCKETS, primary_key=key))
+    return next(iter(manager.open_tables()))
+
+
+def staged(name: str, number: int, part: int) -> list[StagedBatch]:
+    """Return one part, a batch a bucket."""
+    rows = part_rows if name == "events" else key_rows
+    return [
+        StagedBatch(bucket, ROWS, memoryview(rows(number, part, bucket).serialize()).cast("B"))
+        for bucket in range(BUCKETS)
+    ]
+
+
+async def write_between(manager: TabletManager, table: OpenTable, number: int) -> None:
+    """Write one row that belongs to no transaction, as others do."""
+    row = pa.record_batch([pa.array([-1 - number], pa.int64()), ["alone"]], schema=EVENTS)
+    if table.key_writer is None:
+        await manager.append(table, [routed(number % BUCKETS, row)], writer_id=0)
+    else:
+        await manager.write_keys(table, [KeyWrite(0, row)], columns=None, writer_id=0)
+
+
+async def transact(
+    transactions: TableTransactions, name: str, number: int, tell: Callable[[str], None]
+) -> None:
+    """Commit transaction `number`, which is version `number` of an application."""
+    operation = TransactionOperation.APPEND if name == "events" else TransactionOperation.UPSERT
+    begun, status = await transactions.begin(
+        operation, columns=None, app_id="app", version=number, timeout_ms=None
+    )
+    if status is TransactionStatus.SKIPPED:
+        tell(f"skipped {number}")
+        return
+    parts = []
+    for part in range(PARTS):
+        for _ in range(2):
+            # The second is a retried attempt's, which nobody names.
+            part_id, _ = await transactions.stage(
+                begun, EVENTS, staged(name, number, part), token=None
+            )
+        parts.append(part_id)
+    tell(f"staged {number} {begun} {' '.join(parts)}")
+    result = await transactions.commit(begun, parts, wait_s=60)
+    assert result is not None
+    tell(f"committed {number}")
+
+
+class _Fate:
+    """Kills the process when it has passed `step` a number of times."""
+
+    def __init__(self, step: str, passes: int) -> None:
+        self.step = step
+        self.passes = passes
+
+    def reach(self, step: str) -> None:
+        if step == self.step:
+            self.passes -= 1
+            if self.passes == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(fate: _Fate) -> None:
+    """Put the steps into the parts of the service."""
+
+    def around(owner: type, name: str, before: str, after: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            fate.reach(before)
+            result = real(self, *args, **kwargs)
+            fate.reach(after)
+            return result
+
+        setattr(owner, name, watched)
+
+    around(TransactionFiles, "stage", "", "part written")
+    around(TransactionFiles, "drop", "", "files half deleted")
+    around(TransactionCommit, "publish", "outcome durable", "visible")
+    around(LogTablet, "sync", "", "one log synced")
+    _watch_decisions(fate)
+    _watch_pieces(fate)
+    _watch_files(fate)
+
+
+def _watch_decisions(fate: _Fate) -> None:
+    real = TransactionFiles.decide
+
+    def decide(self: TransactionFiles, decision: Decision) -> None:
+        is_first = decision.result.status is TransactionStatus.COMMITTING
+        fate.reach("begun to commit" if is_first else "all stored")
+        real(self, decision)
+        fate.reach("decided" if is_first else "outcome durable")
+
+    TransactionFiles.decide = decide  # type: ignore[method-assign] - to be watched
+    rename = LocalFilesystem.rename
+
+    def renamed(self: LocalFilesystem, source: Path, target: Path) -> None:
+        rename(self, source, target)
+        if target.name.endswith(".decision"):
+            is_first = b'"committing"' in target.read_bytes()
+            fate.reach("decision written" if is_first else "outcome written")
+
+    LocalFilesystem.rename = renamed  # type: ignore[method-assign] - to be watched
+
+
+def _watch_pieces(fate: _Fate) -> None:
+    real = TransactionCommit._stored
+
+    async def stored(self: TransactionCommit, *args: Any) -> int:
+        timestamp_us = await real(self, *args)
+        fate.reach("piece stored")
+        return timestamp_us
+
+    TransactionCommit._stored = stored  # type: ignore[method-assign] - to be watched
+
+
+def _watch_files(fate: _Fate) -> None:
+    """A kill between two bytes of a file: half of them are there."""
+    create, write = LocalFilesystem.create, LocalWritableFile.write
+    names: dict[int, str] = {}
+
+    def created(self: LocalFilesystem, path: Path) -> Any:
+        file = create(self, path)
+        names[id(file)] = path.name
+        return file
+
+    def written(self: LocalWritableFile, buffers: Any, *, position: int) -> None:
+        name = names.get(id(self), "")
+        step = "frames half written"
+        if name.endswith(".part"):
+            step = "part half written"
+        elif ".decision" in name:
+            is_first = b'"committing"' in bytes(buffers[0])
+            step = "decision half written" if is_first else "outcome half written"
+        if step == fate.step:
+            data = b"".join(buffers)
+            write(self, [data[: len(data) // 2]], position=position)
+            fate.reach(step)
+        write(self, buffers, position=position)
+
+    LocalFilesystem.create = created  # type: ignore[method-assign] - to be watched
+    LocalWritableFile.write = written  # type: ignore[method-assign] - to be watched
+
+
+async def _live(data_dir: Path, name: str, first: int, fate: _Fate) -> None:
+    with (data_dir / "told").open("a", buffering=1) as told:
+        async with open_manager(data_dir / "data", **CONFIG) as manager:
+            table = await make_table(manager, name)
+            transactions = manager.transactions.of(table)
+            _watch(fate)
+            for number in range(first, first + 50):
+                await transact(transactions, name, number, lambda line: told.write(line + "\n"))
+                await write_between(manager, table, number)
+                told.write(f"wrote {number}\n")
+
+
+def main(data_dir: Path, name: str, step: str, first: int, passes: int) -> None:
+    """Live one life, from transaction `first` on."""
+    asyncio.run(_live(data_dir, name, first, _Fate(step, passes)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
