@@ -31,7 +31,7 @@ from tests.support.transaction_crash_child import (
     part_rows,
 )
 
-_LIVES = 2
+_LIVES = 1
 
 
 def _live_and_die(directory: Path, table: str, step: str, *, first: int, passes: int) -> None:
