@@ -16,6 +16,8 @@ from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import InternalError
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
 from streamhouse.storage_service.model.conform import check_schema, conform
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
@@ -42,21 +44,26 @@ class Appender:
     ) -> dict[int, tuple[int, int]]:
         """Append all of `data`; see `StorageClient.append`."""
         name = str(table.path)
-        check_schema(data.schema, table.schema, table=name)
+        schema_id = version_of(table, data.schema)
+        schema = table.schema_version(schema_id)
+        check_schema(data.schema, schema, table=name)
         own = writer or self._writers.take(table.table_id)
         offsets: dict[int, tuple[int, int]] = {}
         # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
         for batch in bounded_batches(data):
-            rows = conform(batch, table.schema, table=name)
-            for bucket, span in self._send(table, self._route(table, rows), own).items():
+            rows = conform(batch, schema, table=name)
+            parts = self._route(table, rows, schema_id)
+            for bucket, span in self._send(table, parts, own, schema).items():
                 start = offsets.get(bucket, span)[0]
                 offsets[bucket] = (start, span[1])
         if writer is None:
             self._writers.give_back(table.table_id, own)
         return offsets
 
-    def _route(self, table: TableInfo, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
-        key = table.descriptor.effective_bucket_key
+    def _route(
+        self, table: TableInfo, rows: pa.RecordBatch, schema_id: int
+    ) -> Mapping[int, pa.RecordBatch]:
+        key = table.bucket_key_of(schema_id)
         if key:
             return split_by_bucket(rows, key, table.bucket_count)
         with self._lock:
@@ -70,7 +77,11 @@ class Appender:
         return parts
 
     def _send(
-        self, table: TableInfo, parts: Mapping[int, pa.RecordBatch], writer: AppendWriter
+        self,
+        table: TableInfo,
+        parts: Mapping[int, pa.RecordBatch],
+        writer: AppendWriter,
+        schema: Schema,
     ) -> dict[int, tuple[int, int]]:
         by_node: dict[str, list[tuple[int | None, int, pa.RecordBatch]]] = {}
         for bucket, rows in parts.items():
@@ -82,7 +93,7 @@ class Appender:
                 "POST",
                 f"/v1/tables/{table.path}/append",
                 query={"writer_id": f"{writer.writer_id:x}"},
-                body=encode_append_body(table.schema.to_arrow(), node_parts),
+                body=encode_append_body(schema.to_arrow(), node_parts),
                 is_repeatable=True,
                 node=node,
             )

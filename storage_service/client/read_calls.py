@@ -38,6 +38,7 @@ def fetch(
     max_bytes: int,
     max_wait_ms: int,
     end_offset: int | None,
+    schema_id: int | None = None,
     node: str = "",
 ) -> list[LogBatch]:
     """See `StorageClient.fetch`."""
@@ -50,6 +51,8 @@ def fetch(
         query["columns"] = json.dumps(list(columns))
     if end_offset is not None:
         query["end_offset"] = str(end_offset)
+    if schema_id is not None:
+        query["schema_id"] = str(schema_id)
     data = transport.request(
         "GET",
         f"/v1/tables/{path}/buckets/{bucket}/fetch",
@@ -74,6 +77,7 @@ def read_range(
     *,
     columns: Sequence[str] | None,
     page_bytes: int,
+    schema_id: int | None = None,
     node: str = "",
 ) -> Iterator[LogBatch]:
     """See `StorageClient.read_range`."""
@@ -88,6 +92,7 @@ def read_range(
             max_bytes=page_bytes,
             max_wait_ms=0,
             end_offset=end,
+            schema_id=schema_id,
             node=node,
         )
         if not page:
@@ -110,6 +115,7 @@ def subscribe(
     *,
     start: Mapping[int, int],
     columns: Sequence[str] | None,
+    schema_id: int | None = None,
 ) -> Iterator[LogBatch]:
     """Follow the buckets of `start`, each from its offset; see `StorageClient.subscribe`."""
     positions = dict(start)
@@ -118,6 +124,8 @@ def subscribe(
         query = {"start": offsets_to_text(positions)}
         if columns is not None:
             query["columns"] = json.dumps(list(columns))
+        if schema_id is not None:
+            query["schema_id"] = str(schema_id)
         failure: StreamhouseError
         try:
             response = transport.open_stream(

@@ -17,6 +17,7 @@ from streamhouse.storage_service.client.endpoint import with_ca_file
 from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
 from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
 from streamhouse.storage_service.client.log_batch import LogBatch
+from streamhouse.storage_service.client.schema_calls import SchemaCalls
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
 from streamhouse.storage_service.client.transaction_calls import TransactionCalls
 from streamhouse.storage_service.client.transport import HttpTransport
@@ -40,7 +41,9 @@ TOKEN_VARIABLE: Final = "STREAMHOUSE_TOKEN"
 _Self = TypeVar("_Self", bound="StorageClient")
 
 
-class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, TransactionCalls):
+class StorageClient(
+    BackupCalls, SchemaCalls, TieringCalls, LakePinCalls, KeyValueCalls, TransactionCalls
+):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:
@@ -226,8 +229,11 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
         max_bytes: int = read_calls.FETCH_BYTES_DEFAULT,
         max_wait_ms: int = 0,
         end_offset: int | None = None,
+        schema_id: int | None = None,
     ) -> list[LogBatch]:
         """Return log rows of one bucket from `offset` on, about `max_bytes` of them.
+
+        Rows come in version `schema_id` of the table's schema, by default the current one.
 
         At the end of the log it waits up to `max_wait_ms` for an append and returns an empty list
         if none comes. Raises `OffsetOutOfRangeError` naming the valid range.
@@ -241,6 +247,7 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             end_offset=end_offset,
+            schema_id=schema_id,
             node=self._node(path, bucket),
         )
 
@@ -253,8 +260,13 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
         *,
         columns: Sequence[str] | None = None,
         page_bytes: int = read_calls.FETCH_BYTES_DEFAULT,
+        schema_id: int | None = None,
     ) -> Iterator[LogBatch]:
-        """Yield exactly the log rows [start, end) of one bucket, in order, page by page."""
+        """Yield exactly the log rows [start, end) of one bucket, in order, page by page.
+
+        Rows come in version `schema_id` of the table's schema, by default the current one when
+        the first page is read.
+        """
         return read_calls.read_range(
             self._transport,
             str(TablePath.parse(path)),
@@ -263,6 +275,7 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
             end,
             columns=columns,
             page_bytes=page_bytes,
+            schema_id=self._version(path, schema_id),
             node=self._node(path, bucket),
         )
 
@@ -272,8 +285,11 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
         *,
         start: Literal["latest", "earliest"] | Mapping[int, int] = "latest",
         columns: Sequence[str] | None = None,
+        schema_id: int | None = None,
     ) -> Iterator[LogBatch]:
         """Follow a table: yield log batches as they become durable, for ever.
+
+        The schema stays what it is now, or version `schema_id`, also when the table's changes.
 
         The service pushes; within a bucket rows come in offset order, each once, also when the
         connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row), or
@@ -290,7 +306,13 @@ class StorageClient(BackupCalls, TieringCalls, LakePinCalls, KeyValueCalls, Tran
             raise InvalidRequestError(
                 f"subscribe: start must be 'latest', 'earliest' or bucket -> offset, not {start!r}"
             )
-        return read_calls.subscribe(self._transport, parsed, start=offsets, columns=columns)
+        return read_calls.subscribe(
+            self._transport,
+            parsed,
+            start=offsets,
+            columns=columns,
+            schema_id=self._version(path, schema_id),
+        )
 
     def positions(self, path: str) -> dict[int, BucketPositions]:
         """Return where every bucket stands, as one consistent cut."""

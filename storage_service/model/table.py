@@ -199,6 +199,8 @@ class TableInfo:
     """A table as the service keeps it.
 
     `table_id` is never reused, so a table dropped and created again is another table.
+    `schema_versions` has every schema the table ever had, by schema id, the current one too; rows
+    in the log are of the version they were written with.
     `nodes` maps every bucket to the endpoint serving it; clients always route by it. An empty
     string is the endpoint that answered.
     """
@@ -208,6 +210,11 @@ class TableInfo:
     created_at_us: int
     schema_id: int = 0
     nodes: Mapping[int, str] = field(default_factory=dict)
+    schema_versions: Mapping[int, Schema] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.schema_versions:
+            object.__setattr__(self, "schema_versions", {self.schema_id: self.schema})
 
     @property
     def path(self) -> TablePath:
@@ -235,9 +242,28 @@ class TableInfo:
 
         A log table's own columns; a primary key table's log is its changelog.
         """
-        return (
-            changelog_schema(self.schema) if self.is_primary_key_table else self.schema.to_arrow()
-        )
+        return self.log_schema_of(self.schema_id)
+
+    def log_schema_of(self, schema_id: int) -> pa.Schema:
+        """Return the Arrow schema of rows in the log that were written with this version."""
+        schema = self.schema_version(schema_id)
+        return changelog_schema(schema) if self.is_primary_key_table else schema.to_arrow()
+
+    def bucket_key_of(self, schema_id: int) -> tuple[str, ...]:
+        """Return the columns that decide a row's bucket, by their names in this version."""
+        ids = {column.name: column.column_id for column in self.schema.columns}
+        names = {c.column_id: c.name for c in self.schema_version(schema_id).columns}
+        return tuple(names[ids[name]] for name in self.descriptor.effective_bucket_key)
+
+    def schema_version(self, schema_id: int) -> Schema:
+        """Return one version of the schema; raises `InvalidRequestError` if there is none."""
+        schema = self.schema_versions.get(schema_id)
+        if schema is None:
+            raise InvalidRequestError(
+                f"table '{self.path}' has no schema version {schema_id}; it has 0 to"
+                f" {self.schema_id}"
+            )
+        return schema
 
     def properties(self) -> TableProperties:
         """Return the typed properties with defaults filled in."""
@@ -251,16 +277,28 @@ class TableInfo:
             "schema_id": self.schema_id,
             "created_at_us": self.created_at_us,
             "nodes": {str(b): node for b, node in sorted(self.nodes.items())},
+            "schema_versions": {
+                str(schema_id): schema.to_json()
+                for schema_id, schema in sorted(self.schema_versions.items())
+                if schema_id != self.schema_id
+            },
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableInfo:
         """Read the JSON form."""
-        own = {"table_id", "schema_id", "created_at_us", "nodes"}
+        own = {"table_id", "schema_id", "created_at_us", "nodes", "schema_versions"}
+        descriptor = TableDescriptor.from_json({k: v for k, v in value.items() if k not in own})
+        schema_id = int(value["schema_id"])
+        earlier = value.get("schema_versions", {})
         return cls(
-            descriptor=TableDescriptor.from_json({k: v for k, v in value.items() if k not in own}),
+            descriptor=descriptor,
             table_id=int(value["table_id"]),
-            schema_id=int(value["schema_id"]),
+            schema_id=schema_id,
             created_at_us=int(value["created_at_us"]),
             nodes={int(b): str(node) for b, node in value.get("nodes", {}).items()},
+            schema_versions={
+                **{int(version): Schema.from_json(columns) for version, columns in earlier.items()},
+                schema_id: descriptor.schema,
+            },
         )

@@ -18,6 +18,7 @@ from streamhouse.storage_service.model.bucketing import (
     split_by_bucket,
     split_evenly,
 )
+from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
@@ -26,9 +27,10 @@ from streamhouse.storage_service.wire.arrow_body import (
     AppendBatch,
     decode_append_body,
     encode_payload,
+    peek_schema,
 )
 
-__all__ = ["AppendRequest", "answer_append", "routed_batches", "writer_id_of"]
+__all__ = ["AppendRequest", "answer_append", "routed_batches", "writer_id_of", "written_version"]
 
 _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
@@ -38,6 +40,7 @@ class AppendRequest:
     """What routing needs to know besides the body; plain values, so that it runs on any thread."""
 
     table: TableInfo
+    schema_id: int
     writer_id: int
     spread_first_bucket: int
     config: ServiceConfig
@@ -65,6 +68,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         service.metrics.received_bytes.inc(len(body))
         request = AppendRequest(
             table=table.info,
+            schema_id=written_version(body, table.info),
             writer_id=writer_id,
             spread_first_bucket=table.next_spread_bucket(1),
             config=config,
@@ -94,12 +98,20 @@ def writer_id_of(exchange: HttpExchange, text: str | None) -> int:
     return int(text, 16)
 
 
+def written_version(body: bytes, table: TableInfo) -> int:
+    """Return the version of the table's schema that a body's rows have; the current if unclear."""
+    if len(table.schema_versions) == 1:
+        return table.schema_id
+    given = peek_schema(body)
+    return table.schema_id if given is None else version_of(table, given)
+
+
 def routed_batches(body: bytes, request: AppendRequest) -> list[RoutedBatch]:
     """Decode and check the body; return its batches, each with its bucket. On any thread."""
     config = request.config
     parts = decode_append_body(
         body,
-        request.table.schema,
+        request.table.schema_version(request.schema_id),
         table=str(request.table.path),
         rows_max=config.append_rows_max,
         batch_bytes_max=config.batch_bytes_max,
@@ -111,13 +123,14 @@ def routed_batches(body: bytes, request: AppendRequest) -> list[RoutedBatch]:
         if part.bucket is None:
             routed.extend(_split(part, request))
         else:
-            _check_bucket(part, part.bucket, request.table)
+            _check_bucket(part, part.bucket, request)
             routed.append(
                 RoutedBatch(
                     bucket=part.bucket,
                     row_count=part.batch.num_rows,
                     sequence=part.sequence,
                     payload=memoryview(part.payload),
+                    schema_id=request.schema_id,
                 )
             )
     return routed
@@ -137,13 +150,14 @@ def _check_sequence(part: AppendBatch, request: AppendRequest) -> None:
         )
 
 
-def _check_bucket(part: AppendBatch, bucket: int, table: TableInfo) -> None:
+def _check_bucket(part: AppendBatch, bucket: int, request: AppendRequest) -> None:
+    table = request.table
     count = table.bucket_count
     if not 0 <= bucket < count:
         raise BucketNotFoundError(
             f"table '{table.path}' has no bucket {bucket}; its buckets are 0..{count - 1}"
         )
-    key = table.descriptor.effective_bucket_key
+    key = table.bucket_key_of(request.schema_id)
     if not key or count == 1:
         return
     # A row in a bucket that is not its own would break the lake's partitioning for ever.
@@ -157,7 +171,7 @@ def _check_bucket(part: AppendBatch, bucket: int, table: TableInfo) -> None:
 
 def _split(part: AppendBatch, request: AppendRequest) -> list[RoutedBatch]:
     table, config = request.table, request.config
-    key = table.descriptor.effective_bucket_key
+    key = table.bucket_key_of(request.schema_id)
     if key:
         rows = split_by_bucket(part.batch, key, table.bucket_count)
     else:
@@ -173,6 +187,7 @@ def _split(part: AppendBatch, request: AppendRequest) -> list[RoutedBatch]:
             row_count=batch.num_rows,
             sequence=0,
             payload=memoryview(part.payload if batch is part.batch else encode_payload(batch)),
+            schema_id=request.schema_id,
         )
         for bucket, batch in rows.items()
     ]

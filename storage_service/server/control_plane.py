@@ -28,6 +28,7 @@ from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
 from streamhouse.storage_service.server.parameters import integer, offsets
 from streamhouse.storage_service.server.request_bodies import (
     AlterProperties,
+    AlterSchema,
     ClaimTiering,
     CompleteTiering,
     CreateDatabase,
@@ -158,6 +159,10 @@ def _table_routes(service: Service) -> APIRouter:
             service.table(path).path, updates=body.set, removals=body.remove
         )
         return info.to_json()
+
+    @routes.patch("/{path}/schema", summary="Change the schema: all changes or none.")
+    async def alter_schema(path: TableName, body: AlterSchema) -> dict[str, Any]:
+        return (await manager.alter_schema(service.table(path).path, body.changes)).to_json()
 
     return routes
 

@@ -8,14 +8,14 @@ from typing import Final
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.log_page import ARROW_STREAM, read_page
-from streamhouse.storage_service.server.parameters import integer, log_column_names
+from streamhouse.storage_service.server.parameters import integer, log_column_names, schema_version
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
 __all__ = ["answer_fetch", "check_offset"]
 
 FETCH_BYTES_DEFAULT: Final = 8 << 20
-_PARAMETERS: Final = ("offset", "max_bytes", "max_wait_ms", "columns", "end_offset")
+_PARAMETERS: Final = ("offset", "max_bytes", "max_wait_ms", "columns", "end_offset", "schema_id")
 
 
 async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, bucket: str) -> None:
@@ -30,7 +30,8 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     offset = integer("offset", query["offset"], least=0)
     bytes_max = integer("max_bytes", query.get("max_bytes", str(FETCH_BYTES_DEFAULT)), least=1)
     wait_ms = integer("max_wait_ms", query.get("max_wait_ms", "0"), least=0)
-    columns = log_column_names(query.get("columns"), table.info)
+    schema_id = schema_version(query.get("schema_id"), table.info)
+    columns = log_column_names(query.get("columns"), table.info, schema_id)
     end_offset = None
     if "end_offset" in query:
         end_offset = integer("end_offset", query["end_offset"], least=0)
@@ -54,6 +55,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         end=end,
         bytes_max=min(bytes_max, config.fetch_bytes_max),
         columns=columns,
+        schema_id=schema_id,
     )
     table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)

@@ -9,11 +9,16 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.model.schema_change import convert_rows
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
+    decode_payload,
     encode_fetch_body,
+    encode_payload,
     project_payload,
 )
 
@@ -41,10 +46,12 @@ async def read_page(
     end: int,
     bytes_max: int,
     columns: Sequence[str] | None,
+    schema_id: int,
 ) -> LogPage:
     """Read the stored batches that hold rows of [offset, end); empty if there are none.
 
-    Small reads happen right here: handing them to a thread costs more than they do.
+    Rows come in version `schema_id` of the schema, whichever they were written with. Small reads
+    happen right here: handing them to a thread costs more than they do.
     """
     tablet = table.tablet(bucket)
     request = _Read(
@@ -53,7 +60,9 @@ async def read_page(
         offset=offset,
         end=end,
         bytes_max=bytes_max,
-        schema=table.log_schema,
+        table=table.info,
+        schema_id=schema_id,
+        schema=table.log_schema_of(schema_id),
         columns=columns,
         positions={bucket: (tablet.log_start_offset, tablet.high_watermark)},
     )
@@ -77,6 +86,8 @@ class _Read:
     offset: int
     end: int
     bytes_max: int
+    table: TableInfo
+    schema_id: int
     schema: pa.Schema
     columns: Sequence[str] | None
     positions: Mapping[int, tuple[int, int]]
@@ -97,10 +108,7 @@ def _read(request: _Read) -> LogPage:
             timestamp_us=frame.timestamp_us,
             schema_id=frame.schema_id,
         )
-        payload: pa.Buffer | memoryview = frame.payload
-        if request.columns is not None:
-            payload = project_payload(frame.payload, request.schema, request.columns)
-        batches.append((address, payload))
+        batches.append((address, _payload(frame, request)))
     schema = projected_schema(request.schema, request.columns)
     pieces = as_views(encode_fetch_body(schema, batches, positions=request.positions))
     return LogPage(
@@ -109,6 +117,21 @@ def _read(request: _Read) -> LogPage:
         row_count=sum(frame.row_count for frame in stored),
         byte_count=sum(len(piece) for piece in pieces),
     )
+
+
+def _payload(frame: StoredBatch, request: _Read) -> pa.Buffer | memoryview:
+    """Return the frame's payload as it was asked for, untouched where it is that already."""
+    table = request.table
+    if frame.schema_id == request.schema_id:
+        if request.columns is None:
+            return frame.payload
+        return project_payload(frame.payload, request.schema, request.columns)
+    rows = decode_payload(frame.payload, table.log_schema_of(frame.schema_id))
+    versions = (table.schema_version(frame.schema_id), table.schema_version(request.schema_id))
+    converted = convert_rows(rows, *versions, table=str(table.path))
+    if request.columns is not None:
+        converted = converted.select(list(request.columns))
+    return encode_payload(converted)
 
 
 def projected_schema(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

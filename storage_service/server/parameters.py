@@ -9,7 +9,7 @@ from typing import Final
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["column_names", "integer", "log_column_names", "offsets"]
+__all__ = ["column_names", "integer", "log_column_names", "offsets", "schema_version"]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 
@@ -30,14 +30,22 @@ def column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
     return None if names is None else table.schema.select(names, table=str(table.path)).names
 
 
-def log_column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
-    """Read columns as `column_names` does, among those of the table's log."""
+def schema_version(text: str | None, table: TableInfo) -> int:
+    """Read `schema_id`, a version of the table's schema; None: the current one."""
+    schema_id = table.schema_id if text is None else integer("schema_id", text, least=0)
+    table.schema_version(schema_id)
+    return schema_id
+
+
+def log_column_names(text: str | None, table: TableInfo, schema_id: int) -> Sequence[str] | None:
+    """Read columns as `column_names` does, among those of the table's log in this version."""
     names = _names(text)
     if names is not None:
-        own = table.log_schema.names[len(table.schema.names) :]
+        schema = table.schema_version(schema_id)
+        own = table.log_schema_of(schema_id).names[len(schema.names) :]
         # What a change is may be asked for without any column of the row.
         if wanted := [name for name in names if name not in own]:
-            table.schema.select(wanted, table=str(table.path))
+            schema.select(wanted, table=str(table.path))
     return names
 
 

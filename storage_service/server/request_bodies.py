@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +11,7 @@ from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = [
     "AlterProperties",
+    "AlterSchema",
     "BeginTransaction",
     "ClaimTiering",
     "CommitTransaction",
@@ -43,6 +44,12 @@ class AlterProperties(_RequestBody):
 
     set: dict[str, str] = {}
     remove: list[str] = []
+
+
+class AlterSchema(_RequestBody):
+    """Changes of a table's schema, applied in order."""
+
+    changes: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1_000)]
 
 
 class ClaimTiering(_RequestBody):

@@ -26,7 +26,11 @@ from streamhouse.storage_service.kv.write_input import (
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedBatch
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
-from streamhouse.storage_service.server.append_route import AppendRequest, routed_batches
+from streamhouse.storage_service.server.append_route import (
+    AppendRequest,
+    routed_batches,
+    written_version,
+)
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.key_write_route import KeyRequest, routed_writes
 from streamhouse.storage_service.server.service import Service
@@ -84,14 +88,19 @@ def _read(
 ) -> _Staged:
     """Decode, check and route the body. On any thread."""
     if spec.operation is TransactionOperation.APPEND:
+        schema_id = written_version(body, table)
         request = AppendRequest(
-            table=table, writer_id=0, spread_first_bucket=first_bucket, config=config
+            table=table,
+            schema_id=schema_id,
+            writer_id=0,
+            spread_first_bucket=first_bucket,
+            config=config,
         )
         batches = [
             StagedBatch(batch.bucket, batch.row_count, batch.payload.cast("B"))
             for batch in routed_batches(body, request)
         ]
-        return _Staged(table.schema.to_arrow(), batches)
+        return _Staged(table.log_schema_of(schema_id), batches)
     writes = routed_writes(
         body, KeyRequest(table=table, verb=str(spec.operation), writer_id=0, config=config)
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.fetch_route import check_offset
@@ -22,7 +23,7 @@ from streamhouse.storage_service.server.log_page import (
     projected_schema,
     read_page,
 )
-from streamhouse.storage_service.server.parameters import log_column_names, offsets
+from streamhouse.storage_service.server.parameters import log_column_names, offsets, schema_version
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
@@ -33,15 +34,25 @@ __all__ = ["answer_subscribe"]
 _logger = logging.getLogger(__name__)
 
 
+class _Wanted(NamedTuple):
+    """What of each row a subscriber gets."""
+
+    columns: Sequence[str] | None
+    schema_id: int
+
+
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Stream batches of all wanted buckets from their start offsets on."""
-    query = exchange.query(["start", "columns"])
+    query = exchange.query(["start", "columns", "schema_id"])
     table = service.table(path)
-    columns = log_column_names(query.get("columns"), table.info)
+    # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
+    schema_id = schema_version(query.get("schema_id"), table.info)
+    columns = log_column_names(query.get("columns"), table.info, schema_id)
+    wanted = _Wanted(columns, schema_id)
     positions = _start(table, query.get("start", "latest"))
     with service.subscription(exchange):
         await exchange.start(200, content_type=ARROW_STREAM, length=None)
-        await _push(exchange, service, table, positions, columns=columns)
+        await _push(exchange, service, table, positions, wanted)
 
 
 def _start(table: OpenTable, text: str) -> dict[int, int]:
@@ -60,8 +71,7 @@ async def _push(
     service: Service,
     table: OpenTable,
     positions: dict[int, int],
-    *,
-    columns: Sequence[str] | None,
+    wanted: _Wanted,
 ) -> None:
     """Send pages while there are any, then wait for rows or for the next heartbeat."""
     loop = asyncio.get_running_loop()
@@ -79,7 +89,7 @@ async def _push(
             end = table.tablet(bucket).high_watermark
             if offset < end:
                 is_behind = True
-                page = await _next_page(exchange, service, table, bucket, offset, columns=columns)
+                page = await _next_page(exchange, service, table, bucket, offset, wanted)
                 if page is None:
                     return await exchange.finish()
                 await exchange.push(page.pieces)
@@ -89,7 +99,7 @@ async def _push(
         if is_behind:
             heartbeat_at = loop.time() + heartbeat_s
         elif loop.time() >= heartbeat_at:
-            await exchange.push(_heartbeat(table, positions, columns))
+            await exchange.push(_heartbeat(table, positions, wanted))
             heartbeat_at = loop.time() + heartbeat_s
         else:
             await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=heartbeat_at)
@@ -102,8 +112,7 @@ async def _next_page(
     table: OpenTable,
     bucket: int,
     offset: int,
-    *,
-    columns: Sequence[str] | None,
+    wanted: _Wanted,
 ) -> LogPage | None:
     """Return the page at `offset`, or None when it cannot be had and the client must ask anew."""
     try:
@@ -115,7 +124,8 @@ async def _next_page(
             offset=offset,
             end=table.tablet(bucket).high_watermark,
             bytes_max=service.config.subscription_page_bytes_max,
-            columns=columns,
+            columns=wanted.columns,
+            schema_id=wanted.schema_id,
         )
     except StreamhouseError as error:
         # The status line is long sent; a fetch or a new subscription reports the same error.
@@ -126,11 +136,11 @@ async def _next_page(
 
 
 def _heartbeat(
-    table: OpenTable, positions: Mapping[int, int], columns: Sequence[str] | None
+    table: OpenTable, positions: Mapping[int, int], wanted: _Wanted
 ) -> list[bytes | memoryview]:
     seen = {
         bucket: (table.tablet(bucket).log_start_offset, table.tablet(bucket).high_watermark)
         for bucket in positions
     }
-    schema = projected_schema(table.log_schema, columns)
+    schema = projected_schema(table.log_schema_of(wanted.schema_id), wanted.columns)
     return as_views(encode_fetch_body(schema, [], positions=seen))

@@ -16,12 +16,16 @@ __all__ = ["RoutedBatch", "append_batches"]
 
 
 class RoutedBatch(NamedTuple):
-    """Rows on their way to one bucket: one record batch message."""
+    """Rows on their way to one bucket: one record batch message.
+
+    `schema_id` is the version of the table's schema that they have.
+    """
 
     bucket: int
     row_count: int
     sequence: int
     payload: memoryview
+    schema_id: int
 
 
 async def append_batches(
@@ -34,13 +38,12 @@ async def append_batches(
     """
     if not batches:
         return Appended(ranges={}, timestamp_us=clock_us())
-    schema_id = table.info.schema_id
     unit = [
         PendingAppend(
             tablet=table.tablet(batch.bucket),
             payload=batch.payload,
             row_count=batch.row_count,
-            schema_id=schema_id,
+            schema_id=batch.schema_id,
             writer_id=writer_id,
             sequence=batch.sequence,
         )

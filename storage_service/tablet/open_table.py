@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from streamhouse.storage_service.errors import BucketNotFoundError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -50,7 +52,7 @@ class OpenTable:
         self.is_dropped = False
         self.read_rows = 0
         """How many rows were sent to readers since the service started."""
-        self.log_schema = info.log_schema
+        self._log_schemas: dict[int, pa.Schema] = {}
         self._next_spread_bucket = 0
         # bucket -> (first offset that is not tiered, its timestamp)
         self._untiered_since: dict[int, tuple[int, int]] = {}
@@ -137,6 +139,14 @@ class OpenTable:
             if (offset := max(self.lake.tiered_offsets.get(bucket, 0), tablet.log_start_offset))
             < tablet.high_watermark
         ]
+
+    def log_schema_of(self, schema_id: int) -> pa.Schema:
+        """Return the Arrow schema of log rows in this version of the table's schema."""
+        schema = self._log_schemas.get(schema_id)
+        if schema is None:
+            # Made for every fetch it would cost more than a small fetch.
+            schema = self._log_schemas[schema_id] = self.info.log_schema_of(schema_id)
+        return schema
 
     @property
     def row_count(self) -> int:

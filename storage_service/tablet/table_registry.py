@@ -13,7 +13,7 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -30,6 +30,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.properties import PROPERTY_HELP, TableProperties
+from streamhouse.storage_service.model.schema_change import change_schema
 from streamhouse.storage_service.model.table import (
     DEFAULT_DATABASE,
     TableDescriptor,
@@ -174,6 +175,13 @@ class TableRegistry:
             properties.pop(key, None)
         changed = replace(info, descriptor=replace(info.descriptor, properties=properties))
         replace_json(self._directory.table_file(info.table_id), changed.to_json())
+        self._tables[path] = changed
+        return changed
+
+    def alter_schema(self, path: TablePath, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
+        """Change the schema; raises and changes nothing if any change is wrong."""
+        changed = change_schema(self.table(path), changes)
+        replace_json(self._directory.table_file(changed.table_id), changed.to_json())
         self._tables[path] = changed
         return changed
 

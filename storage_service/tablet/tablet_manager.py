@@ -17,7 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -249,6 +249,20 @@ class TabletManager:
             for tablet in table.tablets:
                 tablet.change_segment_bytes_max(info.properties().log_segment_bytes)
             return info
+
+    async def alter_schema(
+        self, path: TablePath, changes: Sequence[Mapping[str, Any]]
+    ) -> TableInfo:
+        """Change the schema, all changes or none; rows already written stay as they are."""
+        async with self._changing_tables:
+            table = self.table(path)
+            if table.key_writer is not None:
+                raise UnsupportedError(
+                    f"table '{path}' has a primary key; only log tables can change their schema"
+                )
+            alter = functools.partial(self._registry.alter_schema, path, changes)
+            table.info = await self._run_blocking(alter)
+            return table.info
 
     async def drop_table(self, path: TablePath) -> None:
         """Drop a table: at once for everybody, durably, its files deleted."""

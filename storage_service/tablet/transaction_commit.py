@@ -228,7 +228,7 @@ class _LogSink:
                 tablet=self._table.tablets[staged.bucket],
                 payload=staged.payload,
                 row_count=staged.row_count,
-                schema_id=self._table.info.schema_id,
+                schema_id=stored_version_of(self._table.info, staged.schema),
                 writer_id=TRANSACTION_WRITER,
                 sequence=staged.end,
             )

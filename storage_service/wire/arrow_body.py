@@ -31,6 +31,7 @@ __all__ = [
     "encode_append_body",
     "encode_fetch_body",
     "encode_payload",
+    "peek_schema",
     "project_payload",
 ]
 
@@ -127,6 +128,14 @@ def decode_append_body(
                 )
             )
     return parts
+
+
+def peek_schema(body: bytes | memoryview) -> pa.Schema | None:
+    """Return the schema of a request body that may be no Arrow stream at all; then None."""
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(body)).schema
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:

@@ -165,6 +165,7 @@ def routed(bucket: int, rows: pa.RecordBatch, *, sequence: int = 0) -> RoutedBat
         row_count=rows.num_rows,
         sequence=sequence,
         payload=memoryview(rows.serialize()),
+        schema_id=0,
     )
 
 

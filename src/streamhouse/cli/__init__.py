@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS: Final = {
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
     "restore": ("streamhouse.cli.restore", "Make a data directory from a backup."),
+    "alter": ("streamhouse.cli.alter", "Change a table's columns."),
     "serve": ("streamhouse.cli.serve", "Run the storage service."),
     "tables": ("streamhouse.cli.tables", "List tables, or describe one."),
     "top": ("streamhouse.cli.top", "Watch tables, rates and lake lag."),

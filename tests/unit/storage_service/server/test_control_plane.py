@@ -278,6 +278,7 @@ def test_the_documentation_has_every_control_route(tmp_path: Path) -> None:
                 "GET /v1/tables/{path}",
                 "DELETE /v1/tables/{path}",
                 "PATCH /v1/tables/{path}/properties",
+                "PATCH /v1/tables/{path}/schema",
                 "GET /v1/tables/{path}/state",
                 "GET /v1/tables/{path}/offsets",
                 "GET /v1/tables/{path}/lake/pins",

@@ -1,0 +1,53 @@
+"""`streamhouse alter`: add, rename, widen, describe or drop columns of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.storage_service.errors import InvalidRequestError
+
+__all__ = ["command"]
+
+
+@click.command("alter")
+@click.argument("path")
+@click.option("--add", metavar='"NAME TYPE"', help="Add a nullable column.")
+@click.option("--after", metavar="COLUMN", help="With --add: place it after this column.")
+@click.option("--first", is_flag=True, help="With --add: place it first.")
+@click.option("--rename", nargs=2, metavar="OLD NEW", help="Rename a column.")
+@click.option("--widen", nargs=2, metavar="COLUMN TYPE", help="Give a column a larger type.")
+@click.option("--comment", nargs=2, metavar="COLUMN TEXT", help="Describe a column.")
+@click.option("--drop", metavar="COLUMN", help="Hide a column for good; asks first.")
+@click.option("--yes", is_flag=True, help="With --drop: do not ask.")
+@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+def command(path: str, endpoint: str | None, yes: bool, **given: Any) -> None:
+    """Change the schema of the table at PATH: all that is given, or nothing."""
+    changes = _changes(given)
+    if given["drop"] and not yes:
+        click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True)
+    with StorageClient(endpoint) as client:
+        table = client.alter_schema(path, changes)
+    columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
+    click.echo(f"{table.path}, schema version {table.schema_id}: {columns}")
+
+
+def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
+    changes: list[dict[str, Any]] = []
+    for verb in ("rename", "widen", "comment"):
+        if given[verb]:
+            column, to = given[verb]
+            changes.append({verb: column, "to": to})
+    if given["add"]:
+        name, _, data_type = given["add"].strip().partition(" ")
+        added = {"add": name, "type": data_type.strip(), "first": given["first"]}
+        changes.append(added | ({"after": given["after"]} if given["after"] else {}))
+    elif given["after"] or given["first"]:
+        raise InvalidRequestError("--after and --first say where --add places its column")
+    if given["drop"]:
+        changes.append({"drop": given["drop"], "confirm": given["drop"]})
+    if not changes:
+        raise InvalidRequestError("nothing to change: see streamhouse alter --help")
+    return changes

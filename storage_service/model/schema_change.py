@@ -1,0 +1,286 @@
+"""Changing a table's schema: what may change, and rows of one version as rows of another.
+
+A column is its id for life: renaming and moving leave stored rows as they are, a dropped column's
+id is never used again, and a new column is null in the rows before it. So rows of any version can
+be read as rows of any other, column by column through the ids.
+
+Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
+
+    {"add": "note", "type": "string", "comment": "", "after": "id"}     (or "first": true)
+    {"rename": "note", "to": "remark"}
+    {"widen": "amount", "to": "bigint"}
+    {"comment": "amount", "to": "in cents"}
+    {"drop": "note", "confirm": "note"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    InvalidSchemaError,
+    SchemaMismatchError,
+)
+from streamhouse.storage_service.model.merge_engine import is_merge_property
+from streamhouse.storage_service.model.schema import Column, Schema, type_from_json
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
+
+__all__ = ["change_schema", "convert_rows", "stored_version_of", "version_of"]
+
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_FIELD_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\.delimiter)")
+_VERSION_COLUMN: Final = "table.merge-engine.versioned.ver-column"
+
+
+def change_schema(info: TableInfo, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
+    """Return the table after `changes`, applied in order, all of them or none.
+
+    Raises `InvalidRequestError` or `InvalidSchemaError` naming table, change and column.
+    """
+    if not changes:
+        raise InvalidRequestError(f"table '{info.path}': there is no change of the schema to make")
+    state = _Change(info)
+    for number, change in enumerate(changes, start=1):
+        state.apply(number, change)
+    versions = {**info.schema_versions, info.schema_id + 1: state.descriptor.schema}
+    return dataclasses.replace(
+        info, descriptor=state.descriptor, schema_id=info.schema_id + 1, schema_versions=versions
+    )
+
+
+def version_of(info: TableInfo, given: pa.Schema) -> int:
+    """Return the schema version that rows with the columns `given` were made for.
+
+    The newest version with exactly these column names in any order; the current one if there is
+    none. So a writer that does not know of a later change goes on writing.
+    """
+    names = set(given.names)
+    for schema_id in sorted(info.schema_versions, reverse=True):
+        if names == set(info.schema_versions[schema_id].names):
+            return schema_id
+    return info.schema_id
+
+
+def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
+    """Return the newest version with exactly this Arrow schema, in which rows were stored."""
+    for schema_id in sorted(info.schema_versions, reverse=True):
+        if info.log_schema_of(schema_id).equals(stored):
+            return schema_id
+    raise CorruptDataError(f"table '{info.path}': rows of an unknown schema are stored: {stored}")
+
+
+def convert_rows(rows: pa.RecordBatch, old: Schema, new: Schema, *, table: str) -> pa.RecordBatch:
+    """Return rows of schema `old` as rows of schema `new`; further columns of `rows` stay.
+
+    Raises `SchemaMismatchError` where that cannot be: a value does not fit the type it had in an
+    older version, or a column that allows no null is not in `old`.
+    """
+    extra = len(old.columns)
+    by_id = {
+        column.column_id: array
+        for column, array in zip(old.columns, rows.columns[:extra], strict=True)
+    }
+    arrays = [_convert(by_id.get(c.column_id), c, rows.num_rows, table=table) for c in new.columns]
+    fields = [*new.to_arrow(), *list(rows.schema)[extra:]]
+    return pa.RecordBatch.from_arrays([*arrays, *rows.columns[extra:]], schema=pa.schema(fields))
+
+
+def _convert(array: pa.Array | None, column: Column, row_count: int, *, table: str) -> pa.Array:
+    if array is None:
+        if not column.nullable and row_count:
+            raise SchemaMismatchError(
+                f"table '{table}': column '{column.name}' was dropped and has no value in newer"
+                " rows; read the table with its current schema"
+            )
+        return pa.nulls(row_count, column.type)
+    if array.type == column.type:
+        return array
+    try:
+        return array.cast(column.type)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatchError(
+            f"table '{table}': a newer value of column '{column.name}' does not fit {column.type},"
+            f" its type in an older version of the schema: {error}; read the table with its current"
+            " schema"
+        ) from error
+
+
+class _Change:
+    """A table under change."""
+
+    def __init__(self, info: TableInfo) -> None:
+        self.descriptor = info.descriptor
+        self._table = str(info.path)
+        every = (c for schema in info.schema_versions.values() for c in schema.columns)
+        self._next_id = max(column.column_id for column in every) + 1
+        self._verbs: dict[str, Callable[[str, Mapping[str, Any]], TableDescriptor]] = {
+            "add": self._add,
+            "rename": self._rename,
+            "widen": self._widen,
+            "comment": self._comment,
+            "drop": self._drop,
+        }
+
+    def apply(self, number: int, change: Mapping[str, Any]) -> None:
+        verbs = [verb for verb in self._verbs if verb in change]
+        # "comment" is also a field of "add".
+        verb = verbs[0] if verbs else ""
+        if not verb or not isinstance(change[verb], str):
+            raise InvalidRequestError(
+                f"table '{self._table}': change {number} of the schema must name a column under one"
+                f" of {', '.join(self._verbs)}"
+            )
+        known = {
+            "add": {"add", "type", "comment", "after", "first"},
+            "drop": {"drop", "confirm"},
+        }.get(verb, {verb, "to"})
+        unknown = sorted(set(change) - known)
+        if unknown:
+            raise InvalidRequestError(
+                f"table '{self._table}': change {number} of the schema, {verb} '{change[verb]}',"
+                f" has no field '{unknown[0]}'"
+            )
+        self.descriptor = self._verbs[verb](change[verb], change)
+
+    def _column(self, name: str) -> Column:
+        return self.descriptor.schema.column(name, table=self._table)
+
+    def _with_columns(self, columns: Sequence[Column]) -> TableDescriptor:
+        return dataclasses.replace(self.descriptor, schema=Schema(tuple(columns)))
+
+    def _with_column(self, name: str, **changed: Any) -> TableDescriptor:
+        return self._with_columns(
+            [
+                dataclasses.replace(column, **changed) if column.name == name else column
+                for column in self.descriptor.schema.columns
+            ]
+        )
+
+    def _text(self, change: Mapping[str, Any], name: str, *, what: str) -> str:
+        text = change.get(name)
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"table '{self._table}': {what} needs '{name}', a text")
+        return text
+
+    def _add(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        if "type" not in change:
+            raise InvalidRequestError(f"table '{self._table}': new column '{name}' needs a type")
+        added = Column(
+            column_id=self._next_id,
+            name=name,
+            type=type_from_json(change["type"], where=name),
+            comment=str(change.get("comment", "")),
+        )
+        columns = list(self.descriptor.schema.columns)
+        place = len(columns)
+        if change.get("first"):
+            place = 0
+        elif change.get("after") is not None:
+            place = columns.index(self._column(str(change["after"]))) + 1
+        self._next_id += 1
+        return self._with_columns([*columns[:place], added, *columns[place:]])
+
+    def _rename(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        self._column(name)
+        new = self._text(change, "to", what=f"renaming column '{name}'")
+
+        def renamed(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(new if other == name else other for other in names)
+
+        descriptor = self.descriptor
+        partitioned_by = tuple(
+            dataclasses.replace(field, column=new) if field.column == name else field
+            for field in descriptor.partitioned_by
+        )
+        return dataclasses.replace(
+            descriptor,
+            schema=Schema(
+                tuple(
+                    dataclasses.replace(column, name=new) if column.name == name else column
+                    for column in descriptor.schema.columns
+                )
+            ),
+            primary_key=renamed(descriptor.primary_key),
+            bucket_key=renamed(descriptor.bucket_key),
+            partitioned_by=partitioned_by,
+            properties=_renamed_properties(descriptor.properties, name, new),
+        )
+
+    def _widen(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        column = self._column(name)
+        wanted = type_from_json(change.get("to"), where=name)
+        if not _is_wider(wanted, column.type):
+            raise InvalidSchemaError(
+                f"table '{self._table}': column '{name}' of type {column.type} cannot become"
+                f" {wanted}: integers widen to larger ones, float to double, a decimal to more"
+                " digits of the same scale"
+            )
+        if name in self.descriptor.primary_key:
+            raise InvalidSchemaError(
+                f"table '{self._table}': column '{name}' is part of the primary key, whose types"
+                " are fixed"
+            )
+        return self._with_column(name, type=wanted)
+
+    def _comment(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        self._column(name)
+        return self._with_column(
+            name, comment=self._text(change, "to", what=f"the comment of column '{name}'")
+        )
+
+    def _drop(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        self._column(name)
+        descriptor = self.descriptor
+        uses = {
+            "the primary key": descriptor.primary_key,
+            "the bucket key": descriptor.bucket_key,
+            "the lake partitioning": [field.column for field in descriptor.partitioned_by],
+            "property " + _VERSION_COLUMN: [descriptor.properties.get(_VERSION_COLUMN)],
+        }
+        for use, names in uses.items():
+            if name in names:
+                raise InvalidSchemaError(
+                    f"table '{self._table}': column '{name}' cannot be dropped: it is used by {use}"
+                )
+        if change.get("confirm") != name:
+            raise InvalidRequestError(
+                f"table '{self._table}': dropping column '{name}' hides its values for good; repeat"
+                " its name as 'confirm'"
+            )
+        kept = [column for column in descriptor.schema.columns if column.name != name]
+        if not kept:
+            raise InvalidSchemaError(
+                f"table '{self._table}': '{name}' is its only column and cannot be dropped"
+            )
+        properties = {
+            key: value
+            for key, value in descriptor.properties.items()
+            if not ((match := _FIELD_PROPERTY.fullmatch(key)) and match["column"] == name)
+        }
+        return dataclasses.replace(descriptor, schema=Schema(tuple(kept)), properties=properties)
+
+
+def _renamed_properties(properties: Mapping[str, str], name: str, new: str) -> dict[str, str]:
+    result = {}
+    for key, value in properties.items():
+        match = _FIELD_PROPERTY.fullmatch(key) if is_merge_property(key) else None
+        if match and match["column"] == name:
+            key = f"fields.{new}{match['rest']}"
+        result[key] = new if key == _VERSION_COLUMN and value == name else value
+    return result
+
+
+def _is_wider(wanted: pa.DataType, given: pa.DataType) -> bool:
+    """Whether Iceberg's type promotion leads from `given` to `wanted`, and it is not the same."""
+    if wanted in _INTEGERS and given in _INTEGERS:
+        return _INTEGERS.index(wanted) > _INTEGERS.index(given)
+    if pa.types.is_decimal(wanted) and pa.types.is_decimal(given):
+        return bool(wanted.scale == given.scale and wanted.precision > given.precision)
+    return bool(given == pa.float32() and wanted == pa.float64())

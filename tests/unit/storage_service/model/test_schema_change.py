@@ -1,0 +1,181 @@
+"""Changing a schema, and reading rows of one version as another."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    InvalidSchemaError,
+    SchemaMismatchError,
+    StreamhouseError,
+    UnknownColumnError,
+)
+from streamhouse.storage_service.model.partitioning import PartitionField
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema_change import (
+    change_schema,
+    convert_rows,
+    version_of,
+)
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+
+
+def _info(**fields: Any) -> TableInfo:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int32(), nullable=False),
+            pa.field("price", pa.decimal128(8, 2)),
+            pa.field("weight", pa.float32()),
+        ]
+    )
+    descriptor = TableDescriptor(
+        path=TablePath.parse("shop.items"), schema=Schema.from_arrow(schema), **fields
+    )
+    return TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+
+
+def _rows(info: TableInfo, schema_id: int, *rows: tuple[Any, ...]) -> pa.RecordBatch:
+    schema = info.log_schema_of(schema_id)
+    by_column = zip(*rows, strict=True)
+    columns = [pa.array(values, f.type) for values, f in zip(by_column, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _converted(info: TableInfo, rows: pa.RecordBatch, old: int, new: int) -> list[dict[str, Any]]:
+    versions = info.schema_version(old), info.schema_version(new)
+    converted = convert_rows(rows, *versions, table=str(info.path))
+    assert converted.schema == info.log_schema_of(new)
+    found: list[dict[str, Any]] = converted.to_pylist()
+    return found
+
+
+def test_columns_keep_their_ids_and_new_ones_get_ids_never_used() -> None:
+    info = change_schema(_info(), [{"drop": "weight", "confirm": "weight"}])
+    info = change_schema(
+        info,
+        [
+            {"add": "weight", "type": "string", "after": "id", "comment": "with unit"},
+            {"add": "first", "type": "bigint", "first": True},
+            {"rename": "price", "to": "net_price"},
+            {"comment": "id", "to": "the key"},
+        ],
+    )
+
+    assert [(c.name, c.column_id) for c in info.schema.columns] == [
+        ("first", 5),
+        ("id", 1),
+        ("weight", 4),
+        ("net_price", 2),
+    ]
+    assert info.schema.columns[2].comment == "with unit"
+    assert info.schema.columns[1].comment == "the key"
+    assert info.schema_id == 2
+    assert sorted(info.schema_versions) == [0, 1, 2]
+    assert TableInfo.from_json(info.to_json()) == info
+
+
+def test_rows_of_any_version_are_read_in_any_other() -> None:
+    info = change_schema(
+        _info(),
+        [
+            {"widen": "id", "to": "bigint"},
+            {"widen": "price", "to": "decimal(12,2)"},
+            {"widen": "weight", "to": "double"},
+            {"rename": "weight", "to": "mass"},
+            {"add": "note", "type": "string", "first": True},
+        ],
+    )
+    old = _rows(info, 0, (1, Decimal("1.50"), 2.5), (2, None, None))
+
+    assert _converted(info, old, 0, 1) == [
+        {"note": None, "id": 1, "price": Decimal("1.50"), "mass": 2.5},
+        {"note": None, "id": 2, "price": None, "mass": None},
+    ]
+    new = _rows(info, 1, ("n", 7, None, 0.5))
+    assert _converted(info, new, 1, 0) == [{"id": 7, "price": None, "weight": 0.5}]
+    with pytest.raises(SchemaMismatchError, match="newer value of column 'id' does not fit int32"):
+        _converted(info, _rows(info, 1, ("n", 1 << 40, None, None)), 1, 0)
+
+
+def test_a_dropped_column_that_allowed_no_null_cannot_be_read_from_newer_rows() -> None:
+    info = change_schema(_info(), [{"drop": "id", "confirm": "id"}])
+
+    rows = _rows(info, 1, (Decimal("1.00"), None))
+    with pytest.raises(SchemaMismatchError, match="column 'id' was dropped"):
+        _converted(info, rows, 1, 0)
+
+
+def test_columns_of_the_changelog_stay_behind_the_tables_own() -> None:
+    info = change_schema(_info(primary_key=("id",)), [{"add": "note", "type": "string"}])
+    changes = _rows(info, 0, (1, None, None, 1, None))
+
+    (row,) = _converted(info, changes, 0, 1)
+    assert list(row) == ["id", "price", "weight", "note", "__change_type", "__retracts"]
+    assert row["__change_type"] == 1
+
+
+def test_renaming_follows_keys_partitioning_and_properties() -> None:
+    info = _info(
+        primary_key=("id",),
+        bucket_key=("id",),
+        partitioned_by=(PartitionField.parse("truncate(2, price)"),),
+        properties={"table.merge-engine": "aggregation", "fields.price.agg": "sum"},
+    )
+
+    info = change_schema(info, [{"rename": "id", "to": "key"}, {"rename": "price", "to": "total"}])
+
+    descriptor = info.descriptor
+    assert descriptor.primary_key == descriptor.bucket_key == ("key",)
+    assert [str(field) for field in descriptor.partitioned_by] == ["truncate(2, total)"]
+    assert descriptor.properties["fields.total.agg"] == "sum"
+    assert info.bucket_key_of(0) == ("id",)
+    assert info.bucket_key_of(1) == ("key",)
+
+
+def test_rows_with_the_columns_of_an_earlier_version_are_of_that_version() -> None:
+    info = change_schema(_info(), [{"add": "note", "type": "string"}])
+
+    def version(*names: str) -> int:
+        return version_of(info, pa.schema([(name, pa.string()) for name in names]))
+
+    assert version("price", "id", "weight") == 0
+    assert version("id", "price", "weight", "note") == 1
+    # Fits none: refused as rows of the current one.
+    assert version("id", "price") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ([], InvalidRequestError, "there is no change"),
+        ([{"alter": "id"}], InvalidRequestError, "must name a column under one of add, rename"),
+        ([{"add": "note"}], InvalidRequestError, "new column 'note' needs a type"),
+        ([{"add": "x", "type": "text"}], InvalidSchemaError, "unknown type 'text'"),
+        ([{"add": "ID", "type": "int"}], InvalidSchemaError, "have the same name"),
+        ([{"add": "x", "type": "int", "nullable": False}], InvalidRequestError, "no field 'null"),
+        ([{"add": "x", "type": "int", "after": "y"}], UnknownColumnError, "has no column 'y'"),
+        ([{"rename": "price"}], InvalidRequestError, "renaming column 'price' needs 'to'"),
+        ([{"rename": "prise", "to": "p"}], UnknownColumnError, "did you mean 'price'"),
+        ([{"rename": "price", "to": "id"}], InvalidSchemaError, "have the same name"),
+        ([{"rename": "price", "to": "__offset"}], StreamhouseError, "is reserved"),
+        ([{"widen": "weight", "to": "float"}], InvalidSchemaError, "cannot become float"),
+        ([{"widen": "price", "to": "decimal(12,4)"}], InvalidSchemaError, "of the same scale"),
+        ([{"widen": "id", "to": "bigint"}], InvalidSchemaError, "part of the primary key"),
+        ([{"drop": "weight"}], InvalidRequestError, "repeat its name as 'confirm'"),
+        ([{"drop": "id", "confirm": "id"}], InvalidSchemaError, "used by the primary key"),
+        ([{"drop": "price", "confirm": "price"}], InvalidSchemaError, "the lake partitioning"),
+    ],
+)
+def test_a_wrong_change_is_refused_in_a_sentence(
+    changes: list[dict[str, Any]], error: type[StreamhouseError], message: str
+) -> None:
+    info = _info(primary_key=("id",), partitioned_by=(PartitionField.parse("price"),))
+
+    with pytest.raises(error, match=message.replace("(", r"\(")) as caught:
+        change_schema(info, changes)
+    assert "shop.items" in caught.value.message or "column" in caught.value.message
