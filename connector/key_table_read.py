@@ -37,6 +37,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import RETRACTS_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["ends_at", "plan_key_table_rows", "retracted_by"]
@@ -67,7 +68,7 @@ def plan_key_table_rows(
     tails = _tails(state, cut)
     # A lost change cannot be skipped: without it an old version would live again.
     context = replace(context, log_change_types=UPSERTS, fail_on_data_loss=True)
-    retracted = retracted_by(client, context.table, tails.values())
+    retracted = retracted_by(client, state.table, tails.values())
     pieces: list[Piece] = []
     lake_ranges = {
         bucket: OffsetRange(bucket=bucket, start=0, end=end)
@@ -91,7 +92,7 @@ def plan_key_table_rows(
 
 
 def retracted_by(
-    client: StorageClient, table: str, tails: Iterable[OffsetRange]
+    client: StorageClient, table: TableInfo, tails: Iterable[OffsetRange]
 ) -> dict[int, RetractedOffsets]:
     """Return by bucket which offsets the changes in `tails` retract; buckets without any are left
     out."""
@@ -99,7 +100,12 @@ def retracted_by(
     def read(tail: OffsetRange) -> tuple[int, _Offsets]:
         found = [np.empty(0, dtype=np.int64)]
         for batch in client.read_range(
-            table, tail.bucket, tail.start, tail.end, columns=[RETRACTS_COLUMN]
+            str(table.path),
+            tail.bucket,
+            tail.start,
+            tail.end,
+            columns=[RETRACTS_COLUMN],
+            schema_id=table.schema_id,
         ):
             column = batch.data.column(RETRACTS_COLUMN)
             if column.null_count < len(column):

@@ -47,7 +47,11 @@ def lake_bucket_rows(
         end = opened.tiered_offsets(snapshot_id)[bucket]
     ranges = {bucket: OffsetRange(bucket=bucket, start=0, end=end)}
     found = opened.plan(
-        table.schema, LakeQuery(ranges=ranges), snapshot_id=snapshot_id, allow_successor=False
+        table.schema,
+        LakeQuery(ranges=ranges),
+        snapshot_id=snapshot_id,
+        allow_successor=False,
+        own_ids=table.column_ids,
     )
     context = with_field_ids(_context(table, lake), found.field_ids)
     pieces = lake_pieces(found.files, ranges, from_timestamp_us=None, to_timestamp_us=None)

@@ -9,7 +9,7 @@ Catalogs are kept per process; what manifests say is pruned in lake_pruning.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -163,6 +163,7 @@ class LakeTable:
         snapshot_id: int,
         allow_successor: bool,
         successor_covers: Mapping[int, int] | None = None,
+        own_ids: Container[int] = (),
     ) -> LakeFiles:
         """Return the files of a snapshot that may hold rows of `query`.
 
@@ -170,6 +171,7 @@ class LakeTable:
             schema: the table's own schema; its columns are looked up in the lake's.
             allow_successor: when the snapshot is gone, plan on the current one.
             successor_covers: but only if it covers exactly these offsets.
+            own_ids: ids of all columns the table ever had.
         """
         snapshot = self._table.snapshot_by_id(snapshot_id)
         if snapshot is None and allow_successor:
@@ -179,7 +181,7 @@ class LakeTable:
         if snapshot is None:
             snapshot = self._snapshot(snapshot_id)
         lake_schema = self._table.schema()
-        field_ids = self._field_ids(schema, lake_schema)
+        field_ids = self._field_ids(schema, lake_schema, own_ids)
         planner = _FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
         files = tuple(planner.files(snapshot))
         return LakeFiles(snapshot_id=snapshot.snapshot_id, files=files, field_ids=field_ids)
@@ -199,14 +201,20 @@ class LakeTable:
             )
         return snapshot
 
-    def _field_ids(self, schema: Schema, lake: IcebergSchema) -> dict[str, int | None]:
+    def _field_ids(
+        self, schema: Schema, lake: IcebergSchema, own_ids: Container[int]
+    ) -> dict[str, int | None]:
         """Return each column's field id: by its id for life, else by name, else None."""
         ids = {f.field_id: f.name for f in lake.fields}
         names = {f.name: f.field_id for f in lake.fields}
         found: dict[str, int | None] = {}
         for column in schema.columns:
             is_ours = column.column_id in ids and not ids[column.column_id].startswith("__")
-            found[column.name] = column.column_id if is_ours else names.get(column.name)
+            by_name = names.get(column.name)
+            found[column.name] = column.column_id if is_ours else by_name
+            if not is_ours and by_name in own_ids:
+                # That is another column of ours, which had the name before the lake heard of it.
+                found[column.name] = None
         for name in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN):
             if name not in names:
                 raise CorruptDataError(
@@ -247,6 +255,10 @@ class _FilePlanner:
             for name in wanted
             if (field_id := field_ids[name]) is not None
         ]
+        # Partitions are tested by name: of a column that the lake knows under another one, nothing
+        # is known.
+        by_name = {field.name: field.field_id for field in lake_schema.fields}
+        self._names_agree = all(by_name.get(name) == field_ids[name] for name in wanted)
         self._tests: dict[int, tuple[Callable[[ManifestFile], bool], PartitionTest] | None] = {}
 
     def files(self, snapshot: Snapshot) -> Iterator[LakeFile]:
@@ -287,6 +299,8 @@ class _FilePlanner:
         self, spec_id: int
     ) -> tuple[Callable[[ManifestFile], bool], PartitionTest] | None:
         assert self._query.predicate is not None
+        if not self._names_agree:
+            return None
         spec = self._table.specs()[spec_id]
         try:
             projected = inclusive_projection(self._lake_schema, spec)(

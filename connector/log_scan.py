@@ -47,7 +47,12 @@ def read_log_piece(
     while position < piece.end:
         try:
             for batch in client.read_range(
-                context.table, piece.bucket, position, piece.end, columns=names
+                context.table,
+                piece.bucket,
+                position,
+                piece.end,
+                columns=names,
+                schema_id=context.schema_id,
             ):
                 position = batch.end_offset
                 rows = _rows(batch, context, columns, schema)

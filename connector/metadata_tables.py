@@ -128,6 +128,7 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
         LakeQuery(),
         snapshot_id=state.lake.snapshot_id,
         allow_successor=True,
+        own_ids=state.table.column_ids,
     )
     return [
         {

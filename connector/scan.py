@@ -201,6 +201,7 @@ class ScanContext:
 
     `output` are the result's columns in order; `filters` are columns read only to filter by;
     `carrier_column` is one to fetch from the log where no user column is wanted.
+    `schema_id` is the version of the table's schema that log rows are asked for in.
     Rows have `from_timestamp_us <= __timestamp < to_timestamp_us` where these are given. With
     `has_changelog` log rows are changes; of these, only change types in `log_change_types` are
     wanted (None: all).
@@ -208,6 +209,7 @@ class ScanContext:
 
     table: str
     table_id: int
+    schema_id: int
     endpoint: str
     # In no log or plan: only in what Spark ships to executors.
     token: str | None = field(repr=False)

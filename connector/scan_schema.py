@@ -100,6 +100,7 @@ def scan_context(
     return ScanContext(
         table=table,
         table_id=state.table.table_id,
+        schema_id=state.table.schema_id,
         endpoint=endpoint,
         token=token,
         output=tuple(output),

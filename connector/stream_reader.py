@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["RefusedStreamReader", "StreamhouseStreamReader"]
 
+_logger = logging.getLogger(__name__)
+
 
 class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows one table from history into live data."""
@@ -58,6 +61,7 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._initial: StreamPosition | None = None
         self._last: Mapping[int, int] | None = None
         self._is_current = False
+        self._is_change_told = False
         self._pin = SnapshotPin(self._client, self._table)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,16 +166,34 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return client_for(connection.endpoint, connection.token)
 
     def _refresh(self) -> TableState:
-        self._state = self._client().table_state(self._table)
+        self._state = self._in_schema(self._client().table_state(self._table))
         self._is_current = True
         return self._state
 
     def _wait_for_rows(self, position: StreamPosition) -> TableState:
-        self._state = self._client().table_state(
+        state = self._client().table_state(
             self._table, after=position.offsets, max_wait_ms=self._options.long_poll_ms
         )
+        self._state = self._in_schema(state)
         self._is_current = True
         return self._state
+
+    def _in_schema(self, state: TableState) -> TableState:
+        """Return `state` with the schema the stream was loaded with, which it keeps.
+
+        A table created again under the name has another history; its positions are refused later.
+        """
+        before = self._state.table
+        if state.table.table_id != before.table_id:
+            return state
+        if state.table.schema_id != before.schema_id and not self._is_change_told:
+            self._is_change_told = True
+            _logger.warning(
+                "table %s has schema version %d now; this stream goes on with version %d: start it"
+                " again to read the new one",
+                *(self._table, state.table.schema_id, before.schema_id),
+            )
+        return state.in_version(before.schema_id)
 
     def _state_covering(self, end: Mapping[str, Any]) -> TableState:
         """Return the state the end was taken from; after a restart, a fresh one."""

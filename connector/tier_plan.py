@@ -115,6 +115,7 @@ def plan_lake(
         query,
         snapshot_id=wanted,
         allow_successor=allow_successor and ranges is not None,
+        own_ids=state.table.column_ids,
         successor_covers=state.lake.tiered_offsets if state.table.is_primary_key_table else None,
     )
     context = replace(

@@ -111,6 +111,7 @@ def _split(client: StorageClient, folder: Path, **changes: Any) -> TieringSplit:
         "token": None,
         "table": "on_spark",
         "table_id": 1_000_000,
+        "schema_id": 0,
         "range": OffsetRange(bucket=0, start=0, end=1),
         "lake_schema": SCHEMA.serialize().to_pybytes(),
         "partitioning": (),

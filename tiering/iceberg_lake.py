@@ -29,6 +29,7 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_creation import create_lake_table
+from streamhouse.tiering.iceberg_evolution import evolve_lake_table
 from streamhouse.tiering.iceberg_live_files import LiveFilesCache
 
 __all__ = ["IcebergLake"]
@@ -90,6 +91,8 @@ class IcebergLake:
                 try:
                     found = catalog.load_table(identifier)
                     if not self._is_of_a_dropped_table(found, table):
+                        if self._is_of(found, table):
+                            found = evolve_lake_table(catalog, found, table)
                         return found
                     self._put_aside(catalog, found)
                     # Engines that clean up below a table's folder must not meet the other's files.
@@ -133,6 +136,9 @@ class IcebergLake:
         # Ids are never reused and grow: a smaller one under the same name was dropped.
         owner = int(properties.get(TABLE_ID_PROPERTY, "0"))
         return bool(is_this_services and owner < table.table_id)
+
+    def _is_of(self, found: Table, table: TableInfo) -> bool:
+        return found.metadata.properties.get(TABLE_ID_PROPERTY) == str(table.table_id)
 
     def _put_aside(self, catalog: Catalog, found: Table) -> None:
         """Rename the lake table of a dropped table; its rows stay readable under the new name."""

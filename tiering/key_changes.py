@@ -33,7 +33,13 @@ class FoldedSplit:
 
 
 def fold_split(
-    client: StorageClient, table: str, split: OffsetRange, *, boundary: int, bucket_end: int
+    client: StorageClient,
+    table: str,
+    split: OffsetRange,
+    *,
+    boundary: int,
+    bucket_end: int,
+    schema_id: int,
 ) -> FoldedSplit:
     """Fold the changes of `split`, one of the splits of its bucket's range [boundary, bucket_end).
 
@@ -45,7 +51,7 @@ def fold_split(
     ahead = OffsetRange(bucket=split.bucket, start=split.start, end=bucket_end)
     columns = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
     position = 0
-    for batch in read_log(client, table, ahead, columns=columns):
+    for batch in read_log(client, table, ahead, columns=columns, schema_id=schema_id):
         end = position + batch.data.num_rows
         change_types[position:end] = batch.data.column(CHANGE_TYPE_COLUMN).to_numpy()
         filled = batch.data.column(RETRACTS_COLUMN).fill_null(-1)

@@ -65,6 +65,7 @@ class TieringSplit:
     token: str | None = field(repr=False)
     table: str
     table_id: int
+    schema_id: int
     range: OffsetRange
     lake_schema: bytes = field(repr=False)
     partitioning: tuple[LakePartitionField, ...]
@@ -164,6 +165,7 @@ def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
         split.range,
         boundary=split.retraction.boundary,
         bucket_end=split.retraction.bucket_end,
+        schema_id=split.schema_id,
     )
 
 
@@ -181,7 +183,7 @@ def _write_rows(
         return
     schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
     position = 0
-    for chunk in read_chunks(client, split.table, split.range):
+    for chunk in read_chunks(client, split.table, split.range, schema_id=split.schema_id):
         if is_cancelled():
             raise UnavailableError(f"tiering of '{split.table}' was cancelled")
         end = position + chunk.row_count

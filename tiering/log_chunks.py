@@ -24,12 +24,22 @@ def read_log(
     table: str,
     wanted: OffsetRange,
     *,
+    schema_id: int,
     columns: Sequence[str] | None = None,
 ) -> Iterator[LogBatch]:
-    """Yield the rows of exactly `wanted`, in order; raises `CorruptDataError` if others come."""
+    """Yield the rows of exactly `wanted`, in order, in this version of the table's schema.
+
+    Raises `CorruptDataError` if others come.
+    """
     position = wanted.start
     batches = client.read_range(
-        table, wanted.bucket, wanted.start, wanted.end, columns=columns, page_bytes=PAGE_BYTES
+        table,
+        wanted.bucket,
+        wanted.start,
+        wanted.end,
+        columns=columns,
+        page_bytes=PAGE_BYTES,
+        schema_id=schema_id,
     )
     for batch in batches:
         if batch.bucket != wanted.bucket or batch.base_offset != position:
@@ -46,9 +56,11 @@ def read_log(
         )
 
 
-def read_chunks(client: StorageClient, table: str, wanted: OffsetRange) -> Iterator[LogChunk]:
+def read_chunks(
+    client: StorageClient, table: str, wanted: OffsetRange, *, schema_id: int
+) -> Iterator[LogChunk]:
     """Yield the rows of exactly `wanted` in chunks; a thread reads some of the next meanwhile."""
-    return _ahead(lambda: _chunks(read_log(client, table, wanted)))
+    return _ahead(lambda: _chunks(read_log(client, table, wanted, schema_id=schema_id)))
 
 
 @dataclass(slots=True)

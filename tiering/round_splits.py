@@ -38,6 +38,7 @@ def round_splits(
             token=token,
             table=str(table.path),
             table_id=table.table_id,
+            schema_id=table.schema_id,
             range=split,
             lake_schema=lake_schema,
             partitioning=lake_table.layout.partitioning,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
 )
 from streamhouse.storage_service.model.changelog import changelog_schema
-from streamhouse.storage_service.model.merge_engine import MergeRules
+from streamhouse.storage_service.model.merge_engine import MergeRules, is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
@@ -254,6 +254,41 @@ class TableInfo:
         ids = {column.name: column.column_id for column in self.schema.columns}
         names = {c.column_id: c.name for c in self.schema_version(schema_id).columns}
         return tuple(names[ids[name]] for name in self.descriptor.effective_bucket_key)
+
+    @property
+    def column_ids(self) -> frozenset[int]:
+        """The ids of all columns the table ever had."""
+        every = (column for schema in self.schema_versions.values() for column in schema.columns)
+        return frozenset(column.column_id for column in every)
+
+    def in_version(self, schema_id: int) -> TableInfo:
+        """Return the table as readers of this version of its schema know it.
+
+        Keys have their names of that version. How rows are merged is left out: it does not concern
+        readers, and its properties name columns of the current version.
+        """
+        if schema_id == self.schema_id:
+            return self
+        schema = self.schema_version(schema_id)
+        names = {c.column_id: c.name for c in schema.columns}
+        renamed = {c.name: names.get(c.column_id) for c in self.schema.columns}
+
+        def known(columns: Sequence[str]) -> tuple[str, ...]:
+            return tuple(name for column in columns if (name := renamed[column]) is not None)
+
+        descriptor = replace(
+            self.descriptor,
+            schema=schema,
+            primary_key=known(self.descriptor.primary_key),
+            bucket_key=known(self.descriptor.bucket_key),
+            partitioned_by=(),
+            properties={
+                key: value
+                for key, value in self.descriptor.properties.items()
+                if not is_merge_property(key)
+            },
+        )
+        return replace(self, descriptor=descriptor, schema_id=schema_id)
 
     def schema_version(self, schema_id: int) -> Schema:
         """Return one version of the schema; raises `InvalidRequestError` if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamhouse.storage_service.model.lake import LakeState
@@ -23,6 +23,10 @@ class TableState:
     table: TableInfo
     positions: Mapping[int, BucketPositions]
     lake: LakeState
+
+    def in_version(self, schema_id: int) -> TableState:
+        """Return the same cut with the table in this version of its schema."""
+        return replace(self, table=self.table.in_version(schema_id))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -254,7 +254,7 @@ class TabletManager:
         self, path: TablePath, changes: Sequence[Mapping[str, Any]]
     ) -> TableInfo:
         """Change the schema, all changes or none; rows already written stay as they are."""
-        async with self._changing_tables:
+        async with self.changing_files:
             table = self.table(path)
             if table.key_writer is not None:
                 raise UnsupportedError(

@@ -29,6 +29,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
+from streamhouse.storage_service.model.schema_change import stored_version_of
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.group_commit import CommitOutcome, PendingAppend

@@ -221,7 +221,9 @@ class FakeTieringService:
         *,
         columns: Sequence[str] | None = None,
         page_bytes: int = 0,
+        schema_id: int | None = None,
     ) -> Iterator[LogBatch]:
+        assert not schema_id, "the fake's tables never change their schema"
         self.reads += 1
         table = self._table(path)
         if start < table.log_starts[bucket]:

@@ -84,7 +84,9 @@ class FakeReadService(FakeTieringService):
         *,
         columns: Sequence[str] | None = None,
         page_bytes: int = 0,
+        schema_id: int | None = None,
     ) -> Iterator[LogBatch]:
+        assert not schema_id, "the fake's tables never change their schema"
         at = self.positions(path)[bucket]
         if not at.log_start_offset <= start <= end <= at.high_watermark:
             raise OffsetOutOfRangeError(

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 bucket, offset, timestamp = SYSTEM_COLUMNS
 context = ScanContext(
-    table="db.t", table_id=1, endpoint="", token=None, output=(offset,),
+    table="db.t", schema_id=0, table_id=1, endpoint="", token=None, output=(offset,),
     bucket_column=bucket, offset_column=offset, timestamp_column=timestamp,
 )
 piece = LakePiece(

@@ -32,6 +32,7 @@ def context(*output: ScanColumn, **more: Any) -> ScanContext:
         ScanContext(
             table="db.t",
             table_id=1,
+            schema_id=0,
             endpoint="",
             token=None,
             output=output or (ID, NAME),

@@ -39,6 +39,7 @@ def _split(folder: Path, *, end: int, secret: str = "s3cr3t") -> TieringSplit:
         token=secret,
         table="db.t",
         table_id=1,
+        schema_id=0,
         range=OffsetRange(bucket=0, start=0, end=end),
         lake_schema=LAKE_SCHEMA.serialize().to_pybytes(),
         partitioning=(),
