@@ -16,7 +16,7 @@ from integration.judges.environment import judge_python
 
 __all__ = ["read_many_with_spark35", "read_with_duckdb", "read_with_spark35"]
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[2]
 _TIMEOUT_SECONDS: Final = 240
 
 
@@ -41,7 +41,7 @@ def _ask(python: Path, program: str, requests: list[tuple[str, str]]) -> list[li
         input=json.dumps(requests),
         capture_output=True,
         text=True,
-        cwd=_ROOT,
+        cwd=ROOT,
         timeout=_TIMEOUT_SECONDS,
         check=False,
     )

@@ -10,7 +10,7 @@ Which rows files hold is looked at in `added_files.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,9 +69,11 @@ def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveT
         raise ForbiddenError(f"{where}: its location must stay '{base.location}'")
     check_schema(where, base.schema(), new.schema(), live.info)
     _check_specs(where, base, new)
-    rounds = _round_snapshots(base, new, live)
-    _check_offsets(where, base, new, live, is_round=bool(rounds))
-    _check_properties(where, base.properties, new.properties, is_round=bool(rounds))
+    is_round = bool(_round_snapshots(base, new, live))
+    _check_kept_properties(where, base.properties, new.properties)
+    _check_offsets(where, base, new, live, is_round=is_round)
+    if not is_round:
+        _check_same_properties(where, _OFFSETS, base.properties, new.properties)
     _check_pins(where, base, new, live)
 
 
@@ -153,15 +155,16 @@ def _advances(old: Mapping[int, int], new: Mapping[int, int]) -> bool:
     return all(new.get(bucket, -1) >= end for bucket, end in old.items())
 
 
-def _check_properties(
-    where: str, old: Mapping[str, str], new: Mapping[str, str], *, is_round: bool
+def _check_kept_properties(where: str, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    ours = {key for key in old if key.startswith(_OURS) and key not in new}
+    _check_same_properties(where, sorted({*_IDENTITY, *_METRICS, *ours}), old, new)
+
+
+def _check_same_properties(
+    where: str, keys: Iterable[str], old: Mapping[str, str], new: Mapping[str, str]
 ) -> None:
-    for key in sorted(set(old) | set(new)):
-        if old.get(key) == new.get(key):
-            continue
-        is_removed = key not in new and key.startswith(_OURS)
-        is_changed = key in _IDENTITY or key in _METRICS or (key in _OFFSETS and not is_round)
-        if is_removed or is_changed:
+    for key in keys:
+        if old.get(key) != new.get(key):
             raise ForbiddenError(
                 f"{where}: property '{key}' must stay {old.get(key, 'unset')}; tiering and readers"
                 " go by it"

@@ -1,10 +1,13 @@
-"""A loopback TCP proxy that loses answers: the request arrives, the reply never does."""
+"""A loopback TCP proxy that loses answers (the request arrives, the reply never does), is slow, or
+lets nobody through.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 
 __all__ = ["FlakyProxy"]
@@ -13,7 +16,8 @@ __all__ = ["FlakyProxy"]
 class FlakyProxy:
     """Forwards connections to `port`; while `answers_to_lose` is positive, cuts before an answer.
 
-    A cut happens when the first byte of the answer arrives, so the service has done the work.
+    A cut happens when the first byte of the answer arrives, so the service has done the work. Each
+    piece of an answer waits `answer_delay_s`; while `is_down`, new connections are closed at once.
     """
 
     def __init__(self, port: int) -> None:
@@ -23,6 +27,8 @@ class FlakyProxy:
         self._sockets: list[socket.socket] = []
         self.answers_to_lose = 0
         self.answers_lost = 0
+        self.answer_delay_s = 0.0
+        self.is_down = False
 
     def __enter__(self) -> FlakyProxy:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -56,6 +62,9 @@ class FlakyProxy:
                 downstream, _ = self._listener.accept()
             except OSError:
                 return
+            if self.is_down:
+                downstream.close()
+                continue
             upstream = socket.create_connection(("127.0.0.1", self._port))
             with self._lock:
                 self._sockets += [downstream, upstream]
@@ -72,6 +81,8 @@ class FlakyProxy:
             while data := source.recv(1 << 16):
                 if is_answer and self._loses_this_one():
                     break
+                if is_answer and self.answer_delay_s:
+                    time.sleep(self.answer_delay_s)  # sleep: being slow is what is asked of it
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):
