@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +16,8 @@ from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
 
 from integration.judges.duckdb_read import connect
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.errors import StreamhouseError
+from tests.support.flaky_proxy import FlakyProxy
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -97,6 +101,49 @@ def test_duckdb_attaches_and_reads(service: ServiceProcess, client: StreamhouseC
     found = duckdb.execute('SELECT count(*), sum(id) FROM lake."default".attached').fetchall()
 
     assert found == [(300, sum(range(300)))]
+
+
+def test_commits_of_many_at_once_all_land_once(service: ServiceProcess) -> None:
+    catalog = _catalog(service)
+    catalog.create_namespace_if_not_exists("shared")
+    properties = {"commit.retry.num-retries": "50", "commit.retry.min-wait-ms": "10"}
+    catalog.create_table("shared.t", SCHEMA, properties=properties)
+
+    def append(writer: int) -> None:
+        table = _catalog(service).load_table("shared.t")
+        for number in range(4):
+            table.append(_rows(writer * 100 + number, writer * 100 + number + 1))
+
+    with ThreadPoolExecutor(3) as writers:
+        list(writers.map(append, range(3)))
+
+    found = catalog.load_table("shared.t")
+    expected = [writer * 100 + number for writer in range(3) for number in range(4)]
+    assert sorted(found.scan().to_arrow()["id"].to_pylist()) == expected
+    assert len(found.metadata.snapshots) == 12
+
+
+def test_tiering_finds_its_commit_when_the_answer_was_lost(
+    service: ServiceProcess, client: StreamhouseClient
+) -> None:
+    client.create_table("default.lossy", SCHEMA)
+    with FlakyProxy(int(service.endpoint.rpartition(":")[2])) as proxy:
+        for number in range(6):
+            client.append("default.lossy", _rows(number * 10, number * 10 + 10))
+            with StreamhouseClient(proxy.endpoint, token=TOKEN) as worker:
+                worker.describe_table("default.lossy")
+                proxy.answers_to_lose = 1 + number
+                # It may give up; what it did then is found by the next one.
+                with contextlib.suppress(StreamhouseError):
+                    tier_once(worker, "default.lossy", token=TOKEN)
+                proxy.answers_to_lose = 0
+        assert proxy.answers_lost > 6
+    with contextlib.suppress(StreamhouseError):
+        tier_once(client, "default.lossy", token=TOKEN)
+
+    table = _catalog(service).load_table("default.lossy")
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(60))
+    assert sorted(client.read("default.lossy")["id"].to_pylist()) == list(range(60))
 
 
 def test_a_wrong_token_is_refused_in_the_protocols_form(service: ServiceProcess) -> None:

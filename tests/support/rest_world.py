@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
 from requests import PreparedRequest, Response, Session
 from requests.adapters import BaseAdapter
 
@@ -89,7 +91,13 @@ class RestWorld(TieringWorld):
         return answer.status, json.loads(answer.body or b"{}")
 
     def serve_tiering_through_rest(self) -> None:
-        """Make workers from here on go through the REST catalog, as `--catalog-access service`."""
+        """Make workers from here on go through the REST catalog, as `--catalog-access service`.
+
+        What the lake holds is still judged by the catalog behind it.
+        """
+        judge = load_catalog(self.catalog.name, **self.catalog.properties)
+        assert isinstance(judge, SqlCatalog)
+        self._judge = judge
         self.catalog = LakeCatalog(
             name=self.catalog.name,
             properties={
