@@ -57,6 +57,7 @@ __all__ = [
     "encode_index_header",
     "encode_segment_header",
     "frame_bytes",
+    "identity_of_segment",
     "seal_header",
     "unseal_header",
 ]
@@ -201,6 +202,14 @@ def encode_segment_header(header: SegmentHeader, *, identity: LogIdentity) -> by
             header.created_timestamp_us,
         )
     )
+
+
+def identity_of_segment(data: Buffer) -> LogIdentity:
+    """Return whose log a segment file's header says it belongs to; raises MalformedError."""
+    _, _, _, table_id, bucket, *_ = _SEGMENT.unpack(
+        unseal_header(data, magic=b"SHLG", what="segment")
+    )
+    return LogIdentity(table_id, bucket)
 
 
 def decode_segment_header(data: Buffer, *, identity: LogIdentity) -> SegmentHeader:

@@ -253,3 +253,51 @@ def test_a_tiering_round_over_http(tmp_path: Path) -> None:
             assert unknown["error"]["code"] == "table_not_found"
 
     asyncio.run(scenario())
+<<<<<<< HEAD
+=======
+
+
+def test_the_documentation_has_every_control_route(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            schema = (await service.call("GET", "/openapi.json")).json()
+            assert {
+                f"{method.upper()} {path}"
+                for path, methods in schema["paths"].items()
+                for method in methods
+            } == {
+                "POST /v1/admin/backup",
+                "DELETE /v1/admin/backup",
+                "GET /health",
+                "GET /ready",
+                "GET /metrics",
+                "GET /v1/lake/catalog",
+                "GET /",
+                "GET /v1/status",
+                "GET /v1/databases",
+                "POST /v1/databases",
+                "DELETE /v1/databases/{name}",
+                "GET /v1/tables",
+                "POST /v1/tables",
+                "GET /v1/tables/{path}",
+                "DELETE /v1/tables/{path}",
+                "PATCH /v1/tables/{path}/properties",
+                "GET /v1/tables/{path}/state",
+                "GET /v1/tables/{path}/offsets",
+                "GET /v1/tables/{path}/lake/pins",
+                "PUT /v1/tables/{path}/lake/pins/{holder}",
+                "POST /v1/tables/{path}/transactions",
+                "GET /v1/tables/{path}/transactions/{transaction_id}",
+                "POST /v1/tables/{path}/transactions/{transaction_id}/commit",
+                "POST /v1/tables/{path}/transactions/{transaction_id}/abort",
+                "DELETE /v1/tables/{path}/lake/pins/{holder}",
+                "GET /v1/tiering",
+                "POST /v1/tiering/claim",
+                "POST /v1/tiering/heartbeat",
+                "POST /v1/tiering/complete",
+                "POST /v1/tiering/fail",
+            }
+            assert (await service.call("GET", "/docs")).status == 200
+
+    asyncio.run(scenario())
+>>>>>>> bf41d02 ([operations] streamhouse check and dump)

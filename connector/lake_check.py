@@ -1,0 +1,114 @@
+"""Whether a table's lake is the one that the service registered, and whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamhouse.connector.lake_bucket import lake_bucket_rows
+from streamhouse.connector.lake_planner import LakeTable, open_lake_table
+from streamhouse.connector.lake_pruning import LakeQuery
+from streamhouse.storage_service.client.lake_filesystem import (
+    LakeFilesystem,
+    lake_file_properties,
+)
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.schema import OFFSET_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["lake_problems"]
+
+
+def lake_problems(
+    catalog: LakeCatalog,
+    table: TableInfo,
+    lake: LakeState,
+    *,
+    log_ends: dict[int, int],
+    read_rows: bool,
+) -> list[str]:
+    """Return what is wrong with the lake table of a table that was tiered, a sentence each.
+
+    Always: the table, its snapshot and its tiered offsets, and that each file has its size. With
+    `read_rows` also that no row is there twice, and of log tables that none is missing.
+    """
+    try:
+        opened = open_lake_table(catalog, str(table.path), table_uuid=lake.table_uuid)
+        return [
+            *_offset_problems(opened, lake, log_ends),
+            *_file_problems(catalog, opened, table, lake),
+            *(_row_problems(catalog, table, lake) if read_rows else ()),
+        ]
+    except StreamhouseError as error:
+        return [error.message]
+
+
+def _offset_problems(opened: LakeTable, lake: LakeState, log_ends: dict[int, int]) -> list[str]:
+    problems = []
+    current = [row["snapshot_id"] for row in opened.snapshots() if row["is_current"]]
+    if not current:
+        return ["the lake table has no snapshot"]
+    covered = opened.tiered_offsets(current[0])
+    for bucket, tiered in sorted(lake.tiered_offsets.items()):
+        end = covered.get(bucket, 0)
+        if end < tiered:
+            problems.append(
+                f"bucket {bucket}: offset {tiered} is registered as tiered, but the lake ends at"
+                f" {end}"
+            )
+        if end > log_ends.get(bucket, 0):
+            problems.append(
+                f"bucket {bucket}: the lake has rows up to offset {end}, but the log ends at"
+                f" {log_ends.get(bucket, 0)}: roll the lake table back to a snapshot that ends"
+                " there, or the next rows get offsets that the lake has already given away"
+            )
+    if lake.snapshot_id in opened.snapshot_ids():
+        assert lake.snapshot_id is not None
+        if opened.tiered_offsets(lake.snapshot_id) != dict(lake.tiered_offsets):
+            problems.append(
+                f"snapshot {lake.snapshot_id} covers other offsets than are registered for it"
+            )
+    return problems
+
+
+def _file_problems(
+    catalog: LakeCatalog, opened: LakeTable, table: TableInfo, lake: LakeState
+) -> list[str]:
+    assert lake.snapshot_id is not None
+    ranges = {
+        bucket: OffsetRange(bucket=bucket, start=0, end=end)
+        for bucket, end in lake.tiered_offsets.items()
+    }
+    found = opened.plan(
+        table.schema, LakeQuery(ranges=ranges), snapshot_id=lake.snapshot_id, allow_successor=True
+    )
+    filesystem = LakeFilesystem(lake_file_properties(catalog.properties))
+    problems = []
+    for file in found.files:
+        try:
+            with filesystem.open_input(file.path) as opened_file:
+                size = opened_file.size()
+        except (StreamhouseError, OSError) as error:
+            problems.append(f"file {file.path} cannot be opened: {error}")
+            continue
+        if size != file.file_bytes:
+            problems.append(f"file {file.path} has {size} bytes, not {file.file_bytes}")
+    return problems
+
+
+def _row_problems(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> list[str]:
+    problems = []
+    for bucket in range(table.bucket_count):
+        end, batches = lake_bucket_rows(catalog, table, lake, bucket)
+        parts = [batch.column(OFFSET_COLUMN).to_numpy() for batch in batches]
+        offsets = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+        twice = offsets[1:][offsets[1:] == offsets[:-1]]
+        if len(twice):
+            problems.append(f"bucket {bucket}: offset {twice[0]} is in the lake more than once")
+        if not table.is_primary_key_table and len(np.unique(offsets)) != end:
+            problems.append(
+                f"bucket {bucket}: the lake has {len(np.unique(offsets))} of the {end} rows below"
+                " its tiered offset"
+            )
+    return problems

@@ -1,0 +1,114 @@
+"""`streamhouse check`: is everything that was acknowledged still there, and right?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.lake import (
+    LakeCatalog,
+    LakeState,
+    parse_catalog_properties,
+)
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
+from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
+
+__all__ = ["command"]
+
+_DAMAGED: Final = 1
+_NOT_CHECKED: Final = 2
+
+
+@click.command("check")
+@click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A data directory that no service uses, or a backup.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--no-lake", is_flag=True, help="Do not open the Iceberg catalog.")
+@click.option("--lake-rows", is_flag=True, help="Also read every row of the lake.")
+@click.option("--catalog", "catalog_name", default=DEFAULT_CATALOG_NAME, show_default=True,
+              help="Name of the Iceberg catalog, as given to serve.")  # fmt: skip
+@click.option("--catalog-property", "catalog_properties", multiple=True, metavar="KEY=VALUE",
+              help="pyiceberg catalog property, as given to serve.")  # fmt: skip
+def command(
+    *,
+    data_dir: Path,
+    as_json: bool,
+    no_lake: bool,
+    lake_rows: bool,
+    catalog_name: str,
+    catalog_properties: tuple[str, ...],
+) -> None:
+    """Verify a data directory, reading only.
+
+    Checks every checksum and every row of the logs, that rows by key are what their changelog says,
+    and that the lake has what is registered as tiered. Exit code 0: sound (warnings are things that
+    the next start mends); 1: acknowledged data is damaged; 2: it could not be checked, because a
+    service uses it or it is no data directory.
+    """
+    config = ServiceConfig(
+        data_dir=data_dir,
+        catalog_name=catalog_name,
+        catalog_properties=parse_catalog_properties(catalog_properties),
+    )
+    lake_check = None if no_lake else _lake_check(config.lake_catalog(), read_rows=lake_rows)
+    try:
+        report = check_directory(data_dir, lake_check=lake_check)
+    except StreamhouseError as error:
+        click.echo(f"streamhouse: {error}", err=True)
+        sys.exit(_NOT_CHECKED)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        _print(report)
+    if not report.is_sound:
+        sys.exit(_DAMAGED)
+
+
+def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
+    def check(table: TableInfo, lake: LakeState, facts: TableFacts, report: CheckReport) -> None:
+        # pyiceberg takes a second to import: only for tables that have a lake.
+        from streamhouse.connector.lake_check import lake_problems
+
+        ends = {bucket.bucket: bucket.log_end_offset for bucket in facts.buckets}
+        for problem in lake_problems(catalog, table, lake, log_ends=ends, read_rows=read_rows):
+            report.error(f"lake of table '{table.path}'", problem)
+
+    return check
+
+
+def _print(report: CheckReport) -> None:
+    console = Console()
+    shown = Table(title=report.data_dir)
+    shown.add_column("table", no_wrap=True)
+    for heading in ("bucket", "segments", "batches", "log rows", "log", "tiered", "rows by key"):
+        shown.add_column(heading, justify="right")
+    for table in report.tables:
+        for facts in table.buckets:
+            shown.add_row(
+                table.path,
+                str(facts.bucket),
+                f"{facts.segments:,}",
+                f"{facts.frames:,}",
+                f"{facts.rows:,}",
+                f"{facts.log_start_offset:,} to {facts.log_end_offset:,}",
+                f"{facts.tiered_offset:,}",
+                "" if facts.key_count is None else f"{facts.key_count:,}",
+            )
+    console.print(shown)
+    for finding in report.findings:
+        click.echo(f"{finding.severity}: {finding.where}: {finding.problem}")
+    verdict = "sound" if report.is_sound else "DAMAGED"
+    click.echo(f"{report.data_dir} is {verdict}: {len(report.findings)} findings")

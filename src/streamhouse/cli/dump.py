@@ -1,0 +1,99 @@
+"""`streamhouse dump`: what a segment file of a log holds."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.operations.segment_frames import SegmentFrame, open_segment
+from streamhouse.storage_service.tablet.durable_json import read_json
+
+__all__ = ["command"]
+
+
+@click.command("dump")
+@click.argument("segment", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.option("--rows", is_flag=True, help="Also every row, as a line of JSON.")
+@click.option("--offset", type=int, default=0, help="Only batches with rows from here on.")
+def command(*, segment: Path, rows: bool, offset: int) -> None:
+    """Show the batches of SEGMENT, a .log file, one a line.
+
+    Rows need the table's table.json where it belongs, two directories above. Reads only; the file
+    of a running service may be looked at.
+    """
+    opened = open_segment(segment)
+    header = opened.header
+    click.echo(
+        f"{opened.identity}, base offset {header.base_offset},"
+        f" created {_time(header.created_timestamp_us)}, {len(opened.view):,} bytes"
+    )
+    table = _table(segment, opened.identity.table_id) if rows else None
+    position = 64
+    for frame in opened.frames():
+        position = frame.position + 64 + len(frame.payload)
+        if frame.end_offset <= offset:
+            continue
+        click.echo(_line(frame))
+        if table is not None:
+            for line in _rows(frame, table, offset):
+                click.echo(line)
+    left = len(opened.view) - ((position + 7) & ~7)
+    if left > 0:
+        click.echo(f"{left:,} bytes at the end are no batch")
+
+
+def _table(segment: Path, table_id: int) -> TableInfo:
+    path = segment.absolute().parent.parent / "table.json"
+    info = TableInfo.from_json(read_json(path))
+    if info.table_id != table_id:
+        raise CorruptDataError(f"{path} is of table {info.table_id}, the segment of {table_id}")
+    return info
+
+
+def _line(frame: SegmentFrame) -> str:
+    parts = [
+        f"offsets {frame.base_offset} to {frame.end_offset}",
+        f"at byte {frame.position}",
+        f"{len(frame.payload)} bytes",
+        _time(frame.timestamp_us),
+        f"schema {frame.schema_id}",
+    ]
+    if frame.writer_id:
+        parts.append(f"writer {frame.writer_id:x} sequence {frame.sequence}")
+    parts.append("checksum right" if frame.is_checksum_right else "CHECKSUM WRONG")
+    return ", ".join(parts)
+
+
+def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
+    if not frame.is_checksum_right:
+        return
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.log_schema)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(
+            f"the batch at offset {frame.base_offset} is unreadable: {error}"
+        ) from error
+    for number, row in enumerate(batch.to_pylist(), frame.base_offset):
+        if number >= offset:
+            if CHANGE_TYPE_COLUMN in row:
+                row[CHANGE_TYPE_COLUMN] = CHANGE_TYPE_NAMES[row[CHANGE_TYPE_COLUMN]]
+            yield f"  {number} {json.dumps(row, default=_plain)}"
+
+
+def _plain(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _time(timestamp_us: int) -> str:
+    when = datetime.datetime.fromtimestamp(timestamp_us / 1e6, datetime.UTC)
+    return when.isoformat(timespec="milliseconds")

@@ -1,0 +1,130 @@
+"""Checking a whole data directory, or a backup, that no service uses. Nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.operations.check_keys import check_rows_by_key
+from streamhouse.storage_service.operations.check_log import check_log
+from streamhouse.storage_service.operations.findings import (
+    BucketFacts,
+    CheckReport,
+    TableFacts,
+)
+from streamhouse.storage_service.tablet.data_directory import DROPPED_SUFFIX, DataDirectory
+from streamhouse.storage_service.tablet.durable_json import read_json
+from streamhouse.storage_service.tablet.lake_store import load_lake_state
+
+__all__ = ["LakeCheck", "check_directory", "unused"]
+
+
+LakeCheck = Callable[[TableInfo, LakeState, TableFacts, CheckReport], None]
+"""Compares a table with its lake, adding what is wrong: the service knows no lake library."""
+
+
+@contextlib.contextmanager
+def unused(path: Path) -> Iterator[DataDirectory]:
+    """Keep services from starting on `path`; raises `UnavailableError` if one is running."""
+    if not (path / "service.json").is_file():
+        raise InvalidRequestError(f"{path} is no data directory: it has no service.json")
+    if not (path / "LOCK").exists():
+        # A backup, or never served.
+        yield DataDirectory(path)
+        return
+    descriptor = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield DataDirectory(path)
+    except BlockingIOError as error:
+        raise UnavailableError(
+            f"{path} is in use by a running service, and changes while it is read: stop it, or"
+            " check a backup of it"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def check_directory(path: Path, *, lake_check: LakeCheck | None) -> CheckReport:
+    """Check everything in `path`.
+
+    Raises `InvalidRequestError` for what is no data directory, `UnavailableError` for one in use.
+    """
+    with unused(path) as directory:
+        report = CheckReport(str(path))
+        try:
+            next_table_id = int(read_json(directory.service_file)["next_table_id"])
+        except (StreamhouseError, KeyError, ValueError) as error:
+            report.error("service.json", str(error))
+            return report
+        for info in _tables(directory, next_table_id, report):
+            facts = TableFacts(path=str(info.path), table_id=info.table_id)
+            report.tables.append(facts)
+            _check_table(directory, info, facts, report, lake_check)
+    return report
+
+
+def _tables(
+    directory: DataDirectory, next_table_id: int, report: CheckReport
+) -> Iterator[TableInfo]:
+    seen: dict[str, int] = {}
+    paths = [path for path in directory.tables.iterdir() if path.is_dir()]
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
+        if path.name.endswith(DROPPED_SUFFIX) or not (path / "table.json").exists():
+            report.warning(str(path), "is no table any more; the next start removes it")
+            continue
+        try:
+            info = TableInfo.from_json(read_json(path / "table.json"))
+        except (StreamhouseError, KeyError, TypeError, ValueError) as error:
+            report.error(str(path / "table.json"), str(error))
+            continue
+        if path.name != str(info.table_id) or info.table_id >= next_table_id:
+            report.error(str(path), f"its table.json is of table {info.table_id}")
+        elif str(info.path) in seen:
+            report.error(str(path), f"table '{info.path}' is also in {seen[str(info.path)]}")
+        else:
+            seen[str(info.path)] = info.table_id
+            yield info
+
+
+def _check_table(
+    directory: DataDirectory,
+    info: TableInfo,
+    facts: TableFacts,
+    report: CheckReport,
+    lake_check: LakeCheck | None,
+) -> None:
+    where = f"table '{info.path}'"
+    try:
+        lake = load_lake_state(directory, info)
+    except StreamhouseError as error:
+        report.error(where, error.message)
+        lake = LakeState(tiered_offsets=dict.fromkeys(range(info.bucket_count), 0))
+    for bucket in range(info.bucket_count):
+        tiered = lake.tiered_offsets[bucket]
+        found = BucketFacts(bucket=bucket, tiered_offset=tiered)
+        facts.buckets.append(found)
+        log = check_log(
+            directory.bucket(info.table_id, bucket), info, found, report, end_min=tiered
+        )
+        if info.is_primary_key_table:
+            kv = directory.key_rows(info.table_id, bucket)
+            check_rows_by_key(kv, log, info, found, report)
+        if found.log_start_offset > tiered and info.properties().datalake_enabled:
+            report.warning(
+                f"{where}, bucket {bucket}",
+                f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
+                " retention takes them while table.datalake.enabled is false",
+            )
+    if lake_check is not None and lake.snapshot_id is not None:
+        lake_check(info, lake, facts, report)

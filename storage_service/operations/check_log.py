@@ -1,0 +1,188 @@
+"""Checking one bucket's log: every checksum, offset and row, whatever the index files say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.log.durable_mark import DurableMark
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.segment_files import index_path, offsets_of, segment_path
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    LogIdentity,
+    MalformedError,
+)
+from streamhouse.storage_service.log.segment_index import decode_index, read_index_header
+from streamhouse.storage_service.log.segment_scan import (
+    ScanResult,
+    durable_offset_after,
+    scan_frames,
+)
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
+from streamhouse.storage_service.operations.segment_frames import (
+    SegmentFile,
+    SegmentFrame,
+    open_segment,
+)
+
+__all__ = ["CheckedLog", "check_log"]
+
+_NOT_ACKNOWLEDGED: Final = "never acknowledged; the next start cuts them off"
+
+
+class CheckedLog:
+    """The segments that could be opened, for further checks of their rows."""
+
+    def __init__(self, segments: list[SegmentFile], schema: pa.Schema) -> None:
+        self._segments = segments
+        self._schema = schema
+
+    def batches(self, end_offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (base offset, rows) of every frame below `end_offset` that is whole."""
+        for segment in self._segments:
+            for frame in segment.frames():
+                if frame.base_offset >= end_offset or not frame.is_checksum_right:
+                    return
+                yield frame.base_offset, _decoded(frame, self._schema)
+
+
+def check_log(
+    directory: Path, info: TableInfo, facts: BucketFacts, report: CheckReport, *, end_min: int
+) -> CheckedLog:
+    """Check the log in `directory`, filling `facts`; `end_min` is an end known to be durable."""
+    where = f"table '{info.path}', bucket {facts.bucket}"
+    identity = LogIdentity(info.table_id, facts.bucket)
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    bases = offsets_of(names, ".log")
+    if not bases:
+        report.error(where, f"{directory} has no segment files")
+        return CheckedLog([], info.log_schema)
+    facts.log_start_offset = facts.log_end_offset = bases[0]
+    facts.segments = len(bases)
+    mark = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
+    opened: list[SegmentFile] = []
+    for number, base in enumerate(bases):
+        path = segment_path(directory, base)
+        if base != facts.log_end_offset:
+            report.error(
+                where, f"{path.name} starts at {base}, the one before ends at"
+                f" {facts.log_end_offset}"
+            )  # fmt: skip
+        try:
+            segment = open_segment(path, identity=identity)
+        except StreamhouseError as error:
+            report.error(where, error.message)
+            facts.log_end_offset = bases[number + 1] if base != bases[-1] else base
+            continue
+        opened.append(segment)
+        found = scan_frames(
+            segment.view,
+            base_offset=base,
+            timestamp_us=segment.header.created_timestamp_us,
+            index=None,
+            writers=None,
+        )
+        facts.log_end_offset = found.end_offset
+        facts.log_bytes += len(segment.view)
+        _check_rows(segment, info, facts, report, where=where, end_offset=found.end_offset)
+        if base != bases[-1]:
+            _check_sealed(segment, found, identity, report, where=where)
+        elif found.problem:
+            _check_tail(segment, found, report, where=where, known_end=max(mark, end_min))
+    if max(mark, end_min) > facts.log_end_offset:
+        report.error(
+            where,
+            f"the log ends at offset {facts.log_end_offset}, but rows below {max(mark, end_min)}"
+            " were durable",
+        )
+    return CheckedLog(opened, info.log_schema)
+
+
+def _check_rows(
+    segment: SegmentFile,
+    info: TableInfo,
+    facts: BucketFacts,
+    report: CheckReport,
+    *,
+    where: str,
+    end_offset: int,
+) -> None:
+    """Decode every frame: a checksum only says that the bytes are those that came."""
+    for frame in segment.frames():
+        if frame.base_offset >= end_offset:
+            return
+        facts.frames += 1
+        facts.rows += frame.row_count
+        try:
+            batch = _decoded(frame, info.log_schema)
+            batch.validate(full=True)
+            problem = "" if batch.num_rows == frame.row_count else f"has {batch.num_rows} rows"
+        except (pa.ArrowException, OSError) as error:
+            problem = f"is unreadable: {error}"
+        if problem:
+            report.error(
+                where,
+                f"{segment.path.name}: the batch of {frame.row_count} rows at offset"
+                f" {frame.base_offset} {problem}",
+            )
+
+
+def _check_sealed(
+    segment: SegmentFile,
+    found: ScanResult,
+    identity: LogIdentity,
+    report: CheckReport,
+    *,
+    where: str,
+) -> None:
+    if found.problem:
+        report.error(
+            where,
+            f"{segment.path.name} is damaged at byte {found.end_position}, offset"
+            f" {found.end_offset}: {found.problem}",
+        )
+    base = segment.header.base_offset
+    path = index_path(segment.path.parent, base)
+    try:
+        data = memoryview(path.read_bytes())
+        header = read_index_header(data[:FILE_HEADER_BYTES], identity=identity, base_offset=base)
+        decode_index(data, header=header, check=True)
+        is_right = (header.end_offset, header.segment_bytes) == (
+            found.end_offset,
+            len(segment.view),
+        )
+        problem = "" if is_right else "does not fit its segment"
+    except (OSError, MalformedError) as error:
+        problem = str(error)
+    if problem:
+        report.warning(where, f"index {path.name}: {problem}; the next start makes it again")
+
+
+def _check_tail(
+    segment: SegmentFile, found: ScanResult, report: CheckReport, *, where: str, known_end: int
+) -> None:
+    """Judge the bytes behind the last whole frame as recovery does."""
+    later = durable_offset_after(segment.view, found.end_position, offset_min=found.end_offset)
+    left = len(segment.view) - found.end_position
+    if max(later, known_end) > found.end_offset:
+        report.error(
+            where,
+            f"{segment.path.name} is damaged at byte {found.end_position}, offset"
+            f" {found.end_offset}: {found.problem}; rows from there on were acknowledged",
+        )
+    else:
+        report.warning(
+            where,
+            f"{segment.path.name} has {left} bytes behind offset {found.end_offset}"
+            f" ({found.problem}), {_NOT_ACKNOWLEDGED}",
+        )
+
+
+def _decoded(frame: SegmentFrame, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(pa.py_buffer(frame.payload), schema)

@@ -1,0 +1,94 @@
+"""What a check finds: facts about every bucket, and what is wrong."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["BucketFacts", "CheckReport", "Finding", "Severity", "TableFacts"]
+
+
+class Severity(enum.StrEnum):
+    """Errors: acknowledged data is damaged. Warnings: the next start mends it, or it is meant."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be, and where."""
+
+    severity: Severity
+    where: str
+    problem: str
+
+
+@dataclass(slots=True, kw_only=True)
+class BucketFacts:
+    """What one bucket has. Without rows by key `applied_offset` and `key_count` are None."""
+
+    bucket: int
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    segments: int = 0
+    frames: int = 0
+    rows: int = 0
+    log_bytes: int = 0
+    applied_offset: int | None = None
+    key_count: int | None = None
+    tiered_offset: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class TableFacts:
+    """One table, bucket by bucket."""
+
+    path: str
+    table_id: int
+    buckets: list[BucketFacts] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """Everything a check saw."""
+
+    data_dir: str
+    tables: list[TableFacts] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def error(self, where: str, problem: str) -> None:
+        """Add damage."""
+        self.findings.append(Finding(Severity.ERROR, where, problem))
+
+    def warning(self, where: str, problem: str) -> None:
+        """Add something that the next start mends, or that may be meant."""
+        self.findings.append(Finding(Severity.WARNING, where, problem))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing acknowledged is damaged."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "data_dir": self.data_dir,
+            "is_sound": self.is_sound,
+            "tables": [
+                {
+                    "path": table.path,
+                    "table_id": table.table_id,
+                    "buckets": [
+                        {name: getattr(facts, name) for name in BucketFacts.__slots__}
+                        for facts in table.buckets
+                    ],
+                }
+                for table in self.tables
+            ],
+            "findings": [
+                {"severity": str(f.severity), "where": f.where, "problem": f.problem}
+                for f in self.findings
+            ],
+        }

@@ -1,0 +1,254 @@
+"""`streamhouse check` and `dump`: silent about what is right, loud about every kind of damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from streamhouse.cli.check import command
+from streamhouse.client import StreamhouseClient
+from streamhouse.connector import lake_planner
+from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from tests.support.command_line import streamhouse
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+EVENTS = pa.schema([("n", pa.int64()), ("padding", pa.string())])
+USERS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+
+def _events(start: int, end: int) -> pa.Table:
+    rows = [{"n": n, "padding": "x" * 1_000} for n in range(start, end)]
+    return pa.Table.from_pylist(rows, schema=EVENTS)
+
+
+def _users(start: int, end: int, name: str) -> pa.Table:
+    ids = range(start, end)
+    return pa.table({"id": ids, "name": [name] * len(ids)}, schema=USERS)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tiered log table of several segments, and a primary key table."""
+    data = tmp_path_factory.mktemp("check") / "data"
+    with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
+        small = {"table.log.segment-bytes": "64kb"}
+        client.create_table("events", EVENTS, bucket_count=2, properties=small)
+        client.create_table("users", USERS, primary_key=["id"], bucket_count=2)
+        for start in range(0, 400, 50):
+            client.append("events", _events(start, start + 50))
+        tier_once(client, "events")
+        client.append("events", _events(400, 420))
+        client.upsert("users", _users(0, 300, "a"))
+        client.upsert("users", _users(100, 200, "b"))
+        client.delete(
+            "users",
+            pa.table({"id": range(150, 250)}).cast(USERS.empty_table().select(["id"]).schema),
+        )
+        client.upsert("users", _users(240, 260, "c"))
+    return data
+
+
+@pytest.fixture
+def data(original: Path) -> Path:
+    """The original, put back as it was after each test: the lake knows its files by their path."""
+    kept = original.parent / "kept"
+    if not kept.exists():
+        shutil.copytree(original, kept)
+    shutil.rmtree(original)
+    shutil.copytree(kept, original)
+    # This process may have the catalog open that was there before.
+    lake_planner._catalogs.clear()
+    return original
+
+
+def _report(data: Path, *options: str, expect: int = 0) -> dict[str, Any]:
+    # In this process: importing everything anew takes longer than checking.
+    done = CliRunner().invoke(command, ["--data-dir", str(data), "--json", *options])
+    assert done.exit_code == expect, done.output
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _contents(data: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(data.rglob("*")) if p.is_file()}
+
+
+def test_a_sound_directory_is_found_sound_and_is_not_changed(data: Path) -> None:
+    before = _contents(data)
+
+    report = _report(data, "--lake-rows")
+
+    assert report["findings"] == []
+    tables = {table["path"]: table["buckets"] for table in report["tables"]}
+    assert sum(bucket["rows"] for bucket in tables["default.events"]) == 420
+    assert sum(bucket["tiered_offset"] for bucket in tables["default.events"]) == 400
+    assert all(bucket["segments"] > 1 for bucket in tables["default.events"])
+    assert sum(bucket["key_count"] for bucket in tables["default.users"]) == 210
+    assert _contents(data) == before
+    text = streamhouse("check", "--data-dir", data).stdout
+    assert "is sound: 0 findings" in text
+
+
+def test_a_directory_in_use_is_not_checked(data: Path, tmp_path: Path) -> None:
+    with ServiceProcess(data):
+        done = streamhouse("check", "--data-dir", data, expect=2)
+        assert "is in use by a running service" in done.stderr
+    done = streamhouse("check", "--data-dir", tmp_path, expect=2)
+    assert "is no data directory" in done.stderr
+
+
+def _bucket(data: Path, table: int, bucket: int = 0) -> Path:
+    return data / "tables" / str(table) / f"bucket-{bucket}"
+
+
+def _segments(data: Path, table: int = 1) -> list[Path]:
+    return sorted(_bucket(data, table).glob("*.log"))
+
+
+def _flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def _damage_sealed(data: Path) -> None:
+    _flip(_segments(data)[0], 5_000)
+
+
+def _damage_active(data: Path) -> None:
+    _flip(_segments(data)[-1], 100)
+
+
+def _cut_active(data: Path) -> None:
+    path = _segments(data)[-1]
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def _lose_segment(data: Path) -> None:
+    _segments(data)[1].unlink()
+
+
+def _lose_log(data: Path) -> None:
+    for path in _segments(data):
+        path.unlink()
+
+
+def _swap_headers(data: Path) -> None:
+    shutil.copy(_segments(data, 2)[0], _segments(data, 1)[0])
+
+
+def _lose_row_by_key(data: Path) -> None:
+    _rewrite_first_row(data, lambda _: None)
+
+
+def _change_row_by_key(data: Path) -> None:
+    _rewrite_first_row(data, lambda value: value[:-1] + bytes([value[-1] ^ 1]))
+
+
+def _rewrite_first_row(data: Path, change: Callable[[bytes], bytes | None]) -> None:
+    store = RocksdbStore(_bucket(data, 2) / "kv", table_id=2, bucket=0)
+    keys, values = next(store.scan())
+    changed = pa.array([change(values[0].as_py())], pa.binary())
+    store.write(keys.slice(0, 1), changed, marker=store.written_marker)
+    store.flush()
+    store.close()
+
+
+def _damage_table(data: Path) -> None:
+    (data / "tables" / "1" / "table.json").write_text("{")
+
+
+def _lose_lake_file(data: Path) -> None:
+    next((data / "lake").rglob("*.parquet")).unlink()
+
+
+def _lose_lake_table(data: Path) -> None:
+    with sqlite3.connect(data / "lake" / "catalog.db") as catalog:
+        catalog.execute("DELETE FROM iceberg_tables")
+    catalog.close()
+
+
+def _go_back(data: Path) -> None:
+    """The registered offsets are ahead of the lake."""
+    path = data / "tables" / "1" / "lake.json"
+    lake = json.loads(path.read_text())
+    lake["tiered_offsets"] = {b: end + 1 for b, end in lake["tiered_offsets"].items()}
+    path.write_text(json.dumps(lake))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (_damage_sealed, "is damaged at byte"),
+        (_damage_active, "rows from there on were acknowledged"),
+        (_cut_active, "were durable"),
+        (_lose_segment, "the one before ends at"),
+        (_lose_log, "has no segment files"),
+        (_swap_headers, "belongs to bucket 0 of table 2"),
+        (_lose_row_by_key, "the changelog has, and the rows by key have not"),
+        (_change_row_by_key, "differ from the changelog"),
+        (_damage_table, "unreadable"),
+        (_lose_lake_file, "cannot be opened"),
+        (_lose_lake_table, "has no lake table"),
+        (_go_back, "is registered as tiered, but the lake ends at"),
+    ],
+)
+def test_damage_is_found(data: Path, damage: Callable[[Path], None], problem: str) -> None:
+    damage(data)
+
+    report = _report(data, expect=1)
+
+    assert not report["is_sound"]
+    errors = [f["problem"] for f in report["findings"] if f["severity"] == "error"]
+    assert any(problem in error for error in errors), errors
+
+
+def test_what_the_next_start_mends_is_a_warning(data: Path) -> None:
+    for path in _bucket(data, 1).glob("*.index"):
+        path.unlink()
+    shutil.rmtree(_bucket(data, 2) / "kv")
+    with _segments(data, 2)[-1].open("ab") as file:
+        file.write(b"half a frame")
+
+    report = _report(data)
+
+    assert report["is_sound"]
+    assert {f["severity"] for f in report["findings"]} == {"warning"}
+    text = " ".join(f["problem"] for f in report["findings"])
+    assert "the next start makes it again" in text
+    assert "has no rows by key" in text
+    assert "never acknowledged" in text
+    with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
+        assert client.count("users") == 210
+    assert _report(data)["findings"] == []
+
+
+def test_a_segment_can_be_looked_into(data: Path) -> None:
+    segment = _segments(data, 2)[0]
+
+    lines = streamhouse("dump", segment).stdout.splitlines()
+    rows = streamhouse("dump", segment, "--rows", "--offset", 3).stdout.splitlines()
+
+    assert lines[0].startswith("bucket 0 of table 2, base offset 0, created 20")
+    assert lines[1].startswith("offsets 0 to ")
+    assert lines[1].endswith("checksum right")
+    assert rows[2].startswith('  3 {"id": ')
+    assert '"__change_type": "+I"' in rows[2]
+    assert any('"__change_type": "-D"' in row for row in rows)
+    _flip(segment, 200)
+    with segment.open("ab") as file:
+        file.write(bytes(80))
+    damaged = streamhouse("dump", segment, "--rows").stdout
+    assert "CHECKSUM WRONG" in damaged
+    assert "80 bytes at the end are no batch" in damaged
