@@ -17,6 +17,11 @@ from streamhouse.storage_service.log.segment_format import (
     LogIdentity,
     MalformedError,
 )
+from streamhouse.storage_service.log.segment_frames import (
+    SegmentFile,
+    SegmentFrame,
+    open_segment,
+)
 from streamhouse.storage_service.log.segment_index import decode_index, read_index_header
 from streamhouse.storage_service.log.segment_scan import (
     ScanResult,
@@ -25,11 +30,6 @@ from streamhouse.storage_service.log.segment_scan import (
 )
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
-from streamhouse.storage_service.operations.segment_frames import (
-    SegmentFile,
-    SegmentFrame,
-    open_segment,
-)
 
 __all__ = ["CheckedLog", "check_log"]
 

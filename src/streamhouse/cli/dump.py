@@ -12,10 +12,10 @@ import click
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.segment_frames import SegmentFrame, open_segment
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.operations.segment_frames import SegmentFrame, open_segment
 from streamhouse.storage_service.tablet.durable_json import read_json
 
 __all__ = ["command"]
