@@ -70,7 +70,8 @@ class Grant:
         if self.scope in (EVERYTHING, scope):
             return True
         database, _, table = self.scope.partition(".")
-        return table == "*" and scope.partition(".")[0] == database and "." in scope
+        # A namespace of the lake may have a dot in it: it is nobody's database then.
+        return table == "*" and scope.partition(".")[0] == database and scope.count(".") == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ buckets. The order matters, because the parts move while they are copied:
 
 1. the lake states, then the lake's catalog: what a table has registered is in the catalog's copy
 2. a table's rows by key: they may be older than its log, which brings them up to date at the start
-3. its log, last: it has every row that the others know of
+3. its transactions, and where its log ends at that moment: while neither changes
+4. its log up to there, last: it has every row that the others know of
 
 The caller sees to it that no table is created or dropped and no segment deleted meanwhile.
 """
@@ -19,14 +20,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.errors import AlreadyExistsError, StorageFailedError
+from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    CorruptDataError,
+    StorageFailedError,
+)
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
 from streamhouse.storage_service.log.segment_files import offsets_of, segment_path
 from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.transaction_files import OUTCOMES_FILE, PART_SUFFIX
 
 __all__ = ["STAGING", "BucketEnds", "clear_staging", "stage_closed", "stage_running"]
 
@@ -37,7 +45,6 @@ BucketEnds = dict[str, dict[str, int]]
 """bucket -> log_start_offset, log_end_offset, and applied_offset of the rows by key."""
 
 _NEVER_CHANGE: Final = {".index", ".writers", ".sst"}
-_PUBLISH_WAIT_S: Final = 1.0
 
 
 def clear_staging(directory: DataDirectory) -> None:
@@ -136,12 +143,11 @@ async def _stage_table(
     for bucket, keys in enumerate(table.key_buckets):
         target = staged.key_rows(table_id, bucket)
         applied[bucket] = await _checkpoint(table, keys, target)
-    for bucket, offset in applied.items():
-        # What is applied is about to be published; the log's copy must not end before it.
-        while table.tablets[bucket].high_watermark < offset:
-            await table.wakeups.waiter(bucket, timeout_s=_PUBLISH_WAIT_S)
-    # High watermarks change on this thread only: read together they are one cut.
-    ends = [tablet.high_watermark for tablet in table.tablets]
+    # Alone, no write or commit is half done: what it has recorded is what the log shows.
+    async with table.gate.alone():
+        await run(_link_transactions, directory, staged, table_id)
+        ends = [tablet.high_watermark for tablet in table.tablets]
+    assert all(ends[bucket] >= offset for bucket, offset in applied.items())
     return await run(_copy_logs, directory, staged, table_id, ends, applied)
 
 
@@ -157,6 +163,31 @@ async def _checkpoint(table: OpenTable, keys: KeyBucket, target: Path) -> int:
 
     await table.key_writer.on_thread(checkpoint)
     return applied_offset
+
+
+def _link_transactions(directory: DataDirectory, staged: DataDirectory, table_id: int) -> None:
+    """Give a table's transactions second names; their files are replaced, never changed."""
+    source, target = directory.transactions(table_id), staged.transactions(table_id)
+    if not source.is_dir():
+        return
+    target.mkdir()
+    # A decision is removed once it is among the outcomes: looked at last, these have it then.
+    for path in sorted(source.iterdir(), key=lambda path: path.name == OUTCOMES_FILE):
+        if path.suffix != ".tmp" and _is_whole(path, table_id):
+            # An open transaction may be aborted meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                link_or_copy(path, target / path.name)
+
+
+def _is_whole(path: Path, table_id: int) -> bool:
+    """Whether a file of a transaction is written to the end; only staged parts grow in place."""
+    if path.suffix != PART_SUFFIX:
+        return True
+    try:
+        StagedPart.open(path, filesystem=LocalFilesystem(), table_id=table_id)
+    except CorruptDataError:
+        return False
+    return True
 
 
 def _copy_logs(

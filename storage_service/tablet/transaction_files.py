@@ -34,14 +34,22 @@ from streamhouse.storage_service.model.transaction import (
     TransactionOperation,
 )
 
-__all__ = ["Decision", "LoadedTransaction", "PartSize", "TransactionFiles", "TransactionSpec"]
+__all__ = [
+    "OUTCOMES_FILE",
+    "PART_SUFFIX",
+    "Decision",
+    "LoadedTransaction",
+    "PartSize",
+    "TransactionFiles",
+    "TransactionSpec",
+]
 
 _logger = logging.getLogger(__name__)
 
 _OPEN: Final = ".open"
-_PART: Final = ".part"
+PART_SUFFIX: Final = ".part"
 _DECISION: Final = ".decision"
-_OUTCOMES: Final = "outcomes"
+OUTCOMES_FILE: Final = "outcomes"
 _JSON_BYTES_MAX: Final = 64 << 20
 
 
@@ -214,7 +222,7 @@ class TransactionFiles:
     def fold(self, own: Iterable[Decision], remembered: Iterable[Decision]) -> None:
         """Write `remembered` into one file, then drop the files of `own`, all remembered there."""
         value = {"decisions": [decision.to_json() for decision in remembered]}
-        self._write_json(_OUTCOMES, value)
+        self._write_json(OUTCOMES_FILE, value)
         self._remove(f"{d.spec.transaction_id}{_DECISION}" for d in own)
 
     def drop_parts(self, transaction_id: str, parts: Iterable[str]) -> None:
@@ -233,7 +241,7 @@ class TransactionFiles:
         found: dict[str, LoadedTransaction] = {}
         folded = []
         for name in names:
-            if name == _OUTCOMES:
+            if name == OUTCOMES_FILE:
                 values = self._read(name)["decisions"]
                 folded = [Decision.from_json(value) for value in values]
             elif name.endswith(_DECISION):
@@ -262,7 +270,7 @@ class TransactionFiles:
         for name in names:
             if name.endswith(".tmp"):
                 self._remove([name])
-            if not name.endswith(_PART):
+            if not name.endswith(PART_SUFFIX):
                 continue
             transaction_id, part_id, _ = name.split(".")
             transaction = found.get(transaction_id)
@@ -281,7 +289,7 @@ class TransactionFiles:
             transaction.parts[part_id] = size
 
     def _part(self, transaction_id: str, part_id: str) -> Path:
-        return self.directory / f"{transaction_id}.{part_id}{_PART}"
+        return self.directory / f"{transaction_id}.{part_id}{PART_SUFFIX}"
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         path = self.directory / name

@@ -65,6 +65,11 @@ class Writers:
             thread.join()
 
 
+def _batch(number: int) -> pa.Table:
+    rows = [{"writer": 0, "n": number, "padding": ""}] * 100
+    return pa.Table.from_pylist(rows, schema=EVENTS)
+
+
 def _create(client: StreamhouseClient) -> None:
     # Small segments: a backup then has linked ones and a copied one of every bucket.
     small = {"table.log.segment-bytes": "64kb"} | NO_LAKE
@@ -115,6 +120,12 @@ def test_an_online_backup_under_writers_survives_the_original(tmp_path: Path) ->
         writers = Writers(service.endpoint, 3)
         try:
             writers.wait_for(20)
+            with StreamhouseClient(service.endpoint) as client:
+                client.create_table("batches", EVENTS, bucket_count=3, properties=NO_LAKE)
+                ended = client.begin_transaction("batches", app_id="job", version=7)
+                ended.commit([ended.stage(_batch(7))])
+                opened = client.begin_transaction("batches", app_id="job", version=8)
+                part = opened.stage(_batch(8))
             before = list(writers.acknowledged)
             streamhouse(
                 "backup", "--data-dir", data, "--to", backup, "--endpoint", service.endpoint
@@ -129,6 +140,12 @@ def test_an_online_backup_under_writers_survives_the_original(tmp_path: Path) ->
     streamhouse("restore", "--from", backup, "--data-dir", data)
     with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
         _check_restored(client, before)
+        # What was committed is, once; what was staged can still be committed.
+        assert client.begin_transaction("batches", app_id="job", version=7).is_skipped
+        assert set(client.read("batches")["n"].to_pylist()) == {7}
+        client.open_transaction("batches", opened.transaction_id).commit([part])
+        assert client.begin_transaction("batches", app_id="job", version=8).is_skipped
+        assert Counter(client.read("batches")["n"].to_pylist()) == {7: 100, 8: 100}
         positions = client.positions("events")
         client.append("events", pa.table({"writer": [9], "n": [9], "padding": [""]}, schema=EVENTS))
         assert sum(p.high_watermark for p in client.positions("events").values()) == 1 + sum(

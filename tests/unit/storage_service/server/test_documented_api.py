@@ -42,5 +42,5 @@ def test_every_reason_not_to_tier_is_documented() -> None:
     source = Path(tiering_coordinator.__file__).read_text(encoding="utf-8")
     reasons = set(re.findall(r'(?:return |reason, retry_ms = )\(?"([a-z_]+)"', source))
 
-    assert len(reasons) == 8
+    assert len(reasons) == 7
     assert all(f"`{reason}`" in TEXT for reason in reasons)

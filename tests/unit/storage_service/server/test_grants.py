@@ -43,6 +43,7 @@ def _file(path: Path, text: str) -> Path:
         ("write:sales.*", Level.WRITE, "sales.orders", True),
         ("write:sales.*", Level.READ, "sales.*", True),
         ("write:sales.*", Level.WRITE, "sales2.orders", False),
+        ("write:sales.*", Level.WRITE, "sales.inner.orders", False),
         ("admin:sales.*", Level.READ, "service", False),
         ("admin:service.*", Level.READ, "service", False),
         ("read:service", Level.READ, "service", True),
