@@ -171,7 +171,7 @@ def _check(table: OpenTable, world: _World) -> None:
         while len(found) < tablet.high_watermark:
             for frame in tablet.read(len(found), bytes_max=1 << 20):
                 payload = pa.py_buffer(frame.payload)
-                rows = pa.ipc.read_record_batch(payload, table.log_schema)
+                rows = pa.ipc.read_record_batch(payload, table.info.log_schema)
                 found += rows.column("id").to_pylist()
         assert found == world.rows[bucket]
     if world.is_keyed:

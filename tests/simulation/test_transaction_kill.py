@@ -58,9 +58,11 @@ def _log(table: OpenTable, bucket: int) -> pa.Table:
     offset = 0
     while offset < tablet.high_watermark:
         for frame in tablet.read(offset, bytes_max=1 << 20):
-            batches.append(pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.log_schema))
+            batches.append(
+                pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.info.log_schema)
+            )
             offset = frame.base_offset + frame.row_count
-    return pa.Table.from_batches(batches, schema=table.log_schema)
+    return pa.Table.from_batches(batches, schema=table.info.log_schema)
 
 
 def _check_log(table: OpenTable, committed: set[int]) -> None:

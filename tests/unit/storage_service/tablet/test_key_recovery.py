@@ -44,7 +44,7 @@ def live_rows(table: OpenTable, end: int) -> Rows:
     offset = table.tablet(0).log_start_offset
     assert offset == 0
     for frame in table.tablet(0).read(0, bytes_max=1 << 30):
-        batch = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.log_schema)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.info.log_schema)
         for line in batch.to_pylist():
             if offset < end and line["__change_type"] in (INSERT, UPDATE_AFTER):
                 rows[line["id"]] = (offset, line["name"])
