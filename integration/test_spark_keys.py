@@ -140,7 +140,7 @@ def test_changes_and_their_bounds(world: SparkWorld) -> None:
     assert since.count() == 550
 
 
-def test_a_frame_joined_with_itself_and_sql(world: SparkWorld) -> None:
+def test_a_frame_joined_with_itself_and_sql(world: SparkWorld, tmp_path: Path) -> None:
     table = KeyTable(world, "joined")
     frame = world.load(table.path)
 
@@ -155,7 +155,7 @@ def test_a_frame_joined_with_itself_and_sql(world: SparkWorld) -> None:
     assert after is not None
     assert (before[0], after[0]) == (len(table.expected), len(table.expected) - 1)
     with pytest.raises(Exception, match="set option 'readChangeFeed' to 'true'"):
-        run(world.spark.readStream.table(name), lambda *_: None, Path("unused"))
+        run(world.spark.readStream.table(name), lambda *_: None, tmp_path)
 
 
 def test_as_of_a_time(world: SparkWorld) -> None:
