@@ -79,7 +79,7 @@ def _report_state(client: StreamhouseClient) -> None:
     options = read_options({"table": TABLE, "endpoint": client.endpoint}, use=BATCH)
     output = table_columns(state.table, columns=None, include_metadata=False, has_change_type=False)
     plan = plan_batch_read(client, state, options, output)
-    size = sum(len(packed) for packed in _retracted(plan.splits))
+    size = sum(map(len, _retracted(plan.splits)))
     shipped = sum(len(pickle.dumps(split)) for split in plan.splits)
     report(
         f"state of a union read, {UPDATED + DELETED:,} rows changed since tiering",
@@ -95,9 +95,9 @@ def _retracted(splits: Iterable[Split]) -> Iterable[bytes]:
     for split in splits:
         for piece in split.pieces:
             if isinstance(piece, LakePiece):
-                yield from (part.packed for part in piece.retracted)
+                yield from (part.gaps for part in piece.retracted)
             elif isinstance(piece, LogPiece) and piece.retracted is not None:
-                yield piece.retracted.packed
+                yield piece.retracted.gaps
 
 
 def _compare(spark: SparkSession, endpoint: str) -> None:

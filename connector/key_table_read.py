@@ -5,8 +5,8 @@ the tail's own versions that it does not retract. The retracted set comes from t
 whatever the read filters by; predicates prune lake files only.
 
 The driver reads the tail's `__retracts` column, once a bucket, and gives every piece the offsets
-within its own bounds: eight bytes a changed row. Tasks reading the column themselves would each
-read all of a bucket's tail, as many times as the bucket has tasks.
+within its own bounds: eight bytes a changed row in the driver, one or two on the way. Tasks reading
+the column themselves would each read all of a bucket's tail, as many times as it has tasks.
 """
 
 from __future__ import annotations
@@ -93,9 +93,11 @@ def plan_key_table_rows(
 
 def retracted_by(
     client: StorageClient, table: TableInfo, tails: Iterable[OffsetRange]
-) -> dict[int, RetractedOffsets]:
-    """Return by bucket which offsets the changes in `tails` retract; buckets without any are left
-    out."""
+) -> dict[int, _Offsets]:
+    """Return by bucket which offsets the changes in `tails` retract, ascending, each once.
+
+    Buckets without any are left out.
+    """
 
     def read(tail: OffsetRange) -> tuple[int, _Offsets]:
         found = [np.empty(0, dtype=np.int64)]
@@ -118,25 +120,24 @@ def retracted_by(
         return {}
     threads = min(_THREADS_MAX, os.cpu_count() or 1, len(ranges))
     with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-tail") as pool:
-        return {
-            bucket: RetractedOffsets.of(bucket, offsets)
-            for bucket, offsets in pool.map(read, ranges)
-            if len(offsets)
-        }
+        return {bucket: offsets for bucket, offsets in pool.map(read, ranges) if len(offsets)}
 
 
-def _without(piece: LakePiece, retracted: Mapping[int, RetractedOffsets]) -> LakePiece:
-    if piece.bucket is None:
-        return replace(piece, retracted=tuple(retracted.values()))
+def _without(piece: LakePiece, retracted: Mapping[int, _Offsets]) -> LakePiece:
+    buckets = retracted if piece.bucket is None else {piece.bucket} & retracted.keys()
+    parts = (
+        RetractedOffsets.within(b, retracted[b], piece.offset_start, piece.offset_end)
+        for b in sorted(buckets)
+    )
+    return replace(piece, retracted=tuple(part for part in parts if part is not None))
+
+
+def _tail_without(piece: LogPiece, retracted: Mapping[int, _Offsets]) -> LogPiece:
     ours = retracted.get(piece.bucket)
-    near = None if ours is None else ours.between(piece.offset_start, piece.offset_end)
-    return piece if near is None else replace(piece, retracted=(near,))
-
-
-def _tail_without(piece: LogPiece, retracted: Mapping[int, RetractedOffsets]) -> LogPiece:
-    ours = retracted.get(piece.bucket)
-    near = None if ours is None else ours.between(piece.start, piece.end)
-    return piece if near is None else replace(piece, retracted=near)
+    if ours is None:
+        return piece
+    near = RetractedOffsets.within(piece.bucket, ours, piece.start, piece.end)
+    return replace(piece, retracted=near)
 
 
 def _check_bounds(options: ReadOptions) -> None:

@@ -24,6 +24,9 @@ __all__ = ["UPSERTS", "change_type_array", "retracted_mask"]
 UPSERTS: Final = (INSERT, UPDATE_AFTER)
 """The change types whose row is a new version."""
 
+_DENSE_SPAN_MAX: Final = 16
+"""Offsets of a batch that lie this close together, in offsets a row, are found by a table."""
+
 _NAME_BYTES: Final = np.frombuffer("".join(CHANGE_TYPE_NAMES).encode(), dtype=np.uint8).reshape(
     len(CHANGE_TYPE_NAMES), 2
 )
@@ -32,24 +35,22 @@ _NAME_BYTES: Final = np.frombuffer("".join(CHANGE_TYPE_NAMES).encode(), dtype=np
 def retracted_mask(
     offsets: npt.NDArray[np.int64], retracted: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return for each of `offsets` whether it is in `retracted`, which is sorted.
-
-    Costs by what is retracted within the bounds of `offsets`, if these ascend as tiering wrote
-    them.
-    """
+    """Return for each of `offsets`, in any order, whether it is in `retracted`, which is sorted."""
     gone = np.zeros(len(offsets), dtype=np.bool_)
     if len(offsets) == 0 or len(retracted) == 0:
         return gone
-    if np.all(offsets[1:] >= offsets[:-1]):
-        first = np.searchsorted(retracted, offsets[0])
-        last = np.searchsorted(retracted, offsets[-1], side="right")
-        near = retracted[first:last]
-        positions = np.searchsorted(offsets, near)
-        gone[positions[offsets[positions] == near]] = True
+    low, high = int(offsets.min()), int(offsets.max())
+    near = retracted[np.searchsorted(retracted, low) : np.searchsorted(retracted, high + 1)]
+    if len(near) == 0:
         return gone
-    positions = np.searchsorted(retracted, offsets)
-    positions[positions == len(retracted)] = 0
-    return np.asarray(retracted[positions] == offsets)
+    if high - low < _DENSE_SPAN_MAX * len(offsets):
+        # Two gathers, where a search would cost a binary search a row.
+        flags = np.zeros(high - low + 1, dtype=np.bool_)
+        flags[near - low] = True
+        return flags[offsets - low]
+    positions = np.searchsorted(near, offsets)
+    positions[positions == len(near)] = 0
+    return np.asarray(near[positions] == offsets)
 
 
 def change_type_array(codes: npt.NDArray[np.int8]) -> pa.StringArray:

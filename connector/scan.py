@@ -31,8 +31,6 @@ __all__ = [
     "Split",
 ]
 
-_PACKED: Final = np.dtype("<i8")
-
 BATCH_ROWS: Final = 65_536
 """Rows of a batch handed to Spark; more gains nothing and costs memory."""
 
@@ -91,34 +89,50 @@ class LakeFile:
 class RetractedOffsets:
     """Row versions of one bucket that the changelog after a read's lake snapshot retracts.
 
-    `packed` holds their offsets ascending, each once, as little-endian int64: eight bytes a changed
-    row, wherever it is shipped.
+    Packed for the way to a task: the first offset, then the gap to each next one in as few bytes as
+    the widest gap needs; one or two a row where many rows have changed.
     """
 
     bucket: int
-    packed: bytes
+    first: int
+    gap_bytes: int
+    gaps: bytes
 
     @classmethod
     def of(cls, bucket: int, offsets: npt.NDArray[np.int64]) -> RetractedOffsets:
-        """Pack sorted offsets."""
-        return cls(bucket=bucket, packed=offsets.astype(_PACKED, copy=False).tobytes())
+        """Pack offsets, of which there are some, ascending, each once."""
+        gaps = np.diff(offsets)
+        widest = int(gaps.max()) if len(gaps) else 0
+        width = next(w for w in (1, 2, 4, 8) if widest < 1 << (8 * w))
+        return cls(
+            bucket=bucket,
+            first=int(offsets[0]),
+            gap_bytes=width,
+            gaps=gaps.astype(f"<u{width}").tobytes(),
+        )
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """The offsets; read only."""
-        return np.frombuffer(self.packed, dtype=_PACKED).astype(np.int64, copy=False)
+        """The offsets, unpacked."""
+        gaps = np.frombuffer(self.gaps, dtype=f"<u{self.gap_bytes}")
+        found = np.empty(len(gaps) + 1, dtype=np.int64)
+        found[0] = self.first
+        np.cumsum(gaps, dtype=np.int64, out=found[1:])
+        found[1:] += self.first
+        return found
 
-    def between(self, start: int | None, end: int | None) -> RetractedOffsets | None:
-        """Return the offsets in [start, end), None being unbounded; None if there are none."""
-        offsets = self.offsets
+    @classmethod
+    def within(
+        cls, bucket: int, offsets: npt.NDArray[np.int64], start: int | None, end: int | None
+    ) -> RetractedOffsets | None:
+        """Pack those in [start, end), None being unbounded; None if there are none."""
         first = 0 if start is None else int(np.searchsorted(offsets, start))
         last = len(offsets) if end is None else int(np.searchsorted(offsets, end))
-        if first >= last:
-            return None
-        width = _PACKED.itemsize
-        return RetractedOffsets(
-            bucket=self.bucket, packed=self.packed[first * width : last * width]
-        )
+        return cls.of(bucket, offsets[first:last]) if first < last else None
+
+    def between(self, start: int, end: int) -> RetractedOffsets | None:
+        """Return the offsets in [start, end); None if there are none."""
+        return self.within(self.bucket, self.offsets, start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from streamhouse.connector.options import STREAM, read_options
 from streamhouse.connector.row_form import table_columns
+from streamhouse.connector.scan import LogPiece
 from streamhouse.connector.split_reader import read_split
 from streamhouse.connector.stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.connector.stream_position import Bootstrap
@@ -265,5 +266,6 @@ def _changes(table: pa.Table) -> dict[Address, tuple[str, Row]]:
 
 
 def _each_bucket_in_order_in_one_split(plan: ReadPlan) -> bool:
-    buckets = [piece.bucket for split in plan.splits for piece in split.pieces]  # type: ignore[union-attr]
+    pieces = [piece for split in plan.splits for piece in split.pieces]
+    buckets = [piece.bucket for piece in pieces if isinstance(piece, LogPiece)]
     return len(buckets) == len(set(buckets))

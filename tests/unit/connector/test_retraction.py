@@ -28,9 +28,12 @@ def test_masks_equal_a_set() -> None:
     random = np.random.default_rng(7)
     for _ in range(200):
         offsets = random.choice(60, size=random.integers(0, 30), replace=False).astype(np.int64)
+        # Close together, or far apart.
+        offsets *= random.choice([1, 1_000])
         if random.random() < 0.5:
             offsets.sort()
         retracted = np.unique(random.integers(0, 60, size=random.integers(0, 30)))
+        retracted *= random.choice([1, 1_000])
 
         gone = retracted_mask(offsets, retracted)
 
@@ -46,9 +49,18 @@ def test_a_piece_gets_what_is_within_its_bounds() -> None:
     assert part.offsets.tolist() == [3, 4]
     assert part.bucket == 2
     assert retracted.between(5, 9) is None
-    assert retracted.between(None, None) == retracted
-    assert len(part.packed) == 16
+    assert retracted.between(0, 100) == retracted
+    assert RetractedOffsets.within(2, numbers(1, 3, 4, 9), None, None) == retracted
+    assert part.gaps == b"\x01"
     assert pickle.loads(pickle.dumps(part)) == part
+
+
+@pytest.mark.parametrize("gap", [1, 255, 256, 65_536, 2**32, 2**62])
+def test_gaps_of_every_width_are_packed(gap: int) -> None:
+    offsets = numbers(5, 6, 6 + gap)
+
+    assert RetractedOffsets.of(0, offsets).offsets.tolist() == offsets.tolist()
+    assert RetractedOffsets.of(0, offsets[:1]).offsets.tolist() == [5]
 
 
 def test_a_log_piece_is_cut_with_its_retracted_offsets() -> None:
