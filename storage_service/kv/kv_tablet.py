@@ -87,7 +87,7 @@ class KvTablet:
         self.rules: Final = rules
         self._where: Final = f"table '{rules.table}', bucket {bucket}"
         self.codec: Final = RowCodec(rules.schema, schema_id=schema_id, table=rules.table)
-        self._single_rows: Final = SingleRows(rules, self.codec)
+        self.single_rows: Final = SingleRows(rules, self.codec)
         self._store: Final = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=self._options.store
         )
@@ -151,8 +151,7 @@ class KvTablet:
         """Plan upserts, or by `operations` upserts and deletes, of rows of this bucket.
 
         `columns` makes a partial update. Nothing is changed: append the result's changelog to the
-        log, then `apply` it. Raises for the first row that is wrong (by its number in
-        `row_numbers`, if given), and when too much waits.
+        log, then `apply` it. Raises for the first wrong row, and when too much waits.
         """
         assert base_offset == self.planned_offset
         self.check_backlog()
@@ -256,17 +255,18 @@ class KvTablet:
         return FoundRows(rows=rows, found=found, end_offset=self._end_seen)
 
     def lookup_one(self, key: Mapping[str, Any]) -> FoundRow:
-        """Return the newest row of one key, given and returned as Python values.
-
-        Values are as Arrow's `to_pylist` gives them. Takes a fiftieth of what `lookup` takes.
-        """
-        encoded = self._single_rows.encode_key(key)
+        """Return the newest row of one key, given and returned as `to_pylist` gives values."""
+        encoded = self.single_rows.encode_key(key)
         known, value = self._cache.get_one(encoded)
         if not known:
             self._not_handing_over.wait(_HANDOVER_WAIT_S)
             value = self._store.get_one(encoded)
-        row = None if value is None else self._single_rows.decode(value)
+        row = None if value is None else self.single_rows.decode(value)
         return FoundRow(row=row, end_offset=self._end_seen)
+
+    def cached_one(self, encoded_key: bytes) -> tuple[bytes | None, int]:
+        """Return the stored row of one key, if it is in memory, and the end offset as `lookup`."""
+        return self._cache.get_one(encoded_key)[1], self._end_seen
 
     def prefix_lookup(self, prefix: pa.RecordBatch, *, rows_max: int) -> FoundRows:
         """Return rows whose leading key columns equal the one row of `prefix`, in key order.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ class SingleRows:
         self._rules: Final = rules
         self._codec: Final = codec
         types = {column.name: column.type for column in rules.schema.columns}
-        self._keys: Final = [(name, types[name]) for name in rules.primary_key]
+        self._keys: Final = {name: types[name] for name in rules.primary_key}
         self._names: Final = rules.schema.names
         self._types: Final = list(types.values())
         self._has_nested: Final = any(pa.types.is_nested(t) for t in self._types)
@@ -58,8 +58,13 @@ class SingleRows:
                 f"table '{self._rules.table}': a lookup takes the key columns"
                 f" ({', '.join(names)}), not ({', '.join(key)})"
             )
+        return self.encode_columns(key, names)
+
+    def encode_columns(self, key: Mapping[str, Any], names: Sequence[str]) -> bytes:
+        """Return some key columns, in this order, encoded as a key is."""
         parts = []
-        for name, t in self._keys:
+        for name in names:
+            t = self._keys[name]
             try:
                 parts.append(b"\x01" + _key_part(key[name], t))
             except (TypeError, ValueError, OverflowError, Inexact, InvalidOperation) as error:
@@ -71,9 +76,13 @@ class SingleRows:
 
     def decode(self, value: bytes) -> dict[str, Any]:
         """Return the row of a stored value, with its values as Arrow's `to_pylist` gives them."""
+        return dict(zip(self._names, self.decode_values(value), strict=True))
+
+    def decode_values(self, value: bytes) -> list[Any]:
+        """Return the row's values in the order of the columns; see `decode`."""
         if self._has_nested:
-            row: dict[str, Any] = self._codec.decode(pa.array([value], pa.binary())).to_pylist()[0]
-            return row
+            decoded = self._codec.decode(pa.array([value], pa.binary()))
+            return [column[0].as_py() for column in decoded.columns]
         nulls, *numbers = self._header.unpack_from(value)
         null_bits = int.from_bytes(nulls, "little")
         values: list[Any] = [None] * len(self._types)
@@ -87,7 +96,7 @@ class SingleRows:
                 piece = value[position : position + length]
                 values[i] = piece.decode() if is_text else piece
             position += length
-        return dict(zip(self._names, values, strict=True))
+        return values
 
 
 _CODES: Final = {

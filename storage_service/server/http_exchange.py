@@ -81,6 +81,8 @@ class HttpExchange:
 
     def query(self, known: Iterable[str]) -> dict[str, str]:
         """Return the query parameters; raises for one that is not `known` or given twice."""
+        if not self.scope["query_string"]:
+            return {}
         pairs = parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         found = dict(pairs)
         allowed = set(known)
@@ -194,6 +196,16 @@ class HttpExchange:
         for piece in pieces[:-1]:
             await self._send_piece(piece)
         await self._send_piece(pieces[-1], is_last=True)
+
+    async def answer_small(self, status: int, content_type: bytes, body: bytes) -> None:
+        """Send a whole answer of few bytes, as `answer` does, for a fraction of its cost."""
+        await self.start(status, content_type=content_type, length=len(body))
+        # A timer costs a tenth of a timeout, which would be a task's business.
+        stalled = asyncio.get_running_loop().call_later(self._stall_timeout_s, self.abort)
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            stalled.cancel()
 
     async def push(self, pieces: Sequence[Piece]) -> None:
         """Send the next part of a chunked answer; returns once the connection takes more.

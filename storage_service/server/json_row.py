@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from json.encoder import encode_basestring_ascii
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["key_from_url", "row_to_json"]
+__all__ = ["json_writers", "key_from_url", "row_to_json"]
 
 
 def key_from_url(segments: Sequence[str], table: TableInfo) -> dict[str, Any]:
@@ -71,6 +74,27 @@ def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     a float that JSON does not have is a string (`NaN`, `Infinity`, `-Infinity`).
     """
     return {name: _json(value) for name, value in row.items()}
+
+
+def json_writers(schema: Schema) -> list[tuple[str, Callable[[Any], str]]]:
+    """Return, by column, `"name": ` and what writes a value as `row_to_json` has it."""
+    return [(f"{json.dumps(c.name)}: ", _writer(c.type)) for c in schema.columns]
+
+
+def _writer(t: pa.DataType) -> Callable[[Any], str]:
+    if pa.types.is_integer(t):
+        return lambda value: "null" if value is None else int.__repr__(value)
+    if pa.types.is_string(t):
+        return lambda value: "null" if value is None else encode_basestring_ascii(value)
+    if pa.types.is_timestamp(t) or pa.types.is_date(t):
+        return lambda value: "null" if value is None else f'"{value.isoformat()}"'
+    if pa.types.is_floating(t):
+        return lambda value: (
+            float.__repr__(value)
+            if value is not None and math.isfinite(value)
+            else json.dumps(_json(value))
+        )
+    return lambda value: json.dumps(_json(value))
 
 
 def _json(value: Any) -> Any:

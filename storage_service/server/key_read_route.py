@@ -21,7 +21,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.server.http_exchange import HttpExchange
-from streamhouse.storage_service.server.json_row import key_from_url, row_to_json
+from streamhouse.storage_service.server.json_row import json_writers, key_from_url, row_to_json
 from streamhouse.storage_service.server.log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
@@ -33,6 +33,7 @@ from streamhouse.storage_service.tablet.key_lookup import (
     prefix_rows,
 )
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.row_reader import RowReader
 from streamhouse.storage_service.wire import ipc_message
 from streamhouse.storage_service.wire.request_stream import open_request
 
@@ -93,6 +94,13 @@ async def answer_row(
     exchange.query(())
     table = _key_table(service, path)
     key = key_from_url(segments, table.info)
+    if table.row_reader is None:
+        writers = json_writers(table.info.schema)
+        table.row_reader = RowReader(table.info, table.key_buckets, writers)
+    body = table.row_reader.find(key)
+    if body is not None:
+        await exchange.answer_small(200, b"application/json", body)
+        return
     if _is_in_memory(table):
         answer = lookup_one(table.info, table.key_buckets, key)
     else:

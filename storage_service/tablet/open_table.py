@@ -19,6 +19,7 @@ from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket
 from streamhouse.storage_service.tablet.key_writer import KeyWriter
 from streamhouse.storage_service.tablet.lake_pins import LakePins
+from streamhouse.storage_service.tablet.row_reader import RowReader
 from streamhouse.storage_service.tablet.wakeups import Wakeups
 from streamhouse.storage_service.tablet.write_gate import WriteGate
 
@@ -47,6 +48,8 @@ class OpenTable:
         """Of a primary key table, each bucket's log and rows."""
         self.key_writer: KeyWriter | None = None
         """Of a primary key table, what writes it."""
+        self.row_reader: RowReader | None = None
+        """Of a primary key table, what looks up one row; made when it is first asked."""
         self.gate = WriteGate()
         """Passed by every write."""
         self.is_dropped = False

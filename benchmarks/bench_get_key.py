@@ -1,0 +1,154 @@
+"""GET of one key over 32 kept connections, as wrk does it; the service and the client share cores.
+
+Keys are random among a million, in a table that fits in memory. The second figure is taken while
+another client upserts and, embedded in the service, tiering moves what it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import uvloop
+
+from benchmarks.harness import SCHEMA, make_rows, percentile, report
+from streamhouse.storage_service.client import StorageClient
+from tests.support.service_process import ServiceProcess
+
+KEYS = 1_000_000
+CONNECTIONS = 32
+SECONDS = 5.0
+BUCKETS = 4
+UPSERT_ROWS = 5_000
+UPSERT_PAUSE_S = 0.2
+PATH = "bench_get_key"
+_LENGTH = b"content-length: "
+
+
+class _Getter(asyncio.Protocol):
+    """One connection: sends the next request as soon as an answer is complete."""
+
+    def __init__(self, requests: list[bytes], times: list[float], end: float) -> None:
+        self._requests = requests
+        self._times = times
+        self._end = end
+        self._next = 0
+        self._sent = 0.0
+        self._received = b""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._send()
+
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        if self._sent >= self._end:
+            self._transport.close()
+            return
+        self._transport.write(self._requests[self._next])
+        self._next = (self._next + 1) % len(self._requests)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._received = self._received + data
+        head = data.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        at = data.find(_LENGTH)
+        length = int(data[at + len(_LENGTH) : data.index(b"\r", at)])
+        if len(data) < head + 4 + length:
+            return
+        assert data.startswith(b"HTTP/1.1 200"), data
+        self._received = b""
+        self._times.append(time.perf_counter() - self._sent)
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def main() -> None:
+    """Report requests/s and the time of the slowest hundredth, alone and while tiering runs."""
+    base = make_rows(KEYS)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ServiceProcess(Path(directory), "--tiering", "embedded") as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        client.create_table(
+            PATH,
+            SCHEMA,
+            primary_key=["id"],
+            bucket_count=BUCKETS,
+            properties={"table.datalake.freshness": "1s"},
+        )
+        client.upsert(PATH, pa.Table.from_batches([base]))
+        _measure(service, "nothing else runs")
+        stop = threading.Event()
+        writer = threading.Thread(target=_upsert, args=(service.endpoint, base, stop))
+        writer.start()
+        _measure(service, "while upserts are tiered")
+        stop.set()
+        writer.join()
+        assert client.table_state(PATH).lake.snapshot_id is not None, "nothing was tiered"
+
+
+def _measure(service: ServiceProcess, what: str) -> None:
+    host, port = service.endpoint.removeprefix("http://").split(":")
+    before_s = _cpu_seconds(service.pid)
+    times = uvloop.run(_get(host, int(port)))
+    cpu_us = (_cpu_seconds(service.pid) - before_s) / len(times) * 1e6
+    rate, p99_ms = len(times) / SECONDS, percentile(times, 0.99) * 1e3
+    report(
+        f"GET of one key of {KEYS:,}, {CONNECTIONS} connections, {what}",
+        measured=f"{rate / 1e3:,.1f} k/s, p99 {p99_ms:.1f} ms, {cpu_us:.0f} us of the service's"
+        " processor each",
+        limit="the bar",
+        ratio=rate / 15_000,
+        bar="at least 15 k/s, p99 under 10 ms",
+        reached=rate >= 15_000 and p99_ms < 10,
+    )
+
+
+async def _get(host: str, port: int) -> list[float]:
+    loop = asyncio.get_running_loop()
+    rng = np.random.default_rng(1)
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    getters = []
+    for _ in range(CONNECTIONS):
+        requests = [
+            f"GET /v1/tables/{PATH}/rows/{key} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+            for key in rng.integers(0, KEYS, 500).tolist()
+        ]
+        getter = _Getter(requests, times, end)
+        await loop.create_connection(lambda getter=getter: getter, host, port)
+        getters.append(getter)
+    await asyncio.gather(*(getter.done for getter in getters))
+    return times
+
+
+def _upsert(endpoint: str, base: pa.RecordBatch, stop: threading.Event) -> None:
+    rng = np.random.default_rng(2)
+    with StorageClient(endpoint) as client:
+        while not stop.wait(UPSERT_PAUSE_S):
+            rows = base.take(pa.array(rng.choice(KEYS, UPSERT_ROWS, replace=False)))
+            amounts = pa.array(rng.random(UPSERT_ROWS))
+            place = rows.schema.get_field_index("amount")
+            client.upsert(PATH, rows.set_column(place, SCHEMA.field("amount"), amounts))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()
