@@ -26,13 +26,15 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnknownOutcomeError,
 )
+from streamhouse.tiering.deleted_positions import read_deleted_positions
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_inventory import Inventory
 from streamhouse.tiering.iceberg_replace import LakeReplacement, commit_replacement
-from streamhouse.tiering.iceberg_writer import data_files
+from streamhouse.tiering.iceberg_writer import data_files, position_delete_files
 from streamhouse.tiering.maintenance_plan import RewritePlan
 from streamhouse.tiering.parquet_writer import FileFormat
 from streamhouse.tiering.ports import TaskRunner
+from streamhouse.tiering.position_deletes import LakeFile, write_position_deletes
 from streamhouse.tiering.rewrite_task import RewriteResult, RewriteTask
 
 __all__ = ["Rewrite", "Rewritten"]
@@ -45,7 +47,8 @@ class Rewritten:
     snapshot_id: int
     files_before: int
     files_after: int
-    deletes_removed: int
+    deletes_before: int
+    deletes_after: int
     rows: int
     rows_dropped: int
     bytes_read: int
@@ -78,8 +81,9 @@ class Rewrite:
         folder = f"{self.lake_table.data_location}/rewrite-{self.epoch:06d}-{uuid.uuid4().hex[:12]}"
         try:
             results = self._write(folder)
+            merged = self._merge_deletes(folder)
             self.checkpoint("files-rewritten")
-            added = self._added(results)
+            added = [*self._added(results), *merged]
             removed = self._removed()
             snapshot_id = commit_replacement(
                 self.lake_table.iceberg,
@@ -107,7 +111,8 @@ class Rewrite:
             snapshot_id=snapshot_id,
             files_before=sum(len(group.files) for group in plan.groups),
             files_after=sum(len(result.files) for result in results),
-            deletes_removed=len(removed) - sum(len(group.files) for group in plan.groups),
+            deletes_before=len(removed) - sum(len(group.files) for group in plan.groups),
+            deletes_after=len(merged),
             rows=sum(file.row_count for result in results for file in result.files),
             rows_dropped=sum(result.rows_deleted for result in results),
             bytes_read=plan.size_bytes,
@@ -141,6 +146,32 @@ class Rewrite:
             )
         return results
 
+    def _merge_deletes(self, folder: str) -> list[DataFile]:
+        """Write the position deletes of many small files anew, without those of dead files."""
+        written = []
+        for number, merge in enumerate(self.plan.merges):
+            positions = read_deleted_positions(
+                self.filesystem,
+                [deletes.path for deletes in merge],
+                data_paths={p for deletes in merge for p in deletes.data_paths}
+                & self.plan.live_paths,
+            )
+            located = {
+                LakeFile(
+                    path=path,
+                    file_format="PARQUET",
+                    spec_id=merge[0].spec_id,
+                    partition=merge[0].partition,
+                    first_offset=0,
+                    last_offset=0,
+                ): found
+                for path, found in positions.items()
+            }
+            written += write_position_deletes(
+                self.filesystem, located, folder=folder, name=f"m{number:05d}"
+            )
+        return position_delete_files(written)
+
     def _added(self, results: list[RewriteResult]) -> list[DataFile]:
         table = self.lake_table.iceberg
         return [
@@ -158,6 +189,7 @@ class Rewrite:
     def _removed(self) -> list[DataFile]:
         paths = [file.path for group in self.plan.groups for file in group.files]
         paths += [deletes.path for deletes in self.plan.dropped]
+        paths += [deletes.path for merge in self.plan.merges for deletes in merge]
         return [self.inventory.data_files[path] for path in paths]
 
     def _drop_leftovers(self, folder: str, added: list[DataFile]) -> None:

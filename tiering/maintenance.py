@@ -98,10 +98,12 @@ class MaintenancePolicy:
 class Claim:
     """The claim under which a table is maintained.
 
-    `on_snapshot` is told of a snapshot that took the place of the one readers use.
+    `snapshot_id` is the one the service tells readers to use; it stays, whatever its age.
+    `on_snapshot` is told of a snapshot that takes its place.
     """
 
     epoch: int
+    snapshot_id: int | None
     check: Callable[[], None] = lambda: None
     is_cancelled: Callable[[], bool] = lambda: False
     on_snapshot: Callable[[int], None] = lambda _: None
@@ -234,8 +236,10 @@ class Maintainer:
         table = lake_table.iceberg
         path = str(info.path)
         rewritten = None
+        in_use = claim.snapshot_id
         if is_asked or self._is_rewrite_due(lake_table, memory):
             rewritten = self._rewrite(lake_table, info, claim, rules, memory)
+            in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.
         properties = {
             key: value
@@ -263,7 +267,7 @@ class Maintainer:
                 table,
                 rules.expiry,
                 now_ms=now_ms,
-                pinned=lambda: self._pinned(path),
+                pinned=lambda: {*self._pinned(path), *([] if in_use is None else [in_use])},
                 filesystem=self.filesystem,
                 properties=properties,
                 check_lease=claim.check,

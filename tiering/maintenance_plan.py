@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamhouse.tiering.partition_layout import PartitionValues
+from streamhouse.tiering.position_deletes import FILE_SCOPED_MAX
 
 __all__ = [
     "LiveDeletes",
@@ -28,7 +29,6 @@ __all__ = [
 _CLASS_FACTOR: Final = 8
 _CLASSES: Final = 5
 _FULL_SHARE: Final = 0.75
-FILE_SCOPED_MAX: Final = 8
 # What zstd makes of larger row groups is not known before it is done.
 _SIZE_SLACK: Final = 1.15
 

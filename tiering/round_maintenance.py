@@ -59,7 +59,7 @@ class ClaimedMaintenance:
     def after_round(self, snapshot_id: int) -> None:
         """Do what is due and give the claim back; never raises."""
         try:
-            self.run()
+            self.run(snapshot_id)
         except FencedError as error:
             # The next owner of the table goes on.
             _logger.info("maintenance of table %s stopped: %s", self.info.path, error)
@@ -71,10 +71,16 @@ class ClaimedMaintenance:
         with contextlib.suppress(StreamhouseError):
             self.report(self.lake_table.snapshot_id or snapshot_id, keep_lease=False)
 
-    def run(self, policy: MaintenancePolicy | None = None) -> MaintenanceReport:
-        """Do what is due, or what `policy` asks for; the claim stays."""
+    def run(
+        self, snapshot_id: int | None, policy: MaintenancePolicy | None = None
+    ) -> MaintenanceReport:
+        """Do what is due, or what `policy` asks for; the claim stays.
+
+        `snapshot_id` is the one the service tells readers to use.
+        """
         claim = Claim(
             epoch=self.epoch,
+            snapshot_id=snapshot_id,
             check=self.lease.check,
             is_cancelled=lambda: self.lease.is_lost or self.is_stopping(),
             on_snapshot=lambda snapshot_id: self.report(snapshot_id, keep_lease=True),

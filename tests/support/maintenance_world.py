@@ -50,7 +50,9 @@ class MaintenanceWorld(TieringWorld):
     ) -> MaintenanceReport:
         """Maintain as a worker does that holds the table's newest claim."""
         state = self.service.table_state(path)
-        claim = Claim(epoch=state.lake.tiering_epoch, check=check)
+        claim = Claim(
+            epoch=state.lake.tiering_epoch, snapshot_id=state.lake.snapshot_id, check=check
+        )
         chosen = maintainer or self.maintainer()
         return chosen.maintain(self.open(path), state.table, claim, policy=policy)
 

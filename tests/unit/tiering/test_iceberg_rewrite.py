@@ -105,7 +105,7 @@ def test_deleted_rows_are_folded_in_and_their_delete_files_removed(
     # Of the second file one row is deleted: not worth a rewrite, its delete file stays.
     assert report.rewritten is not None
     assert (report.rewritten.files_before, report.rewritten.rows_dropped) == (1, 41)
-    assert report.rewritten.deletes_removed == 2
+    assert (report.rewritten.deletes_before, report.rewritten.deletes_after) == (2, 0)
     assert len(_live(lake.lake_table())[ManifestContent.DELETES]) == 1
     lake.check()
 
@@ -236,7 +236,9 @@ def test_a_newer_epoch_in_the_lake_fences_maintenance(lake: MaintenanceWorld) ->
 
     # The table is loaded again only when its commit fails.
     with pytest.raises(FencedError, match="was advanced by tiering epoch 9"):
-        maintainer.maintain(lake_table, stale.table, Claim(epoch=stale.lake.tiering_epoch))
+        maintainer.maintain(
+            lake_table, stale.table, Claim(epoch=stale.lake.tiering_epoch, snapshot_id=None)
+        )
     lake.check()
 
 
@@ -252,3 +254,26 @@ def test_a_file_that_is_not_what_its_metadata_says_is_not_rewritten(
     with pytest.raises(CorruptDataError, match="has 9 rows, not the 10"):
         lake.maintain()
     assert not list((lake.folder / "warehouse").rglob("rewrite-*/*"))
+
+
+def test_many_small_delete_files_become_few(lake: MaintenanceWorld) -> None:
+    lake.create_table()
+    lake.tier_rows(200)
+    for n in range(9):
+        lake.delete((0, 20 * n))
+    before = lake.lake_table().current_snapshot()
+    assert before is not None
+
+    report = lake.maintain(policy=lake.policy())
+
+    assert report.rewritten is not None
+    assert (report.rewritten.files_before, report.rewritten.files_after) == (0, 0)
+    assert (report.rewritten.deletes_before, report.rewritten.deletes_after) == (9, 1)
+    [(sequence, positions)] = _live(lake.lake_table())[ManifestContent.DELETES].values()
+    assert positions == 9
+    assert sequence > (before.sequence_number or 0)
+    lake.check()
+    lake.delete((0, 7))
+    lake.check()
+    assert lake.maintain(policy=lake.on_demand()).rewritten is not None
+    lake.check()

@@ -1,0 +1,113 @@
+"""Whatever a primary key table goes through, maintenance changes no row of it.
+
+One example is a table's life: random schema, key, buckets and lake partitioning; batches of
+changes; rounds and maintenances in any order, of any eagerness, some of which die at some step;
+snapshots expire at once. After each the lake is the dict model, and pinned snapshots are what they
+were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintenance import Claim, Maintainer, MaintenancePolicy
+from streamhouse.tiering.maintenance_plan import RewriteLimits
+from tests.property.test_key_tiering import TYPES, partitionings
+from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.kv_rows import batches, table_rules
+from tests.support.tiering_world import Killed
+
+STEPS = (
+    "rewrite-planned",
+    "files-rewritten",
+    "rewrite-staged",
+    "rewrite-committed",
+    "orphans-removed",
+    "snapshots-expired",
+    "files-found",
+)
+
+limits = st.builds(
+    RewriteLimits,
+    target_bytes=st.sampled_from([1, 4_000, 1 << 20]),
+    files_min=st.integers(2, 4),
+    deletes_min=st.integers(2, 4),
+    deleted_share_min=st.sampled_from([0.0001, 0.3, 1.0]),
+    bytes_max=st.sampled_from([1, 1 << 30]),
+    is_eager=st.booleans(),
+)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_maintenance_changes_no_row(data: st.DataObject) -> None:
+    rules = data.draw(table_rules(types=TYPES))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KeyTieringWorld(Path(folder)) as world,
+    ):
+        world.create_key_table(
+            rules.schema.to_arrow(),
+            primary_key=rules.primary_key,
+            bucket_count=data.draw(st.integers(1, 2)),
+            partitioned_by=data.draw(partitionings(rules)),
+            properties={
+                "table.datalake.snapshot.max-age": "1ms",
+                "table.datalake.snapshot.min-count": "1",
+            },
+        )
+        pinned: dict[int, Any] = {}
+        for batch in data.draw(batches(rules, partial=True)):
+            world.change(batch.changes, batch.columns)
+            world.catch_up()
+            state = world.service.table_state(world.PATH)
+            if data.draw(st.booleans()) and state.lake.snapshot_id is not None:
+                pinned[state.lake.snapshot_id] = world.live
+                holder = f"reader-{len(pinned)}"
+                world.service.pin_snapshot(world.PATH, state.lake.snapshot_id, holder=holder)
+            if data.draw(st.booleans()):
+                _maintain(world, data)
+                assert world.in_lake() == world.live
+        _maintain(world, data)
+        assert world.in_lake() == world.live
+        for snapshot_id, rows in pinned.items():
+            assert world.in_lake(snapshot_id) == rows
+
+
+def _maintain(world: KeyTieringWorld, data: st.DataObject) -> None:
+    """Maintain as a worker that may die; what it leaves, the next one copes with."""
+    fatal = data.draw(st.sampled_from([None, *STEPS]))
+
+    def die(step: str) -> None:
+        if step == fatal:
+            raise Killed
+
+    state = world.service.table_state(world.PATH)
+    if state.lake.snapshot_id is None:
+        return
+    maintainer = Maintainer(
+        pins=world.service,
+        runner=world.runner,
+        filesystem=LakeFilesystem(world.catalog.properties),
+        checkpoint=die,
+    )
+    policy = MaintenancePolicy.of(state.table.properties())
+    policy = MaintenancePolicy(rewrite=data.draw(limits), expiry=policy.expiry, orphan_age_ms_min=0)
+    lake_table = world.lake().open_or_create(state.table, state.lake)
+    claim = Claim(
+        epoch=state.lake.tiering_epoch,
+        snapshot_id=state.lake.snapshot_id,
+        on_snapshot=lambda snapshot_id: world.service.set_lake(
+            world.PATH, replace(state.lake, snapshot_id=snapshot_id)
+        ),
+    )
+    with contextlib.suppress(Killed):
+        maintainer.maintain(lake_table, state.table, claim, policy=policy)
