@@ -26,7 +26,7 @@ from streamhouse.storage_service.model.lake import (
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX
 
-__all__ = ["JobOptions", "job_options", "run_job"]
+__all__ = ["JobOptions", "job_options", "read_token", "run_job"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -64,7 +64,7 @@ class JobOptions:
             )
         return cls(
             endpoint=endpoint,
-            token=None if token_file is None else _read_token(token_file),
+            token=None if token_file is None else read_token(token_file),
             tables=tuple(tables),
             is_once=once,
             rows_per_round_max=max_rows_per_round,
@@ -189,7 +189,8 @@ def _stopping_on_signals(stopping: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _read_token(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """Return the bearer token that a file holds."""
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

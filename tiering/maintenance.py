@@ -48,6 +48,7 @@ ROUNDS_BETWEEN_PLANS: Final = 8
 SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
 # So many times more must be due while rows wait in the log.
 PATIENCE_BEHIND: Final = 8
+ON_DEMAND_BYTES_MAX: Final = 4 << 30
 _TABLES_REMEMBERED_MAX: Final = 256
 _ORPHANS_EVERY_MS: Final = 86_400_000
 _ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
@@ -89,6 +90,7 @@ class MaintenancePolicy:
             files_min=2,
             deletes_min=2,
             deleted_share_min=0.05,
+            bytes_max=ON_DEMAND_BYTES_MAX,
             is_eager=True,
         )
         return replace(self, rewrite=eager)

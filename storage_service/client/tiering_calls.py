@@ -26,7 +26,12 @@ class TieringCalls:
     _transport: HttpTransport
 
     def claim_tiering(
-        self, worker_id: str, *, tables: Sequence[str] | None = None, force: bool = False
+        self,
+        worker_id: str,
+        *,
+        tables: Sequence[str] | None = None,
+        force: bool = False,
+        include_idle: bool = False,
     ) -> TieringAssignment | TieringIdle:
         """Ask for a table to tier.
 
@@ -34,6 +39,7 @@ class TieringCalls:
             worker_id: names the worker in messages of the service.
             tables: only these; None means any.
             force: also tables that are still fresh enough.
+            include_idle: also tables whose rows are all in the lake, to maintain that.
         """
         answer = self._transport.request_json(
             "POST",
@@ -42,6 +48,7 @@ class TieringCalls:
                 "worker_id": worker_id,
                 "tables": None if tables is None else list(tables),
                 "force": force,
+                "include_idle": include_idle,
             },
         )
         if answer["assignment"] is not None:

@@ -223,7 +223,9 @@ def _tiering_routes(service: Service) -> APIRouter:
     @routes.post("/claim", summary="Claim the most overdue table for a tiering round.")
     async def claim(body: ClaimTiering) -> dict[str, Any]:
         tables = None if body.tables is None else [service.table(p) for p in body.tables]
-        answer = await coordinator.claim(body.worker_id, tables=tables, force=body.force)
+        answer = await coordinator.claim(
+            body.worker_id, tables=tables, force=body.force, include_idle=body.include_idle
+        )
         return answer.to_json()
 
     @routes.post("/heartbeat", summary="Keep a claim.")

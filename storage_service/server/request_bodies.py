@@ -53,11 +53,13 @@ class AlterSchema(_RequestBody):
 
 
 class ClaimTiering(_RequestBody):
-    """A tiering worker asking for work; `tables` limits it, `force` takes fresh tables too."""
+    """A tiering worker asking for work; `tables` limits it, `force` takes fresh tables too,
+    `include_idle` those with nothing to tier."""
 
     worker_id: Annotated[str, Field(min_length=1, max_length=200)]
     tables: list[str] | None = None
     force: bool = False
+    include_idle: bool = False
 
 
 class HeartbeatTiering(BaseModel):

@@ -106,9 +106,17 @@ class TieringCoordinator:
         self._rounds.pop(table.info.table_id, None)
 
     async def claim(
-        self, worker_id: str, *, tables: Iterable[OpenTable] | None, force: bool
+        self,
+        worker_id: str,
+        *,
+        tables: Iterable[OpenTable] | None,
+        force: bool,
+        include_idle: bool = False,
     ) -> ClaimAnswer:
-        """Claim the most overdue table; with `force` also one that is fresh or paused."""
+        """Claim the most overdue table; with `force` also one that is fresh or paused.
+
+        With `include_idle` also one whose rows are all in the lake, to maintain that.
+        """
         candidates = []
         reason, retry_ms = "no_tables", 1 << 62
         wanted = tuple(self._tables() if tables is None else tables)
@@ -116,20 +124,22 @@ class TieringCoordinator:
         if unread:
             await self._run_blocking(_read_ages, unread)
         for table in wanted:
-            word, wait = self._claimable(table, force=force)
+            word, wait = self._claimable(table, force=force, include_idle=include_idle)
             if not word:
                 candidates.append((wait.lag_ratio, table.info.table_id, table))
             elif wait.wait_ms <= retry_ms:
                 reason, retry_ms = word, wait.wait_ms
         for _, _, table in sorted(candidates, reverse=True, key=lambda c: c[:2]):
-            assignment = await self._grant(table, worker_id, force=force)
+            assignment = await self._grant(table, worker_id, force=force, include_idle=include_idle)
             if assignment is not None:
                 return ClaimAnswer(assignment=assignment)
             reason, retry_ms = "leased", _RETRY_MS_MIN
         retry_ms = max(_RETRY_MS_MIN, min(retry_ms, _RETRY_MS_MAX))
         return ClaimAnswer(assignment=None, reason=reason, retry_after_ms=retry_ms)
 
-    def _claimable(self, table: OpenTable, *, force: bool) -> tuple[str, TableDue]:
+    def _claimable(
+        self, table: OpenTable, *, force: bool, include_idle: bool
+    ) -> tuple[str, TableDue]:
         """Return ('', urgency), or the word for why not and how long that will last."""
         now_s = self._monotonic_s()
         state = self.round_of(table)
@@ -143,10 +153,12 @@ class TieringCoordinator:
             # A damaged log must not keep the other tables from being tiered.
             _logger.warning("event=tiering_unreadable table=%s why=%r", table.path, error.message)
             return "unreadable", later
-        if oldest_us is None:
+        if oldest_us is None and not include_idle:
             return "nothing_to_tier", later
         if state.lease_until_s > now_s:
             return "leased", replace(later, wait_ms=int((state.lease_until_s - now_s) * 1000) + 1)
+        if oldest_us is None:
+            return "", TableDue(wait_ms=0, lag_ratio=0.0)
         age_ms = max(0, self._clock_us() - oldest_us) // 1000
         urgency = due(
             oldest_untiered_age_ms=age_ms,
@@ -161,12 +173,12 @@ class TieringCoordinator:
         return ("not_due" if urgency.wait_ms else ""), urgency
 
     async def _grant(
-        self, table: OpenTable, worker_id: str, *, force: bool
+        self, table: OpenTable, worker_id: str, *, force: bool, include_idle: bool
     ) -> TieringAssignment | None:
         state = self.round_of(table)
         async with state.lock:
             # Another claim may have won while this one waited for the lock.
-            if self._claimable(table, force=force)[0]:
+            if self._claimable(table, force=force, include_idle=include_idle)[0]:
                 return None
             lake = replace(table.lake, tiering_epoch=table.lake.tiering_epoch + 1)
             await self._run_blocking(self._save, table, lake)

@@ -1,0 +1,54 @@
+"""`streamhouse maintain`: tidy one lake table now, or say what that would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.tiering.job import read_token
+
+__all__ = ["command"]
+
+
+@click.command("maintain")
+@click.argument("table", metavar="DB.TABLE")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the bearer token; default: the variable STREAMHOUSE_TOKEN.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Tasks at once. Default: one per core.")
+def command(
+    *,
+    table: str,
+    dry_run: bool,
+    endpoint: str | None,
+    token_file: Path | None,
+    threads: int | None,
+) -> None:
+    """Pack small files of DB.TABLE's lake table, fold deletes, expire snapshots, remove orphans.
+
+    Waits for nobody: while a tiering worker has the table it says so, with exit code 1.
+    """
+    # Not at the top: `--help` must not wait for pyiceberg.
+    from streamhouse.tiering.maintain_job import (
+        maintain_table,
+        plan_table,
+        plan_text,
+        report_text,
+    )
+    from streamhouse.tiering.thread_runner import ThreadRunner
+
+    token = None if token_file is None else read_token(token_file)
+    with StorageClient(endpoint, token=token) as client:
+        catalog = client.lake_catalog()
+        runner = ThreadRunner(threads)
+        if dry_run:
+            click.echo(plan_text(table, plan_table(client, catalog, runner, table)))
+            return
+        for report in maintain_table(client, catalog, runner, table):
+            click.echo(report_text(table, report))

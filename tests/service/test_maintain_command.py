@@ -1,0 +1,101 @@
+"""`streamhouse maintain` against a real service: a dry run, the work, and what readers see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+
+from streamhouse.cli.maintain import command
+from streamhouse.storage_service.client import StorageClient, TieringIdle
+from streamhouse.storage_service.errors import NotFoundError, UnavailableError
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with ServiceProcess(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: ServiceProcess) -> Iterator[StorageClient]:
+    with StorageClient(service.endpoint) as opened:
+        yield opened
+
+
+def _maintain(client: StorageClient, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments, "--endpoint", client.endpoint])
+
+
+def _fill(client: StorageClient, path: str, *, rounds: int) -> None:
+    properties = {
+        "table.datalake.snapshot.max-age": "1ms",
+        "table.datalake.snapshot.min-count": "1",
+        "table.datalake.auto-maintenance": "false",
+    }
+    client.create_table(path, SCHEMA, properties=properties)
+    for number in range(rounds):
+        ids = range(number * 10, number * 10 + 10)
+        client.append(path, pa.table({"id": ids, "name": [f"n{i}" for i in ids]}, schema=SCHEMA))
+        tier_once(client, path)
+
+
+def _lake_table(client: StorageClient, path: str) -> Table:
+    catalog = client.lake_catalog()
+    return load_catalog(catalog.name, **catalog.properties).load_table(f"default.{path}")
+
+
+def test_a_table_is_tidied_on_demand(client: StorageClient) -> None:
+    _fill(client, "events", rounds=3)
+
+    planned = _maintain(client, "events", "--dry-run")
+    assert planned.exception is None, planned.output
+    assert "3 data files" in planned.output
+    assert "rewrite 3 files into about 1" in planned.output
+    assert len(_lake_table(client, "events").metadata.snapshots) == 3
+
+    done = _maintain(client, "default.events")
+    assert done.exception is None, done.output
+    assert "3 files became 1" in done.output
+    # The snapshot before it was current a moment ago, which is longer than a millisecond.
+    assert "snapshots expired" in done.output
+    table = _lake_table(client, "events")
+    assert len(table.inspect.files()) == 1
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(30))
+    state = client.table_state("events")
+    assert state.lake.snapshot_id == table.metadata.current_snapshot_id
+    assert state.positions[0].tiered_offset == 30
+
+    assert "nothing to do" in _maintain(client, "events").output
+    client.append("events", pa.table({"id": [30], "name": ["x"]}, schema=SCHEMA))
+    assert tier_once(client, "events") == 1
+
+
+def test_a_table_that_a_worker_has_is_left_to_it(client: StorageClient) -> None:
+    _fill(client, "busy", rounds=1)
+    client.append("busy", pa.table({"id": [10], "name": ["x"]}, schema=SCHEMA))
+    claim = client.claim_tiering("worker", tables=["busy"], force=True)
+    assert not isinstance(claim, TieringIdle)
+
+    refused = _maintain(client, "busy")
+
+    assert isinstance(refused.exception, UnavailableError)
+    assert "cannot be maintained now: leased" in refused.exception.message
+
+
+def test_a_table_that_was_never_tiered_has_nothing_to_maintain(client: StorageClient) -> None:
+    client.create_table("fresh", SCHEMA)
+    for arguments in (["fresh"], ["fresh", "--dry-run"]):
+        refused = _maintain(client, *arguments)
+        assert isinstance(refused.exception, NotFoundError)
+        assert "has no lake table yet" in refused.exception.message

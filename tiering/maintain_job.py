@@ -1,0 +1,167 @@
+"""Maintenance on demand: one table, now, under a claim of its own; or what it would do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from streamhouse.storage_service.client import StorageClient, TieringIdle
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import (
+    FencedError,
+    NotFoundError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.tiering.iceberg_lake import IcebergLake
+from streamhouse.tiering.lease import Lease
+from streamhouse.tiering.maintenance import (
+    Maintainer,
+    MaintenancePlan,
+    MaintenancePolicy,
+    MaintenanceReport,
+)
+from streamhouse.tiering.ports import TaskRunner
+from streamhouse.tiering.round_maintenance import ClaimedMaintenance
+from streamhouse.tiering.service import new_worker_id
+
+__all__ = ["maintain_table", "plan_table", "plan_text", "report_text"]
+
+# Each pass reads at most four gigabytes; a table that never ends is written faster than packed.
+PASSES_MAX: Final = 10_000
+
+
+def maintain_table(
+    client: StorageClient, catalog: LakeCatalog, runner: TaskRunner, path: str
+) -> Iterator[MaintenanceReport]:
+    """Do everything that helps the lake table of `path`; yield what each pass did.
+
+    Raises:
+        UnavailableError: a tiering worker has the table just now.
+        StreamhouseError: a step failed; the table is right, and those before it are done.
+    """
+    with _opened(catalog) as lake:
+        _lake_state(client, path)
+        answer = client.claim_tiering(new_worker_id(), tables=[path], force=True, include_idle=True)
+        if isinstance(answer, TieringIdle):
+            raise UnavailableError(
+                f"table '{path}' cannot be maintained now: {answer.reason}; try again in"
+                f" {max(1, answer.retry_after_ms // 1000)} s"
+            )
+        state = answer.state
+        lease = Lease(client, table=path, epoch=answer.epoch, lease_ms=answer.lease_ms)
+        lake_table = lake.open_or_create(state.table, state.lake)
+        covered = lake_table.covered
+        if covered is None or covered.epoch > answer.epoch:
+            raise FencedError(
+                f"lake table '{path}' was rolled back or advanced by another worker; run"
+                " 'streamhouse tier --once' to see which"
+            )
+        maintenance = ClaimedMaintenance(
+            maintainer=_maintainer(client, lake, runner),
+            client=client,
+            lake_table=lake_table,
+            info=state.table,
+            epoch=answer.epoch,
+            lease=lease,
+            tiered_offsets=covered.tiered_offsets,
+        )
+        policy = MaintenancePolicy.of(state.table.properties()).on_demand()
+        with lease:
+            try:
+                for _ in range(PASSES_MAX):
+                    report = maintenance.run(lake_table.snapshot_id, policy)
+                    yield report
+                    if not report.has_more:
+                        break
+            finally:
+                with contextlib.suppress(StreamhouseError):
+                    snapshot_id = lake_table.snapshot_id
+                    assert snapshot_id is not None
+                    maintenance.report(snapshot_id, keep_lease=False)
+
+
+def plan_table(
+    client: StorageClient, catalog: LakeCatalog, runner: TaskRunner, path: str
+) -> MaintenancePlan:
+    """Return what `maintain_table` would begin with; changes nothing."""
+    with _opened(catalog) as lake:
+        state = _lake_state(client, path)
+        lake_table = lake.open_or_create(state.table, state.lake)
+        policy = MaintenancePolicy.of(state.table.properties()).on_demand()
+        return _maintainer(client, lake, runner).plan(lake_table, policy, path=path)
+
+
+def plan_text(path: str, plan: MaintenancePlan) -> str:
+    """Return a plan as lines for people."""
+    inventory, rewrite = plan.inventory, plan.rewrite
+    if inventory is None:
+        return f"{path}: the lake table is empty"
+    size = sum(file.size_bytes for file in inventory.files)
+    merged = sum(len(group.files) for group in rewrite.groups)
+    deletes = sum(len(merge) for merge in rewrite.merges)
+    more = ", and more after that" if rewrite.has_more else ""
+    return "\n".join(
+        [
+            f"{path}: {len(inventory.files):,} data files ({_size(size)}),"
+            f" {len(inventory.deletes):,} delete files, {plan.snapshots:,} snapshots",
+            f"  rewrite {merged:,} files into about {len(rewrite.groups):,}"
+            f" ({_size(rewrite.size_bytes)} to read){more}",
+            f"  merge {deletes:,} delete files, drop {len(rewrite.dropped):,} that hide nothing",
+            f"  expire {plan.expirable:,} snapshots",
+            f"  delete {plan.orphans:,} orphans ({_size(plan.orphan_bytes)})",
+        ]
+    )
+
+
+def report_text(path: str, report: MaintenanceReport) -> str:
+    """Return what a pass did as one line for people."""
+    parts = []
+    if (rewritten := report.rewritten) is not None:
+        parts.append(
+            f"{rewritten.files_before:,} files became {rewritten.files_after:,}"
+            f" ({_size(rewritten.bytes_read)} read, {_size(rewritten.bytes_written)} written,"
+            f" {rewritten.rows_dropped:,} deleted rows dropped)"
+        )
+        if rewritten.deletes_before:
+            parts.append(
+                f"{rewritten.deletes_before:,} delete files became {rewritten.deletes_after:,}"
+            )
+    if report.expired.snapshots:
+        parts.append(
+            f"{report.expired.snapshots:,} snapshots expired"
+            f" ({report.expired.files:,} files deleted)"
+        )
+    if report.orphans.files:
+        parts.append(
+            f"{report.orphans.files:,} orphans deleted ({_size(report.orphans.size_bytes)})"
+        )
+    return f"{path}: {'; '.join(parts) if parts else 'nothing to do'}"
+
+
+def _lake_state(client: StorageClient, path: str) -> TableState:
+    state = client.table_state(str(TablePath.parse(path)))
+    if state.lake.snapshot_id is None:
+        raise NotFoundError(f"table '{path}' has no lake table yet; 'streamhouse tier' makes it")
+    return state
+
+
+def _maintainer(client: StorageClient, lake: IcebergLake, runner: TaskRunner) -> Maintainer:
+    return Maintainer(pins=client, runner=runner, filesystem=LakeFilesystem(lake.file_properties))
+
+
+@contextlib.contextmanager
+def _opened(catalog: LakeCatalog) -> Iterator[IcebergLake]:
+    lake = IcebergLake(catalog)
+    try:
+        yield lake
+    finally:
+        lake.close()
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
