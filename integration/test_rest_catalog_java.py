@@ -88,7 +88,7 @@ REFUSED = {
     "ALTER TABLE lake.{t} DROP COLUMN name": "column 'name' must stay",
     "ALTER TABLE lake.{t} UNSET TBLPROPERTIES ('streamhouse.table-id')": "must stay 1",
     "DROP TABLE lake.{t}": "must not be dropped",
-    "ALTER TABLE lake.{t} SET TBLPROPERTIES ('streamhouse.tiered-offsets'='{{}}')": "must stay",
+    "ALTER TABLE lake.{t} SET TBLPROPERTIES ('streamhouse.tiered-offsets'='{{}}')": "tiering round",
 }
 MODES = {"default.copied": "copy-on-write", "default.merged": "merge-on-read"}
 
