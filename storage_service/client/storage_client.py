@@ -18,6 +18,7 @@ from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
 from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
 from streamhouse.storage_service.client.log_batch import LogBatch
 from streamhouse.storage_service.client.schema_calls import SchemaCalls
+from streamhouse.storage_service.client.size_calls import SizeCalls
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
 from streamhouse.storage_service.client.transaction_calls import TransactionCalls
 from streamhouse.storage_service.client.transport import HttpTransport
@@ -42,7 +43,13 @@ _Self = TypeVar("_Self", bound="StorageClient")
 
 
 class StorageClient(
-    BackupCalls, SchemaCalls, TieringCalls, LakePinCalls, KeyValueCalls, TransactionCalls
+    BackupCalls,
+    SchemaCalls,
+    SizeCalls,
+    TieringCalls,
+    LakePinCalls,
+    KeyValueCalls,
+    TransactionCalls,
 ):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 

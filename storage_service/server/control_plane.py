@@ -37,6 +37,7 @@ from streamhouse.storage_service.server.request_bodies import (
     TableName,
 )
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.size_route import size_routes
 from streamhouse.storage_service.server.status_page import status_page
 from streamhouse.storage_service.server.transaction_routes import transaction_routes
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -58,6 +59,7 @@ def build_control_plane(service: Service) -> FastAPI:
     app.include_router(_database_routes(service), tags=["databases"])
     app.include_router(_table_routes(service), tags=["tables"])
     app.include_router(_state_routes(service), tags=["state"])
+    app.include_router(size_routes(service), tags=["state"])
     app.include_router(lake_pin_routes(service), tags=["lake pins"])
     app.include_router(transaction_routes(service), tags=["transactions"])
     app.include_router(_tiering_routes(service), tags=["tiering"])

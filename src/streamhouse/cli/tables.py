@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["command"]
 
@@ -14,11 +15,19 @@ __all__ = ["command"]
 @click.command("tables")
 @click.argument("path", required=False)
 @click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
-def command(path: str | None, endpoint: str | None) -> None:
+@click.option("--sizes", is_flag=True, help="Bytes on the service's disk and in the lake.")
+def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
     """List all tables, or describe the one at PATH (database.table)."""
+    if sizes and path is not None:
+        raise InvalidRequestError("--sizes lists all tables: give no PATH with it")
     console = Console()
     with StorageClient(endpoint) as client:
-        if path is None:
+        if sizes:
+            # The lake library takes a second to import.
+            from streamhouse.cli.table_sizes import sizes_overview
+
+            console.print(sizes_overview(client))
+        elif path is None:
             console.print(_overview(client))
         else:
             _describe(client, path, console)

@@ -1,0 +1,54 @@
+"""`streamhouse tables --sizes` against a real service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from streamhouse.cli.tables import command
+from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.errors import InvalidRequestError
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+
+def _rows(count: int) -> pa.Table:
+    return pa.table({"id": range(count), "name": [f"n{i}" for i in range(count)]}, schema=SCHEMA)
+
+
+def test_bytes_hot_cold_and_doubled(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("default.tiered", SCHEMA, bucket_count=2)
+        client.create_table("default.keyed", SCHEMA, primary_key=["id"])
+        client.append("default.tiered", _rows(10_000))
+        tier_once(client, "default.tiered")
+        client.append("default.tiered", _rows(10_000))
+        client.upsert("default.keyed", _rows(100))
+
+        sizes = client.table_sizes("default.tiered")
+        assert sizes.hot_bytes == pytest.approx(2 * sizes.doubled_bytes, rel=0.1)
+        assert sizes.hot_bytes > 20_000 * 8
+        assert client.table_sizes("default.keyed").buckets[0].key_bytes > 0
+
+        shown = CliRunner().invoke(
+            command, ["--endpoint", service.endpoint, "--sizes"], env={"COLUMNS": "140"}
+        )
+        assert shown.exit_code == 0, shown.output
+        (line,) = [line for line in shown.output.splitlines() if "default.tiered" in line]
+        cells = [cell.strip() for cell in re.split("[│|]", line) if cell.strip()]
+        assert cells[4] == "10,000"
+        # zstd makes less of a row than the log, which is not compressed.
+        assert 0 < float(cells[5]) < 1
+
+        refused = CliRunner().invoke(
+            command, ["--endpoint", service.endpoint, "--sizes", "default.tiered"]
+        )
+        assert isinstance(refused.exception, InvalidRequestError)
