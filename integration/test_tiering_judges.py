@@ -6,10 +6,7 @@ filtered by the partition's source column, which goes wrong when a partition val
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -21,35 +18,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
-from integration.judges.json_rows import to_json
+from integration.judges.every_type import SCHEMA, plain, row
 from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
-
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        ("flag", pa.bool_()),
-        ("tiny", pa.int8()),
-        ("small", pa.int16()),
-        ("number", pa.int32()),
-        ("ratio", pa.float32()),
-        ("amount", pa.float64()),
-        ("price", pa.decimal128(9, 2)),
-        ("wide", pa.decimal128(18, 3)),
-        ("huge", pa.decimal128(38, 10)),
-        ("name", pa.string()),
-        ("raw", pa.binary()),
-        ("day", pa.date32()),
-        ("ts", pa.timestamp("us", tz="UTC")),
-        ("ts_ntz", pa.timestamp("us")),
-        ("tags", pa.list_(pa.int16())),
-        ("counts", pa.map_(pa.string(), pa.int8())),
-        ("place", pa.struct([("city", pa.string()), ("xy", pa.list_(pa.float64()))])),
-    ]
-)
 
 # Partitioning -> filters on its source column. Quoting and literals are SQL of both engines.
 CASES: dict[tuple[str, ...], list[str]] = {
@@ -78,36 +52,7 @@ ROW_COUNT = 60
 ROUNDS = 3
 
 
-def _row(i: int) -> dict[str, Any]:
-    day = dt.date(1970, 1, 1) + dt.timedelta(days=i % 9 - 4)
-    moment = dt.datetime(1970, 1, 1) + dt.timedelta(hours=7 * i - 200, microseconds=i)
-    row = {
-        "id": i,
-        "flag": i % 2 == 0,
-        "tiny": i % 7 - 3,
-        "small": i % 13 - 6,
-        "number": i % 40 - 20,
-        "ratio": i / 4,
-        "amount": -i / 8,
-        "price": (Decimal(i % 11 - 5) / 4).quantize(Decimal("0.01")),
-        "wide": Decimal(i - 30) * Decimal("1234567.891"),
-        "huge": Decimal(f"{i - 30}2345678901234567890.0000000001"),
-        "name": ("", "a", "ü2", "name with spaces/and=more", "ü3")[i % 5],
-        "raw": bytes([i % 3, 255]),
-        "day": day,
-        "ts": moment.replace(tzinfo=dt.UTC),
-        "ts_ntz": moment,
-        "tags": [i % 5, None],
-        "counts": [(f"k{i % 2}", i % 100)],
-        "place": {"city": f"c{i}", "xy": [i / 2]},
-    }
-    # One row in six has nulls wherever they may be, the others have one somewhere.
-    nullable = [name for name in SCHEMA.names if name != "id"]
-    gone = nullable if i % 6 == 5 else [nullable[i % len(nullable)]]
-    return row | dict.fromkeys(gone)
-
-
-ROWS = [_row(i) for i in range(ROW_COUNT)]
+ROWS = [row(i) for i in range(ROW_COUNT)]
 
 
 class Lake:
@@ -175,18 +120,7 @@ def _expected(where: str) -> list[int]:
     return [row[0] for row in found]
 
 
-def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as the judges answer: JSON values, maps as objects, timestamps without a zone."""
-    plain: list[dict[str, Any]] = json.loads(to_json(rows))
-    for row in plain:
-        if row["counts"] is not None:
-            row["counts"] = dict(row["counts"])
-        if row["ts"] is not None:
-            row["ts"] = row["ts"].removesuffix("+00:00")
-    return plain
-
-
-EXPECTED = _plain(ROWS)
+EXPECTED = plain(ROWS)
 ALL = f"SELECT {', '.join(SCHEMA.names)} FROM lake_table ORDER BY id"
 SYSTEM = (
     "SELECT count(*) AS n, count(DISTINCT __bucket * 1000 + __offset) AS addresses,"
@@ -204,10 +138,10 @@ def test_stock_pyiceberg_and_duckdb_read_every_row(
 
     stock = sorted(lake.stock_rows(partitioned_by), key=lambda row: row["id"])
 
-    assert _plain(stock) == EXPECTED
+    assert plain(stock) == EXPECTED
     if partitioned_by in ((), ("name",), ("hour(ts)", "flag")):
         # A process each: for the rest, the filters below read every file too.
-        assert _plain(read_with_duckdb(location, ALL)) == EXPECTED
+        assert plain(read_with_duckdb(location, ALL)) == EXPECTED
         assert read_with_duckdb(location, SYSTEM) == [
             {"n": ROW_COUNT, "addresses": ROW_COUNT, "timed": True}
         ]
@@ -243,4 +177,4 @@ def test_iceberg_java_reads_every_table_whole_and_by_filter(lake: Lake) -> None:
     *answers, everything = read_many_with_spark35(requests)
 
     assert dict(zip(requests, answers, strict=False)) == dict(zip(requests, expected, strict=False))
-    assert _plain(everything) == EXPECTED
+    assert plain(everything) == EXPECTED
