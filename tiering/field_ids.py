@@ -16,7 +16,12 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake import (
+    CHANGE_TYPE_FIELD_ID,
+    LAKE_CHANGE_TYPE_FIELD,
+    LAKE_SYSTEM_FIELDS,
+    SYSTEM_FIELD_ID_FIRST,
+)
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = [
@@ -82,8 +87,13 @@ def _paths_inside(data_type: pa.DataType, path: FieldPath) -> Iterator[FieldPath
         yield from _paths_inside(child.type, (*path, child.name))
 
 
-def lake_arrow_schema(schema: Schema, nested_ids: Mapping[FieldPath, int]) -> pa.Schema:
-    """Return the schema of the table's lake files: user columns, then the system columns."""
+def lake_arrow_schema(
+    schema: Schema, nested_ids: Mapping[FieldPath, int], *, has_changes: bool = False
+) -> pa.Schema:
+    """Return the schema of the table's lake files: user columns, then the system columns.
+
+    Files of a full history, which `has_changes`, have the change type between them.
+    """
     fields = [
         _numbered(
             pa.field(column.name, column.type, nullable=column.nullable),
@@ -93,6 +103,8 @@ def lake_arrow_schema(schema: Schema, nested_ids: Mapping[FieldPath, int]) -> pa
         )
         for column in schema.columns
     ]
+    if has_changes:
+        fields.append(_with_id(LAKE_CHANGE_TYPE_FIELD, CHANGE_TYPE_FIELD_ID))
     fields += [
         _with_id(field, SYSTEM_FIELD_ID_FIRST + position)
         for position, field in enumerate(LAKE_SYSTEM_FIELDS)

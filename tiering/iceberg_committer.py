@@ -34,7 +34,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
-from streamhouse.tiering.iceberg_creation import LakeLayout, layout_of
+from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.tiering.iceberg_live_files import LiveFiles, LiveFilesCache
 from streamhouse.tiering.iceberg_offsets import (
     CoveredOffsets,
@@ -81,12 +81,21 @@ class IcebergLakeTable:
     """One open lake table, as of when it was last loaded. Not thread-safe."""
 
     def __init__(
-        self, table: Table, info: TableInfo, *, live_files: LiveFilesCache | None = None
+        self,
+        table: Table,
+        info: TableInfo,
+        *,
+        live_files: LiveFilesCache | None = None,
+        has_changes: bool = False,
     ) -> None:
         self._table = table
         self._info = info
+        self.has_changes = has_changes
+        """Whether it is the table's full history: every change, instead of rows."""
+        self.name = ".".join(lake_identifier(info, has_changes=has_changes))
+        """`database.table`, as the catalog has it."""
         self._live_files = live_files or LiveFilesCache()
-        self._layout = layout_of(table, info)
+        self._layout = layout_of(table, info, has_changes=has_changes)
 
     @property
     def uuid(self) -> str:
@@ -107,11 +116,13 @@ class IcebergLakeTable:
     @property
     def covered(self) -> CoveredOffsets | None:
         """The offsets that the current snapshot covers, None before the first round."""
-        return covered_offsets(self._table.metadata, table_id=self._info.table_id)
+        return covered_offsets(
+            self._table.metadata, table_id=self._info.table_id, has_changes=self.has_changes
+        )
 
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
-        with catalog_errors(f"read the files of lake table '{self._info.path}'"):
+        with catalog_errors(f"read the files of lake table '{self.name}'"):
             return self._live_files.of(self._table)
 
     @property
@@ -155,6 +166,7 @@ class IcebergLakeTable:
             table_id=self._info.table_id,
             epoch=commit.epoch,
             tiered_offsets=commit.tiered_offsets,
+            has_changes=self.has_changes,
         )
         attempts = _Attempts()
         self._check_base(commit)
@@ -166,7 +178,7 @@ class IcebergLakeTable:
         except StreamhouseError as error:
             if attempts.is_unknown and not isinstance(error, UnknownOutcomeError):
                 raise UnknownOutcomeError(
-                    f"lake table '{self._info.path}': a commit may still land; then came: {error}"
+                    f"lake table '{self.name}': a commit may still land; then came: {error}"
                 ) from error
             raise
 
@@ -181,7 +193,7 @@ class IcebergLakeTable:
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             if attempt:
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
-            with catalog_errors(f"write metadata of lake table '{self._info.path}'"):
+            with catalog_errors(f"write metadata of lake table '{self.name}'"):
                 staged = stage_snapshot(
                     self._table,
                     changes,
@@ -197,12 +209,12 @@ class IcebergLakeTable:
             if landed is not None:
                 attempts.clean_up(self._table, landed=landed)
                 return landed
-            _logger.warning("commit to lake table %s failed: %s", self._info.path, error)
+            _logger.warning("commit to lake table %s failed: %s", self.name, error)
             if isinstance(error, _REFUSALS):
                 break
         attempts.clean_up(self._table, landed=None)
         raise UnavailableError(
-            f"lake table '{self._info.path}': {len(attempts.snapshot_ids)} commits failed,"
+            f"lake table '{self.name}': {len(attempts.snapshot_ids)} commits failed,"
             f" the last with {type(error).__name__}: {error}"
         )
 
@@ -229,7 +241,7 @@ class IcebergLakeTable:
         except Exception as error:
             # Every failure to look means not knowing.
             raise UnknownOutcomeError(
-                f"lake table '{self._info.path}': a commit may have landed, and the catalog cannot"
+                f"lake table '{self.name}': a commit may have landed, and the catalog cannot"
                 f" be asked: {error}"
             ) from error
         for snapshot_id in attempts.snapshot_ids:
@@ -256,7 +268,7 @@ class IcebergLakeTable:
                 # The snapshot that every attempt asserted is no longer the current one.
                 attempts.is_unknown = False
                 raise UnavailableError(
-                    f"lake table '{self._info.path}': another engine rewrote {len(gone)} files"
+                    f"lake table '{self.name}': another engine rewrote {len(gone)} files"
                     f" while rows of them were retracted, such as '{min(gone)}'; nothing was added,"
                     " the next round finds the rows where they are now"
                 )
@@ -266,7 +278,7 @@ class IcebergLakeTable:
         found = dict.fromkeys(commit.base_offsets, 0) if covered is None else covered.tiered_offsets
         if dict(found) != dict(commit.base_offsets):
             raise FencedError(
-                f"lake table '{self._info.path}' was advanced by another tiering worker"
+                f"lake table '{self.name}' was advanced by another tiering worker"
                 f" (epoch {covered.epoch if covered else 0}, this one has {commit.epoch});"
                 " nothing was added"
             )

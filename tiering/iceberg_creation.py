@@ -28,7 +28,7 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, changelog_lake_name
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import (
     FieldPath,
@@ -44,7 +44,7 @@ from streamhouse.tiering.iceberg_schema import (
 )
 from streamhouse.tiering.partition_layout import LakePartitionField, lake_partitioning
 
-__all__ = ["LakeLayout", "create_lake_table", "layout_of"]
+__all__ = ["LakeLayout", "create_lake_table", "lake_identifier", "layout_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +59,33 @@ class LakeLayout:
 
 
 def create_lake_table(
-    catalog: Catalog, table: TableInfo, *, service_id: str = "", folder_suffix: str = ""
+    catalog: Catalog,
+    table: TableInfo,
+    *,
+    service_id: str = "",
+    folder_suffix: str = "",
+    has_changes: bool = False,
 ) -> Table:
     """Create the lake table and return it as the catalog has it.
 
-    `folder_suffix` is appended to the place that the catalog proposes.
+    `folder_suffix` is appended to the place that the catalog proposes. With `has_changes` it is the
+    one of the table's full history.
 
     Raises whatever the catalog raises, also when another worker created it first.
     """
-    identifier = (table.path.database, table.path.table)
+    identifier = lake_identifier(table, has_changes=has_changes)
     catalog.create_namespace_if_not_exists(table.path.database)
     nested_ids = assign_nested_ids(table.schema)
-    schema = lake_schema(table.schema, nested_ids, primary_key=table.descriptor.primary_key)
-    spec = lake_partition_spec(lake_partitioning(table.descriptor), schema)
+    schema = lake_schema(
+        table.schema,
+        nested_ids,
+        primary_key=table.descriptor.primary_key,
+        has_changes=has_changes,
+    )
+    partitioning = lake_partitioning(table.descriptor, has_changes=has_changes)
+    spec = lake_partition_spec(partitioning, schema)
     sort_order = lake_sort_order(schema)
-    properties = lake_properties(table, service_id=service_id)
+    properties = lake_properties(table, service_id=service_id, has_changes=has_changes)
     # Only what the catalog decides is taken from its proposal: identity, place, format version.
     staged = catalog.create_table_transaction(identifier, schema, properties=properties)._table
     updates = (
@@ -92,19 +104,30 @@ def create_lake_table(
     return catalog.load_table(identifier)
 
 
-def layout_of(lake_table: Table, table: TableInfo) -> LakeLayout:
-    """Return how files for `lake_table` must be written.
+def lake_identifier(table: TableInfo, *, has_changes: bool = False) -> tuple[str, str]:
+    """Return the name in the catalog of the table's lake table, or of its full history."""
+    name = table.path.table
+    return table.path.database, changelog_lake_name(name) if has_changes else name
+
+
+def layout_of(lake_table: Table, table: TableInfo, *, has_changes: bool = False) -> LakeLayout:
+    """Return how files for `lake_table`, of rows or of changes, must be written.
 
     Columns, partition specs and sort orders that another engine added are left alone. Raises
     `UnsupportedError` naming what is not as Streamhouse made it.
     """
     metadata = lake_table.metadata
-    where = f"lake table '{table.path}'"
+    where = f"lake table '{'.'.join(lake_identifier(table, has_changes=has_changes))}'"
     if metadata.format_version != 2:
         raise UnsupportedError(f"{where} has format version {metadata.format_version}, not 2")
     found = metadata.schema()
     nested_ids = assign_nested_ids(table.schema, known=_own_nested_ids(found))
-    wanted = lake_schema(table.schema, nested_ids, primary_key=table.descriptor.primary_key)
+    wanted = lake_schema(
+        table.schema,
+        nested_ids,
+        primary_key=table.descriptor.primary_key,
+        has_changes=has_changes,
+    )
     for field in wanted.fields:
         try:
             there = found.find_field(field.field_id)
@@ -115,9 +138,9 @@ def layout_of(lake_table: Table, table: TableInfo) -> LakeLayout:
                 f"{where}: field {field.field_id} must be '{field.name}' {field.field_type}, but is"
                 f" {'missing' if there is None else f'{there.name!r} {there.field_type}'}"
             )
-    partitioning = lake_partitioning(table.descriptor)
+    partitioning = lake_partitioning(table.descriptor, has_changes=has_changes)
     return LakeLayout(
-        file_schema=lake_arrow_schema(table.schema, nested_ids),
+        file_schema=lake_arrow_schema(table.schema, nested_ids, has_changes=has_changes),
         iceberg_schema=wanted,
         partitioning=partitioning,
         spec_id=_spec_id(lake_table, lake_partition_spec(partitioning, wanted), where=where),

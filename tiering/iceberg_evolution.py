@@ -30,14 +30,18 @@ __all__ = ["evolve_lake_table"]
 _logger = logging.getLogger(__name__)
 
 
-def evolve_lake_table(catalog: Catalog, lake_table: Table, table: TableInfo) -> Table:
+def evolve_lake_table(
+    catalog: Catalog, lake_table: Table, table: TableInfo, *, has_changes: bool = False
+) -> Table:
     """Return the lake table with the columns of `table`, committed if they were not yet.
+
+    `has_changes`: it is the lake table of the table's full history.
 
     A commit that loses against another one is no error: the table is read again and judged anew.
     """
     if table.schema_id == 0:
         return lake_table
-    wanted = _wanted(lake_table, table)
+    wanted = _wanted(lake_table, table, has_changes=has_changes)
     if wanted is None:
         return lake_table
     metadata = lake_table.metadata
@@ -56,16 +60,23 @@ def evolve_lake_table(catalog: Catalog, lake_table: Table, table: TableInfo) -> 
     else:
         _logger.info("lake table %s has schema version %d now", table.path, table.schema_id)
     found = catalog.load_table(lake_table.name())
-    return found if _wanted(found, table) is None else evolve_lake_table(catalog, found, table)
+    if _wanted(found, table, has_changes=has_changes) is None:
+        return found
+    return evolve_lake_table(catalog, found, table, has_changes=has_changes)
 
 
-def _wanted(lake_table: Table, table: TableInfo) -> IcebergSchema | None:
+def _wanted(lake_table: Table, table: TableInfo, *, has_changes: bool) -> IcebergSchema | None:
     """Return the schema the lake table should have, or None if it has it."""
     found = lake_table.metadata.schema()
     nested_ids = assign_nested_ids(
         table.schema, known=_nested_ids_ever(lake_table), highest_used=_highest_nested(lake_table)
     )
-    ours = lake_schema(table.schema, nested_ids, primary_key=table.descriptor.primary_key)
+    ours = lake_schema(
+        table.schema,
+        nested_ids,
+        primary_key=table.descriptor.primary_key,
+        has_changes=has_changes,
+    )
     known = table.column_ids | {field.field_id for field in ours.fields}
     foreign = [field for field in found.fields if field.field_id not in known]
     fields = (*ours.fields, *foreign)

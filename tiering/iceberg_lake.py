@@ -20,15 +20,17 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import (
+    CHANGELOG_OF_PROPERTY,
     SERVICE_ID_PROPERTY,
     TABLE_ID_PROPERTY,
+    ChangelogLakeState,
     LakeCatalog,
     LakeState,
 )
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
-from streamhouse.tiering.iceberg_creation import create_lake_table
+from streamhouse.tiering.iceberg_creation import create_lake_table, lake_identifier
 from streamhouse.tiering.iceberg_evolution import evolve_lake_table
 from streamhouse.tiering.iceberg_live_files import LiveFilesCache
 
@@ -61,18 +63,30 @@ class IcebergLake:
             self._catalog.close()
             self._catalog = None
 
-    def open_or_create(self, table: TableInfo, state: LakeState) -> IcebergLakeTable:
+    def open_or_create(
+        self,
+        table: TableInfo,
+        state: LakeState | ChangelogLakeState | None,
+        *,
+        has_changes: bool = False,
+    ) -> IcebergLakeTable:
         """Return the lake table of `table`, created if the table was never tiered.
+
+        With `has_changes` the one of its full history. `state` is what the service knows of it.
 
         Raises:
             AlreadyExistsError: the name is taken by a table that is not this one's lake.
             NotFoundError: the table was tiered, but its lake table is not in the catalog.
             UnavailableError: the catalog cannot be reached.
         """
-        with catalog_errors(f"open lake table '{table.path}'"):
-            found = self._load_or_create(table, state)
-        self._check_owner(found, table, state)
-        return IcebergLakeTable(found, table, live_files=self._live_files_of(found))
+        identifier = lake_identifier(table, has_changes=has_changes)
+        owner_property = CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY
+        with catalog_errors(f"open lake table '{'.'.join(identifier)}'"):
+            found = self._load_or_create(table, state, has_changes=has_changes)
+        self._check_owner(found, table, state, owner_property)
+        return IcebergLakeTable(
+            found, table, live_files=self._live_files_of(found), has_changes=has_changes
+        )
 
     def _live_files_of(self, found: Table) -> LiveFilesCache:
         uuid = found.metadata.table_uuid
@@ -82,32 +96,43 @@ class IcebergLake:
             self._live_files.popitem(last=False)
         return cache
 
-    def _load_or_create(self, table: TableInfo, state: LakeState) -> Table:
-        identifier = (table.path.database, table.path.table)
+    def _load_or_create(
+        self, table: TableInfo, state: LakeState | ChangelogLakeState | None, *, has_changes: bool
+    ) -> Table:
+        identifier = lake_identifier(table, has_changes=has_changes)
+        owner_property = CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
                 catalog = self._open_catalog()
                 service_id = self._service_id
                 try:
                     found = catalog.load_table(identifier)
-                    if not self._is_of_a_dropped_table(found, table):
-                        if self._is_of(found, table):
-                            found = evolve_lake_table(catalog, found, table)
+                    if not self._is_of_a_dropped_table(found, table, owner_property):
+                        if self._is_of(found, table, owner_property):
+                            found = evolve_lake_table(
+                                catalog, found, table, has_changes=has_changes
+                            )
                         return found
-                    self._put_aside(catalog, found)
+                    self._put_aside(catalog, found, owner_property)
                     # Engines that clean up below a table's folder must not meet the other's files.
                     suffix = f"-{table.table_id}"
                     return create_lake_table(
-                        catalog, table, service_id=service_id, folder_suffix=suffix
+                        catalog,
+                        table,
+                        service_id=service_id,
+                        folder_suffix=suffix,
+                        has_changes=has_changes,
                     )
                 except (NoSuchTableError, NoSuchNamespaceError):
-                    if state.snapshot_id is not None:
+                    if state is not None and state.snapshot_id is not None:
                         raise NotFoundError(
-                            f"lake table '{table.path}' is not in catalog"
+                            f"lake table '{'.'.join(identifier)}' is not in catalog"
                             f" '{self._described.name}', but rows were tiered to it (snapshot"
                             f" {state.snapshot_id}): restore it, or use the catalog it is in"
                         ) from None
-                    return create_lake_table(catalog, table, service_id=service_id)
+                    return create_lake_table(
+                        catalog, table, service_id=service_id, has_changes=has_changes
+                    )
             except StreamhouseError:
                 raise
             except Exception:  # each kind of catalog says "collided" differently
@@ -127,32 +152,38 @@ class IcebergLake:
     def _service_id(self) -> str:
         return self._described.properties.get(SERVICE_ID_PROPERTY, "")
 
-    def _is_of_a_dropped_table(self, found: Table, table: TableInfo) -> bool:
+    def _is_of_a_dropped_table(self, found: Table, table: TableInfo, owner_property: str) -> bool:
         """Whether an earlier table of this service and name left its lake table behind."""
         properties = found.metadata.properties
         is_this_services = self._service_id and (
             properties.get(SERVICE_ID_PROPERTY) == self._service_id
         )
         # Ids are never reused and grow: a smaller one under the same name was dropped.
-        owner = int(properties.get(TABLE_ID_PROPERTY, "0"))
+        owner = int(properties.get(owner_property, "0"))
         return bool(is_this_services and owner < table.table_id)
 
-    def _is_of(self, found: Table, table: TableInfo) -> bool:
-        return found.metadata.properties.get(TABLE_ID_PROPERTY) == str(table.table_id)
+    def _is_of(self, found: Table, table: TableInfo, owner_property: str) -> bool:
+        return found.metadata.properties.get(owner_property) == str(table.table_id)
 
-    def _put_aside(self, catalog: Catalog, found: Table) -> None:
+    def _put_aside(self, catalog: Catalog, found: Table, owner_property: str) -> None:
         """Rename the lake table of a dropped table; its rows stay readable under the new name."""
         namespace, name = found.name()
-        aside = f"{name}__dropped_{found.metadata.properties[TABLE_ID_PROPERTY]}"
+        aside = f"{name}__dropped_{found.metadata.properties[owner_property]}"
         _logger.warning(
             "lake table %s.%s holds rows of a table that was dropped; it is %s.%s from now on",
             *(namespace, name, namespace, aside),
         )
         catalog.rename_table((namespace, name), (namespace, aside))
 
-    def _check_owner(self, found: Table, table: TableInfo, state: LakeState) -> None:
-        owner = found.metadata.properties.get(TABLE_ID_PROPERTY)
-        where = f"lake table '{table.path}' in catalog '{self._described.name}'"
+    def _check_owner(
+        self,
+        found: Table,
+        table: TableInfo,
+        state: LakeState | ChangelogLakeState | None,
+        owner_property: str,
+    ) -> None:
+        owner = found.metadata.properties.get(owner_property)
+        where = f"lake table '{'.'.join(found.name())}' in catalog '{self._described.name}'"
         if owner is None:
             raise AlreadyExistsError(
                 f"{where} was not made by Streamhouse: rename it, or the streamhouse table"
@@ -164,7 +195,7 @@ class IcebergLake:
                 " the catalog, or use another catalog"
             )
         uuid = str(found.metadata.table_uuid)
-        if state.table_uuid is not None and state.table_uuid != uuid:
+        if state is not None and state.table_uuid not in (None, uuid):
             raise AlreadyExistsError(
                 f"{where} is not the one that was tiered to before (uuid {uuid} instead of"
                 f" {state.table_uuid}): restore that one, or use the catalog it is in"

@@ -17,6 +17,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.model.lake import (
+    CHANGELOG_OF_PROPERTY,
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
     TABLE_ID_PROPERTY,
@@ -45,12 +46,12 @@ class CoveredOffsets:
 
 
 def round_properties(
-    *, table_id: int, epoch: int, tiered_offsets: Mapping[int, int]
+    *, table_id: int, epoch: int, tiered_offsets: Mapping[int, int], has_changes: bool = False
 ) -> dict[str, str]:
     """Return the snapshot properties of a round; `tiered_offsets` has every bucket."""
     return {
         COMMIT_USER_PROPERTY: COMMIT_USER,
-        TABLE_ID_PROPERTY: str(table_id),
+        _owner_property(has_changes): str(table_id),
         TIERING_EPOCH_PROPERTY: str(epoch),
         TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(tiered_offsets),
     }
@@ -58,23 +59,35 @@ def round_properties(
 
 def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
     """Return the table properties that go with a snapshot of those properties."""
-    kept = (TABLE_ID_PROPERTY, TIERING_EPOCH_PROPERTY, TIERED_OFFSETS_PROPERTY)
-    return {key: snapshot[key] for key in kept} | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
+    kept = (
+        TABLE_ID_PROPERTY,
+        CHANGELOG_OF_PROPERTY,
+        TIERING_EPOCH_PROPERTY,
+        TIERED_OFFSETS_PROPERTY,
+    )
+    found = {key: snapshot[key] for key in kept if key in snapshot}
+    return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
 
 
-def covered_offsets(metadata: TableMetadata, *, table_id: int) -> CoveredOffsets | None:
-    """Return what the current snapshot covers, or None when no round of `table_id` is in it."""
+def covered_offsets(
+    metadata: TableMetadata, *, table_id: int, has_changes: bool = False
+) -> CoveredOffsets | None:
+    """Return what the current snapshot covers, or None when no round of `table_id` is in it.
+
+    `has_changes`: it is the lake table of the table's full history.
+    """
+    owner = (_owner_property(has_changes), str(table_id))
     oldest: Snapshot | None = None
     for snapshot in _ancestors(metadata):
         if snapshot.summary is not None:
-            found = _read(snapshot.summary.additional_properties, table_id)
+            found = _read(snapshot.summary.additional_properties, owner)
             if found is not None:
                 return found
         oldest = snapshot
     sequence_number = int(metadata.properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
     if oldest is None or (oldest.sequence_number or 0) < sequence_number:
         return None
-    return _read(metadata.properties, table_id)
+    return _read(metadata.properties, owner)
 
 
 def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
@@ -82,9 +95,13 @@ def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
     return any(snapshot.snapshot_id == snapshot_id for snapshot in _ancestors(metadata))
 
 
-def _read(properties: Mapping[str, str], table_id: int) -> CoveredOffsets | None:
+def _owner_property(has_changes: bool) -> str:
+    return CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY
+
+
+def _read(properties: Mapping[str, str], owner: tuple[str, str]) -> CoveredOffsets | None:
     text = properties.get(TIERED_OFFSETS_PROPERTY)
-    if text is None or properties.get(TABLE_ID_PROPERTY) != str(table_id):
+    if text is None or properties.get(owner[0]) != owner[1]:
         return None
     return CoveredOffsets(
         tiered_offsets=tiered_offsets_from_property(text),

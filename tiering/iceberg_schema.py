@@ -34,12 +34,14 @@ from pyiceberg.types import (
 )
 
 from streamhouse.storage_service.model.lake import (
+    CHANGELOG_OF_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
     TABLE_ID_PROPERTY,
 )
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
     Schema,
@@ -80,22 +82,30 @@ _SIMPLE_TYPES: Final[dict[pa.DataType, IcebergType]] = {
 
 
 def lake_schema(
-    schema: Schema, nested_ids: Mapping[FieldPath, int], *, primary_key: Sequence[str]
+    schema: Schema,
+    nested_ids: Mapping[FieldPath, int],
+    *,
+    primary_key: Sequence[str],
+    has_changes: bool = False,
 ) -> IcebergSchema:
-    """Return the Iceberg schema of a table's lake table: its columns, then the system columns."""
+    """Return the Iceberg schema of a table's lake table: its columns, then the system columns.
+
+    That of a full history, which `has_changes`, has no identifier: a key has many changes.
+    """
     comments = {column.name: column.comment or None for column in schema.columns}
     comments |= {
+        CHANGE_TYPE_COLUMN: "+I insert, -U before and +U after an update, -D delete.",
         BUCKET_COLUMN: "Bucket of the row in the Streamhouse log.",
         OFFSET_COLUMN: "Offset of the row in its bucket; with the bucket, the row's address.",
         TIMESTAMP_COLUMN: "When the row was written to the Streamhouse log.",
     }
     fields = [
-        _field(field, doc=comments[field.name]) for field in lake_arrow_schema(schema, nested_ids)
+        _field(field, doc=comments[field.name])
+        for field in lake_arrow_schema(schema, nested_ids, has_changes=has_changes)
     ]
     keys = {column.name: column.column_id for column in schema.columns}
-    return IcebergSchema(
-        *fields, schema_id=0, identifier_field_ids=[keys[name] for name in primary_key]
-    )
+    identifier = [] if has_changes else [keys[name] for name in primary_key]
+    return IcebergSchema(*fields, schema_id=0, identifier_field_ids=identifier)
 
 
 def _field(field: pa.Field, *, doc: str | None = None) -> NestedField:
@@ -168,7 +178,9 @@ def lake_sort_order(schema: IcebergSchema) -> SortOrder:
     )
 
 
-def lake_properties(table: TableInfo, *, service_id: str) -> dict[str, str]:
+def lake_properties(
+    table: TableInfo, *, service_id: str, has_changes: bool = False
+) -> dict[str, str]:
     """Return the properties a new lake table of `table` gets; other engines go by them too."""
     target_bytes = table.properties().datalake_target_file_bytes
     return {
@@ -179,7 +191,7 @@ def lake_properties(table: TableInfo, *, service_id: str) -> dict[str, str]:
         **METADATA_PROPERTIES,
         # Bounds of the system columns find rows by offset, however many columns come before.
         **{f"write.metadata.metrics.column.{field.name}": "full" for field in LAKE_SYSTEM_FIELDS},
-        TABLE_ID_PROPERTY: str(table.table_id),
+        CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY: str(table.table_id),
         **({SERVICE_ID_PROPERTY: service_id} if service_id else {}),
     }
 

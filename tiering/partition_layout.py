@@ -42,13 +42,20 @@ class LakePartitionField:
         return f"{self.transform}[{self.parameter}]"
 
 
-def lake_partitioning(descriptor: TableDescriptor) -> tuple[LakePartitionField, ...]:
+def lake_partitioning(
+    descriptor: TableDescriptor, *, has_changes: bool = False
+) -> tuple[LakePartitionField, ...]:
     """Return the partition fields: the user's, then the one that keeps buckets apart.
+
+    A full history, which `has_changes`, is read in the order of its buckets: it has no others.
 
     The last is `bucket[N]` of the bucket key where that is one column Iceberg can bucket, because
     engines prune by it; else the bucket's number. A name that a column already has gets a number,
     as Iceberg refuses it.
     """
+    by_number = LakePartitionField(name=BUCKET_COLUMN, source=BUCKET_COLUMN, transform="identity")
+    if has_changes:
+        return (by_number,)
     taken = {name.lower() for name in descriptor.schema.names}
     fields = [
         LakePartitionField(
@@ -72,9 +79,7 @@ def lake_partitioning(descriptor: TableDescriptor) -> tuple[LakePartitionField, 
         if (bucketing.source, bucketing.transform, bucketing.parameter) in given:
             return tuple(fields)
     else:
-        bucketing = LakePartitionField(
-            name=BUCKET_COLUMN, source=BUCKET_COLUMN, transform="identity"
-        )
+        bucketing = by_number
     return (*fields, bucketing)
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.lake import (
+    ChangelogLakeState,
+    LakeCatalog,
+    LakeState,
+)
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit
@@ -39,6 +43,7 @@ class TieringClient(Protocol):
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""

@@ -10,6 +10,9 @@ The steps, in order; a worker may die after any of them and the next round finis
     committed         the lake covers the new offsets; the service does not know yet
     completed         the service knows
 
+A table with a full history goes through three more between `planned` and `files-written`, the same
+for its lake table of changes: `history-files-written` and so on (HISTORY_STEPS).
+
 A death before `committed` leaves files nobody refers to; one after it leaves a lake that is ahead
 of the service, which the next round registers and goes on from. Rows are never committed twice:
 the commit asserts that the lake still covers exactly what the round started from.
@@ -20,30 +23,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-    FencedError,
-    StreamhouseError,
-    UnknownOutcomeError,
-)
+from streamhouse.storage_service.errors import FencedError, StreamhouseError
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.lake_task import SplitResult
+from streamhouse.tiering.lake_base import base_offsets
 from streamhouse.tiering.lease import Lease
 from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round_maintenance import ClaimedMaintenance
-from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_round
-from streamhouse.tiering.round_splits import check_results, round_splits
+from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_history, plan_round
+from streamhouse.tiering.round_writer import RoundWriter
 
-__all__ = ["ROUND_STEPS", "RoundResult", "TieringRound"]
+__all__ = ["HISTORY_STEPS", "ROUND_STEPS", "RoundResult", "TieringRound"]
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +54,8 @@ ROUND_STEPS: Final = (
     "committed",
     "completed",
 )
+HISTORY_STEP_PREFIX: Final = "history-"
+HISTORY_STEPS: Final = tuple(HISTORY_STEP_PREFIX + step for step in ROUND_STEPS[3:6])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +131,11 @@ class TieringRound:
     def _run(self, lease: Lease, *, started_s: float) -> RoundResult:
         state = self.assignment.state
         lake_table = self.lake.open_or_create(state.table, state.lake)
+        history = self._open_history()
         self.checkpoint("lake-opened")
-        base = self._base_offsets(lake_table)
+        base = self._base_offsets(lake_table, state.lake)
         if dict(base) != dict(state.lake.tiered_offsets):
-            return self._recover(lake_table, base)
+            return self._recover(lake_table, base, history)
         plan = plan_round(
             table=str(state.table.path),
             covered=base,
@@ -143,32 +144,27 @@ class TieringRound:
             is_primary_key_table=state.table.is_primary_key_table,
         )
         self.checkpoint("planned")
-        folder = (
-            f"{lake_table.data_location}/round-{self.assignment.epoch:06d}-{uuid.uuid4().hex[:12]}"
-        )
-        files = LakeFilesystem(self.lake.file_properties)
-        try:
-            results = self._write(lake_table, plan, folder=folder, files=files, lease=lease)
-            self.checkpoint("files-written")
-            lease.check()
-            snapshot_id = self._commit(lake_table, plan, results)
-        except UnknownOutcomeError:
-            # The files may be part of the table.
-            raise
-        except StreamhouseError:
-            with contextlib.suppress(StreamhouseError):
-                files.delete_folder(folder)
-            raise
-        self.checkpoint("committed")
+        writer = self._writer(lease)
+        changelog = None
+        if history is not None:
+            # Before the rows: the history is never behind them, whenever a worker dies.
+            changelog = self._advance_history(history, plan, writer)
+        landed = writer.advance(lake_table, plan)
         maintenance = self._maintenance(lake_table, lease, plan)
         is_untidy = maintenance is not None and maintenance.is_due(state.positions)
-        self._complete(lake_table, snapshot_id, plan.target_offsets, keep_lease=is_untidy)
-        self._drop_leftovers(files, folder, results)
-        written = [file for result in results for file in result.files]
+        self._complete(
+            lake_table,
+            landed.snapshot_id,
+            plan.target_offsets,
+            changelog=changelog,
+            keep_lease=is_untidy,
+        )
+        writer.drop_leftovers(landed)
+        written = [file for result in landed.results for file in result.files]
         result = RoundResult(
             table=str(state.table.path),
             kind="tiered",
-            snapshot_id=snapshot_id,
+            snapshot_id=landed.snapshot_id,
             tiered_offsets=plan.target_offsets,
             row_count=plan.row_count,
             file_count=len(written),
@@ -176,8 +172,55 @@ class TieringRound:
             seconds=time.monotonic() - started_s,
         )
         if maintenance is not None and is_untidy:
-            maintenance.after_round(snapshot_id)
+            maintenance.after_round(landed.snapshot_id)
         return result
+
+    def _writer(self, lease: Lease) -> RoundWriter:
+        return RoundWriter(
+            endpoint=self.client.endpoint,
+            token=self.token,
+            table=self.assignment.state.table,
+            epoch=self.assignment.epoch,
+            files=LakeFilesystem(self.lake.file_properties),
+            runner=self.runner,
+            observer=self.observer,
+            lease=lease,
+            checkpoint=self.checkpoint,
+            is_stopping=self.is_stopping,
+        )
+
+    def _open_history(self) -> IcebergLakeTable | None:
+        state = self.assignment.state
+        if not state.table.properties().datalake_changelog:
+            return None
+        return self.lake.open_or_create(state.table, state.lake.changelog, has_changes=True)
+
+    def _base_offsets(
+        self, lake_table: IcebergLakeTable, known: LakeState | ChangelogLakeState | None
+    ) -> Mapping[int, int]:
+        return base_offsets(
+            lake_table,
+            known,
+            epoch=self.assignment.epoch,
+            bucket_count=self.assignment.state.table.bucket_count,
+        )
+
+    def _advance_history(
+        self, history: IcebergLakeTable, rows: RoundPlan, writer: RoundWriter
+    ) -> ChangelogLakeState:
+        """Bring every change that the round moves into the full history."""
+        covered = self._base_offsets(history, self.assignment.state.lake.changelog)
+        plan = plan_history(rows, covered=covered, limits=self.limits)
+        if plan.splits:
+            landed = writer.advance(history, plan, step_prefix=HISTORY_STEP_PREFIX)
+            writer.drop_leftovers(landed)
+            snapshot_id: int | None = landed.snapshot_id
+        else:
+            snapshot_id = history.snapshot_id
+        assert snapshot_id is not None
+        return ChangelogLakeState(
+            snapshot_id=snapshot_id, table_uuid=history.uuid, tiered_offsets=plan.target_offsets
+        )
 
     def _maintenance(
         self, lake_table: IcebergLakeTable, lease: Lease, plan: RoundPlan
@@ -195,93 +238,28 @@ class TieringRound:
             is_stopping=self.is_stopping,
         )
 
-    def _base_offsets(self, lake_table: IcebergLakeTable) -> Mapping[int, int]:
-        """Return the offsets the lake covers; it is never behind the service."""
-        state = self.assignment.state
-        table = state.table.path
-        recorded = state.lake.tiered_offsets
-        covered = lake_table.covered
-        if covered is None:
-            if state.lake.snapshot_id is None:
-                return recorded
-            raise CorruptDataError(
-                f"lake table '{table}' no longer has the rows tiered to it: its snapshots of"
-                " tiering were rolled back; set its current snapshot to"
-                f" {state.lake.snapshot_id} or a later one"
-            )
-        if covered.epoch > self.assignment.epoch:
-            raise FencedError(
-                f"lake table '{table}' was advanced by tiering epoch {covered.epoch}; this worker"
-                f" has epoch {self.assignment.epoch}"
-            )
-        behind = [b for b, end in recorded.items() if covered.tiered_offsets.get(b, 0) < end]
-        if behind:
-            raise CorruptDataError(
-                f"lake table '{table}', bucket {behind[0]}: it covers offsets up to"
-                f" {covered.tiered_offsets.get(behind[0], 0)}, but {recorded[behind[0]]} were"
-                f" tiered; it was rolled back: set its current snapshot to {state.lake.snapshot_id}"
-                " or a later one"
-            )
-        return covered.tiered_offsets
-
-    def _recover(self, lake_table: IcebergLakeTable, covered: Mapping[int, int]) -> RoundResult:
+    def _recover(
+        self,
+        lake_table: IcebergLakeTable,
+        covered: Mapping[int, int],
+        history: IcebergLakeTable | None,
+    ) -> RoundResult:
         """Tell the service of a snapshot that a worker committed and did not report."""
         snapshot_id = lake_table.snapshot_id
         assert snapshot_id is not None
         table = str(self.assignment.state.table.path)
         _logger.info("table %s: lake snapshot %s was not reported; registering", table, snapshot_id)
-        self._complete(lake_table, snapshot_id, covered)
+        changelog = None
+        if history is not None and history.snapshot_id is not None:
+            changelog = ChangelogLakeState(
+                snapshot_id=history.snapshot_id,
+                table_uuid=history.uuid,
+                tiered_offsets=self._base_offsets(history, self.assignment.state.lake.changelog),
+            )
+        self._complete(lake_table, snapshot_id, covered, changelog=changelog)
         return RoundResult(
             table=table, kind="recovered", snapshot_id=snapshot_id, tiered_offsets=covered
         )
-
-    def _write(
-        self,
-        lake_table: IcebergLakeTable,
-        plan: RoundPlan,
-        *,
-        folder: str,
-        files: LakeFilesystem,
-        lease: Lease,
-    ) -> list[SplitResult]:
-        state = self.assignment.state
-        table = str(state.table.path)
-        splits = round_splits(
-            plan,
-            state.table,
-            lake_table,
-            folder=folder,
-            files=files,
-            endpoint=self.client.endpoint,
-            token=self.token,
-        )
-        self.observer.started(table, rows=plan.row_count, splits=len(splits))
-        try:
-            results = self.runner.run(
-                splits,
-                on_rows=lambda rows: self.observer.wrote(table, rows=rows),
-                is_cancelled=lambda: lease.is_lost or self.is_stopping(),
-            )
-        except StreamhouseError:
-            # A task that was told to stop says so; why it was told is the better error.
-            lease.check()
-            raise
-        finally:
-            self.observer.ended(table)
-        check_results(plan, results, state.table)
-        return results
-
-    def _commit(
-        self, lake_table: IcebergLakeTable, plan: RoundPlan, results: list[SplitResult]
-    ) -> int:
-        commit = LakeCommit(
-            files=[file for result in results for file in result.files],
-            deletes=[deletes for result in results for deletes in result.deletes],
-            base_offsets=plan.base_offsets,
-            tiered_offsets=plan.target_offsets,
-            epoch=self.assignment.epoch,
-        )
-        return lake_table.commit(commit, checkpoint=self.checkpoint)
 
     def _complete(
         self,
@@ -289,6 +267,7 @@ class TieringRound:
         snapshot_id: int,
         offsets: Mapping[int, int],
         *,
+        changelog: ChangelogLakeState | None,
         keep_lease: bool = False,
     ) -> None:
         table = self.assignment.state.table
@@ -299,15 +278,6 @@ class TieringRound:
             lake_snapshot_id=snapshot_id,
             lake_table_uuid=lake_table.uuid,
             tiered_offsets=offsets,
+            changelog=changelog,
             keep_lease=keep_lease,
         )
-
-    def _drop_leftovers(
-        self, files: LakeFilesystem, folder: str, results: list[SplitResult]
-    ) -> None:
-        """Delete what attempts left that were not the ones that counted (retries, speculation)."""
-        kept = {path for result in results for path in result.paths}
-        with contextlib.suppress(StreamhouseError):
-            for path in files.list_folder(folder):
-                if path not in kept:
-                    files.delete(path)

@@ -10,7 +10,7 @@ from typing import Final
 from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
 from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRange
 
-__all__ = ["PlanLimits", "RoundPlan", "plan_round"]
+__all__ = ["PlanLimits", "RoundPlan", "plan_history", "plan_round"]
 
 ROWS_PER_ROUND_MAX: Final = 50_000_000
 ROWS_PER_SPLIT_MIN: Final = 500_000
@@ -89,18 +89,31 @@ def plan_round(
     if is_primary_key_table:
         lags = {bucket: min(lag, limits.key_bucket_rows_max) for bucket, lag in lags.items()}
     shares = _shares(lags, rows_max=limits.rows_max)
+    return _planned(base, {bucket: base[bucket] + rows for bucket, rows in shares.items()}, limits)
+
+
+def plan_history(rows: RoundPlan, *, covered: Mapping[int, int], limits: PlanLimits) -> RoundPlan:
+    """Plan what the full history, which has all changes up to `covered`, lacks of the round `rows`.
+
+    It may be ahead: a round that died between its two commits left it so.
+    """
+    target = {bucket: max(end, covered[bucket]) for bucket, end in rows.target_offsets.items()}
+    return _planned(dict(covered), target, limits)
+
+
+def _planned(base: Mapping[int, int], target: Mapping[int, int], limits: PlanLimits) -> RoundPlan:
     ranges = [
-        OffsetRange(bucket=bucket, start=base[bucket], end=base[bucket] + rows)
-        for bucket, rows in shares.items()
-        if rows
+        OffsetRange(bucket=bucket, start=base[bucket], end=end)
+        for bucket, end in target.items()
+        if end > base[bucket]
     ]
-    total = sum(shares.values())
+    total = sum(whole.row_count for whole in ranges)
     split_rows = max(limits.split_rows_min, -(-total // limits.parallelism))
     splits = [piece for whole in ranges for piece in _cut(whole, split_rows)]
     return RoundPlan(
         splits=tuple(sorted(splits, key=lambda s: (-s.row_count, s.bucket, s.start))),
         base_offsets=base,
-        target_offsets={bucket: start + shares[bucket] for bucket, start in base.items()},
+        target_offsets={bucket: target[bucket] for bucket in base},
     )
 
 

@@ -29,7 +29,8 @@ def round_splits(
     token: str | None,
 ) -> list[TieringSplit]:
     """Return one task for each split of the plan; its files go into `folder`."""
-    retractions = _retractions(plan, lake_table) if table.is_primary_key_table else {}
+    is_folded = table.is_primary_key_table and not lake_table.has_changes
+    retractions = _retractions(plan, lake_table) if is_folded else {}
     lake_schema = lake_table.file_schema.serialize().to_pybytes()
     file_format = FileFormat(target_file_bytes=table.properties().datalake_target_file_bytes)
     return [
@@ -63,16 +64,19 @@ def _retractions(plan: RoundPlan, lake_table: IcebergLakeTable) -> dict[int, Ret
     }
 
 
-def check_results(plan: RoundPlan, results: Sequence[SplitResult], table: TableInfo) -> None:
-    """Raise `CorruptDataError` unless every split was worked on, once and whole."""
+def check_results(
+    plan: RoundPlan, results: Sequence[SplitResult], *, table: str, is_folded: bool
+) -> None:
+    """Raise `CorruptDataError` unless every split was worked on, once and whole.
+
+    `is_folded`: tasks write only the rows that live on, and check their number themselves.
+    """
     done = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
     planned = sorted((s.bucket, s.start, s.end) for s in plan.splits)
     rows = sum(file.row_count for result in results for file in result.files)
-    # Of changes, each task has checked how many rows they leave.
-    is_complete = table.is_primary_key_table or rows == plan.row_count
-    if done != planned or not is_complete:
+    if done != planned or not (is_folded or rows == plan.row_count):
         raise CorruptDataError(
-            f"table '{table.path}': the tasks wrote {rows} rows in {len(done)} splits;"
+            f"table '{table}': the tasks wrote {rows} rows in {len(done)} splits;"
             f" {plan.row_count} in {len(planned)} were planned"
         )
     not_found = sum(result.not_found for result in results)
@@ -80,6 +84,6 @@ def check_results(plan: RoundPlan, results: Sequence[SplitResult], table: TableI
         _logger.warning(
             "table %s: %d retracted rows are in no live file of the lake table; another engine"
             " deleted them before",
-            table.path,
+            table,
             not_found,
         )

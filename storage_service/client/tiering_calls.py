@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 
 __all__ = ["TieringCalls", "TieringIdle"]
@@ -73,10 +73,12 @@ class TieringCalls:
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
+        `changelog` is the snapshot of the table's full history; without it that stays as it is.
         With `keep_lease` the claim goes on, and ends with a call without it.
 
         Raises `FencedError` when `epoch` is not the current one.
@@ -91,6 +93,7 @@ class TieringCalls:
                 "lake_snapshot_id": str(lake_snapshot_id),
                 "lake_table_uuid": lake_table_uuid,
                 "tiered_offsets": {str(b): end for b, end in tiered_offsets.items()},
+                "changelog": None if changelog is None else changelog.to_json(),
                 "keep_lease": keep_lease,
             },
             is_repeatable=True,

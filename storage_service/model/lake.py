@@ -12,16 +12,25 @@ import pyarrow as pa
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
 )
 
-__all__ = ["LAKE_SYSTEM_FIELDS", "LakeCatalog", "LakeState", "parse_catalog_properties"]
+__all__ = [
+    "LAKE_SYSTEM_FIELDS",
+    "ChangelogLakeState",
+    "LakeCatalog",
+    "LakeState",
+    "changelog_lake_name",
+    "parse_catalog_properties",
+]
 
 COMMIT_USER_PROPERTY: Final = "commit-user"
 COMMIT_USER: Final = "streamhouse-tiering"
 SERVICE_ID_PROPERTY: Final = "streamhouse.service-id"
 TABLE_ID_PROPERTY: Final = "streamhouse.table-id"
+CHANGELOG_OF_PROPERTY: Final = "streamhouse.changelog-of-table-id"
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
@@ -45,13 +54,53 @@ LAKE_SYSTEM_FIELDS: Final = (
 SYSTEM_FIELD_ID_FIRST: Final = 1_000_000
 """Far above any user column, so that adding columns never collides."""
 
+LAKE_CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False)
+"""Between the user's and the system columns of a full history: `+I`, `-U`, `+U` or `-D`."""
+
+CHANGE_TYPE_FIELD_ID: Final = SYSTEM_FIELD_ID_FIRST + len(LAKE_SYSTEM_FIELDS)
+
+
+def changelog_lake_name(table: str) -> str:
+    """Return the name of the lake table that keeps the full history of `table`."""
+    return f"{table}$changelog"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangelogLakeState:
+    """The snapshot of a table's full history, and the end offsets per bucket it covers.
+
+    It holds every change from offset 0 on, and never less than the rows' own snapshot covers.
+    """
+
+    snapshot_id: int
+    table_uuid: str
+    tiered_offsets: Mapping[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "snapshot_id": str(self.snapshot_id),
+            "table_uuid": self.table_uuid,
+            "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ChangelogLakeState:
+        """Read the JSON form."""
+        return cls(
+            snapshot_id=int(value["snapshot_id"]),
+            table_uuid=str(value["table_uuid"]),
+            tiered_offsets={int(b): int(e) for b, e in value["tiered_offsets"].items()},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
     """The lake snapshot readers may use, and the end offsets per bucket it covers.
 
     `tiered_offsets` has every bucket. `snapshot_id` is None until the first round commits;
-    `table_uuid` is the Iceberg table's, so that a worker notices a wrong catalog.
+    `table_uuid` is the Iceberg table's, so that a worker notices a wrong catalog. `changelog` is
+    set once a table with `table.datalake.changelog` was tiered.
     """
 
     snapshot_id: int | None = None
@@ -59,6 +108,7 @@ class LakeState:
     tiering_epoch: int = 0
     tiered_offsets: Mapping[int, int] = field(default_factory=dict)
     tiered_at_us: int | None = None
+    changelog: ChangelogLakeState | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -68,18 +118,21 @@ class LakeState:
             "tiering_epoch": self.tiering_epoch,
             "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
             "tiered_at_us": self.tiered_at_us,
+            "changelog": None if self.changelog is None else self.changelog.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LakeState:
         """Read the JSON form."""
         snapshot_id = value.get("snapshot_id")
+        changelog = value.get("changelog")
         return cls(
             snapshot_id=None if snapshot_id is None else int(snapshot_id),
             table_uuid=value.get("table_uuid"),
             tiering_epoch=int(value.get("tiering_epoch", 0)),
             tiered_offsets={int(b): int(e) for b, e in value.get("tiered_offsets", {}).items()},
             tiered_at_us=value.get("tiered_at_us"),
+            changelog=None if changelog is None else ChangelogLakeState.from_json(changelog),
         )
 
 

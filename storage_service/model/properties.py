@@ -82,6 +82,13 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         parse_duration_ms,
         "Wanted upper bound on how far the lake lags behind the log.",
     ),
+    "table.datalake.changelog": (
+        "datalake_changelog",
+        "false",
+        _parse_boolean,
+        "Keep every change of a primary key table in the lake, in `<table>$changelog`. Fixed at"
+        " creation.",
+    ),
     "table.datalake.target-file-bytes": (
         "datalake_target_file_bytes",
         "128mb",
@@ -143,6 +150,7 @@ class TableProperties:
 
     datalake_enabled: bool
     datalake_freshness_ms: int
+    datalake_changelog: bool
     datalake_target_file_bytes: int
     datalake_auto_maintenance: bool
     datalake_snapshot_max_age_ms: int

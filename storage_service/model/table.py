@@ -108,8 +108,16 @@ class TableDescriptor:
                     f"table '{table}': partition field '{partition_field}' is given twice"
                 )
             seen.add(partition_field.name)
-        TableProperties.parse(self.properties, table=table)
+        if TableProperties.parse(self.properties, table=table).datalake_changelog:
+            self._check_full_history()
         self.merge_rules()
+
+    def _check_full_history(self) -> None:
+        if not self.primary_key:
+            raise InvalidSchemaError(
+                f"table '{self.path}': property table.datalake.changelog needs a primary key; the"
+                " lake table of a log table is its full history already"
+            )
 
     def merge_rules(self) -> MergeRules:
         """Return how rows of the same key are merged; of a log table the defaults."""

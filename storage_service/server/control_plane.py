@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import (
     NotFoundError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, ChangelogLakeState
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.access import database_scope
 from streamhouse.storage_service.server.backup_routes import backup_routes
@@ -244,6 +244,9 @@ def _tiering_routes(service: Service) -> APIRouter:
             snapshot_id=int(body.lake_snapshot_id),
             table_uuid=body.lake_table_uuid,
             tiered_offsets=body.tiered_offsets,
+            changelog=None
+            if body.changelog is None
+            else ChangelogLakeState.from_json(body.changelog.model_dump()),
             keep_lease=body.keep_lease,
         )
         return lake.to_json()

@@ -69,6 +69,14 @@ class HeartbeatTiering(BaseModel):
     epoch: _Epoch
 
 
+class CompletedChangelog(_RequestBody):
+    """A committed snapshot of a table's full history. Its id is text because it exceeds 2**53."""
+
+    snapshot_id: _SnapshotId
+    table_uuid: str
+    tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
+
+
 class CompleteTiering(_RequestBody):
     """A lake snapshot that is committed. Its id is text because it exceeds 2**53."""
 
@@ -78,6 +86,7 @@ class CompleteTiering(_RequestBody):
     lake_snapshot_id: _SnapshotId
     lake_table_uuid: str
     tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
+    changelog: CompletedChangelog | None = None
     keep_lease: bool = False
 
 

@@ -66,6 +66,11 @@ async def apply_retention(table: OpenTable, *, now_us: int, run_blocking: RunBlo
         offset_max = tablet.high_watermark
         if properties.datalake_enabled or table.key_writer is not None:
             offset_max = min(offset_max, table.lake.tiered_offsets.get(bucket, 0))
+            if properties.datalake_changelog:
+                history = (
+                    {} if table.lake.changelog is None else table.lake.changelog.tiered_offsets
+                )
+                offset_max = min(offset_max, history.get(bucket, 0))
         if table.key_writer is not None:
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
         if offset_max > tablet.log_start_offset:

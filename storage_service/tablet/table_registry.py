@@ -48,6 +48,8 @@ from streamhouse.storage_service.tablet.durable_json import (
 __all__ = ["TableRegistry"]
 
 FORMAT_VERSION: Final = 1
+# A history that began later would not be the full one.
+_FIXED_PROPERTIES: Final = ("table.datalake.changelog",)
 
 
 class TableRegistry:
@@ -162,7 +164,7 @@ class TableRegistry:
         """Set and remove properties together; raises and changes nothing if any is wrong."""
         info = self.table(path)
         for key in (*updates, *removals):
-            if is_merge_property(key):
+            if is_merge_property(key) or key in _FIXED_PROPERTIES:
                 raise UnsupportedError(
                     f"table '{path}': property {key} is fixed when the table is created"
                 )

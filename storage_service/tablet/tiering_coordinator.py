@@ -24,7 +24,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.storage_service.tablet.blocking import RunBlocking
@@ -206,25 +206,33 @@ class TieringCoordinator:
         snapshot_id: int,
         table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
-        With `keep_lease` the round goes on, otherwise the table may be claimed again.
+        With `changelog` also one of the table's full history; without, that stays as it is. With
+        `keep_lease` the round goes on, otherwise the table may be claimed again.
         """
         _check_table_id(table, table_id)
         state = self.round_of(table)
         async with state.lock:
             self._check_epoch(table, epoch)
             lake = table.lake
-            if lake.snapshot_id != snapshot_id or dict(lake.tiered_offsets) != dict(tiered_offsets):
-                _check_offsets(table, tiered_offsets)
+            history = changelog or lake.changelog
+            reported = (snapshot_id, dict(tiered_offsets), history)
+            if reported != (lake.snapshot_id, dict(lake.tiered_offsets), lake.changelog):
+                _check_offsets(table, tiered_offsets, recorded=lake.tiered_offsets)
+                if history is not None:
+                    recorded = {} if lake.changelog is None else lake.changelog.tiered_offsets
+                    _check_offsets(table, history.tiered_offsets, recorded=recorded)
                 lake = LakeState(
                     snapshot_id=snapshot_id,
                     table_uuid=table_uuid,
                     tiering_epoch=epoch,
                     tiered_offsets=dict(tiered_offsets),
                     tiered_at_us=self._clock_us(),
+                    changelog=history,
                 )
                 await self._run_blocking(self._save, table, lake)
                 table.lake = lake
@@ -313,7 +321,9 @@ def _check_table_id(table: OpenTable, table_id: int) -> None:
         )
 
 
-def _check_offsets(table: OpenTable, tiered_offsets: Mapping[int, int]) -> None:
+def _check_offsets(
+    table: OpenTable, tiered_offsets: Mapping[int, int], *, recorded: Mapping[int, int]
+) -> None:
     path: TablePath = table.path
     wanted = set(range(table.info.bucket_count))
     if set(tiered_offsets) != wanted:
@@ -323,7 +333,7 @@ def _check_offsets(table: OpenTable, tiered_offsets: Mapping[int, int]) -> None:
             f" 0..{table.info.bucket_count - 1}; bucket {odd[0]} is missing or unknown"
         )
     for bucket, end in tiered_offsets.items():
-        current = table.lake.tiered_offsets.get(bucket, 0)
+        current = recorded.get(bucket, 0)
         if end < current:
             raise InvalidRequestError(
                 f"table '{path}', bucket {bucket}: tiered offset {end} would go back from {current}"

@@ -20,7 +20,11 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
 )
 from streamhouse.storage_service.model.conform import conform
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.lake import (
+    ChangelogLakeState,
+    LakeCatalog,
+    LakeState,
+)
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
@@ -174,6 +178,7 @@ class FakeTieringService:
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
+        changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
     ) -> LakeState:
         with self._lock:
@@ -190,6 +195,7 @@ class FakeTieringService:
                 tiering_epoch=epoch,
                 tiered_offsets=dict(tiered_offsets),
                 tiered_at_us=self._now_us,
+                changelog=changelog or table.lake.changelog,
             )
             if not keep_lease:
                 table.holder = ""

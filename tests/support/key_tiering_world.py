@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
 from streamhouse.storage_service.model.table import TableInfo
 from tests.support.kv_model import Change, Entry, KvModel, identity
 from tests.support.tiering_world import TieringWorld
@@ -113,6 +114,25 @@ class KeyTieringWorld(TieringWorld):
             return []
         found = self.lake_table(self.PATH).scan(snapshot_id=snapshot_id).to_arrow().to_pylist()
         return sorted(_addressed(row) for row in found)
+
+    @property
+    def changes(self) -> list[Any]:
+        """(bucket, offset, change type, row) of every change there ever was, comparable."""
+        return sorted(
+            (bucket, entry.offset, CHANGE_TYPE_NAMES[entry.change_type], identity(entry.row))
+            for bucket, model in enumerate(self.buckets)
+            for entry in model.log
+        )
+
+    def history(self) -> list[Any]:
+        """What `changes` was at the last round, as stock pyiceberg reads the full history."""
+        found = self.lake_table(f"{self.PATH}$changelog").scan().to_arrow().to_pylist()
+        return sorted(
+            (bucket, offset, row_type, row)
+            for line in found
+            for row_type in [line.pop("__change_type")]
+            for bucket, offset, row in [_addressed(line)]
+        )
 
     @property
     def lag(self) -> int:

@@ -363,12 +363,14 @@ def test_merge_properties_are_checked_at_creation_and_fixed(tmp_path: Path) -> N
             " not string",
         )
 
-        changed = await service.call(
-            "PATCH",
-            "/v1/tables/keyed/properties",
-            json_body={"set": {"table.merge-engine": "first_row"}},
-        )
-        assert changed.error()[1] == "unsupported"
-        assert "is fixed when the table is created" in changed.error()[2]
+        for key, value in (
+            ("table.merge-engine", "first_row"),
+            ("table.datalake.changelog", "true"),
+        ):
+            changed = await service.call(
+                "PATCH", "/v1/tables/keyed/properties", json_body={"set": {key: value}}
+            )
+            assert changed.error()[1] == "unsupported"
+            assert f"{key} is fixed when the table is created" in changed.error()[2]
 
     _run(tmp_path, scenario)

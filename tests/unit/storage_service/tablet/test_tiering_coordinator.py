@@ -16,6 +16,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.model.lake import ChangelogLakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
@@ -159,6 +160,37 @@ def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> N
         (table,) = world.manager.open_tables()
         assert (table.lake.snapshot_id, table.lake.table_uuid) == (11, "uuid")
         assert [p.tiered_offset for p in table.positions().values()] == [5, 5]
+
+    run(tmp_path, scenario)
+    run(tmp_path, after_restart)
+
+
+def _history(*ends: int) -> ChangelogLakeState:
+    return ChangelogLakeState(
+        snapshot_id=77, table_uuid="history", tiered_offsets=dict(enumerate(ends))
+    )
+
+
+def test_a_full_history_is_reported_with_the_rows_and_stays(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        epoch = (await world.granted()).epoch
+
+        await world.complete(
+            table, epoch, tiered_offsets={0: 3, 1: 3}, changelog=_history(4, 3), keep_lease=True
+        )
+        # Maintenance reports a snapshot of rows alone.
+        lake = await world.complete(table, epoch, tiered_offsets={0: 3, 1: 3}, snapshot_id=12)
+
+        assert (lake.snapshot_id, lake.changelog) == (12, _history(4, 3))
+        for ends, wrong in (((3, 3), "would go back from 4"), ((4, 6), "high watermark 5")):
+            with pytest.raises(InvalidRequestError, match=wrong):
+                await world.complete(table, epoch, changelog=_history(*ends))
+        assert table.lake == lake
+
+    async def after_restart(world: World) -> None:
+        (table,) = world.manager.open_tables()
+        assert table.lake.changelog == _history(4, 3)
 
     run(tmp_path, scenario)
     run(tmp_path, after_restart)

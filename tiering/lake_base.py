@@ -1,0 +1,52 @@
+"""Where a round starts: the offsets that a lake table covers, checked against what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streamhouse.storage_service.errors import CorruptDataError, FencedError
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+
+__all__ = ["base_offsets"]
+
+
+def base_offsets(
+    lake_table: IcebergLakeTable,
+    known: LakeState | ChangelogLakeState | None,
+    *,
+    epoch: int,
+    bucket_count: int,
+) -> Mapping[int, int]:
+    """Return the offsets the lake table covers; it is never behind what the service knows.
+
+    Raises:
+        FencedError: a worker with a later epoch than `epoch` advanced it.
+        CorruptDataError: it was rolled back.
+    """
+    nothing = dict.fromkeys(range(bucket_count), 0)
+    recorded = nothing if known is None else known.tiered_offsets
+    covered = lake_table.covered
+    if covered is None:
+        if known is None or known.snapshot_id is None:
+            return recorded
+        raise CorruptDataError(
+            f"lake table '{lake_table.name}' no longer has the rows tiered to it: its snapshots of"
+            f" tiering were rolled back; set its current snapshot to {known.snapshot_id} or a"
+            " later one"
+        )
+    if covered.epoch > epoch:
+        raise FencedError(
+            f"lake table '{lake_table.name}' was advanced by tiering epoch {covered.epoch}; this"
+            f" worker has epoch {epoch}"
+        )
+    behind = [b for b, end in recorded.items() if covered.tiered_offsets.get(b, 0) < end]
+    if behind:
+        snapshot_id = None if known is None else known.snapshot_id
+        raise CorruptDataError(
+            f"lake table '{lake_table.name}', bucket {behind[0]}: it covers offsets up to"
+            f" {covered.tiered_offsets.get(behind[0], 0)}, but {recorded[behind[0]]} were"
+            f" tiered; it was rolled back: set its current snapshot to {snapshot_id}"
+            " or a later one"
+        )
+    return covered.tiered_offsets

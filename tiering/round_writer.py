@@ -1,0 +1,117 @@
+"""What a round does to one lake table: files written by tasks, then one commit that adds them."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
+from streamhouse.tiering.lake_task import SplitResult
+from streamhouse.tiering.lease import Lease
+from streamhouse.tiering.ports import RoundObserver, TaskRunner
+from streamhouse.tiering.round_planner import RoundPlan
+from streamhouse.tiering.round_splits import check_results, round_splits
+
+__all__ = ["LandedFiles", "RoundWriter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedFiles:
+    """What was committed: the snapshot, and what the tasks wrote for it into `folder`."""
+
+    snapshot_id: int
+    folder: str
+    results: tuple[SplitResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundWriter:
+    """Advances lake tables of one round; `checkpoint` is told each step."""
+
+    endpoint: str
+    token: str | None = field(repr=False)
+    table: TableInfo
+    epoch: int
+    files: LakeFilesystem
+    runner: TaskRunner
+    observer: RoundObserver
+    lease: Lease
+    checkpoint: Callable[[str], None]
+    is_stopping: Callable[[], bool]
+
+    def advance(
+        self, lake_table: IcebergLakeTable, plan: RoundPlan, *, step_prefix: str = ""
+    ) -> LandedFiles:
+        """Write what `plan` moves and commit it; on failure the files are deleted again.
+
+        Files of a commit that may have landed stay (`UnknownOutcomeError`).
+        """
+
+        def checkpoint(step: str) -> None:
+            self.checkpoint(step_prefix + step)
+
+        folder = f"{lake_table.data_location}/round-{self.epoch:06d}-{uuid.uuid4().hex[:12]}"
+        try:
+            results = self._write(lake_table, plan, folder)
+            checkpoint("files-written")
+            self.lease.check()
+            commit = LakeCommit(
+                files=[file for result in results for file in result.files],
+                deletes=[deletes for result in results for deletes in result.deletes],
+                base_offsets=plan.base_offsets,
+                tiered_offsets=plan.target_offsets,
+                epoch=self.epoch,
+            )
+            snapshot_id = lake_table.commit(commit, checkpoint=checkpoint)
+        except UnknownOutcomeError:
+            # The files may be part of the table.
+            raise
+        except StreamhouseError:
+            with contextlib.suppress(StreamhouseError):
+                self.files.delete_folder(folder)
+            raise
+        checkpoint("committed")
+        return LandedFiles(snapshot_id=snapshot_id, folder=folder, results=tuple(results))
+
+    def drop_leftovers(self, landed: LandedFiles) -> None:
+        """Delete what attempts left that were not the ones that counted (retries, speculation)."""
+        kept = {path for result in landed.results for path in result.paths}
+        with contextlib.suppress(StreamhouseError):
+            for path in self.files.list_folder(landed.folder):
+                if path not in kept:
+                    self.files.delete(path)
+
+    def _write(
+        self, lake_table: IcebergLakeTable, plan: RoundPlan, folder: str
+    ) -> list[SplitResult]:
+        splits = round_splits(
+            plan,
+            self.table,
+            lake_table,
+            folder=folder,
+            files=self.files,
+            endpoint=self.endpoint,
+            token=self.token,
+        )
+        path = str(self.table.path)
+        self.observer.started(path, rows=plan.row_count, splits=len(splits))
+        try:
+            results = self.runner.run(
+                splits,
+                on_rows=lambda rows: self.observer.wrote(path, rows=rows),
+                is_cancelled=lambda: self.lease.is_lost or self.is_stopping(),
+            )
+        except StreamhouseError:
+            # A task that was told to stop says so; why it was told is the better error.
+            self.lease.check()
+            raise
+        finally:
+            self.observer.ended(path)
+        is_folded = self.table.is_primary_key_table and not lake_table.has_changes
+        check_results(plan, results, table=path, is_folded=is_folded)
+        return results
