@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -32,10 +32,11 @@ class ServiceProcess:
         data_dir: Path | str,
         *extra_args: str,
         env: Mapping[str, str] | None = None,
+        command: Sequence[str] = _COMMAND,
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 30.0,
     ) -> None:
-        self._arguments = [*_COMMAND, "--data-dir", str(data_dir)]
+        self._arguments = [*command, "--data-dir", str(data_dir)]
         if "--port" not in extra_args:
             self._arguments += ["--port", "0"]
         self._arguments += extra_args
@@ -101,6 +102,10 @@ class ServiceProcess:
     def send(self, signal_number: signal.Signals) -> None:
         """Send a signal and do not wait."""
         self._running().send_signal(signal_number)
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended by itself."""
+        return self._running().poll() is not None
 
     def wait(self) -> int:
         """Wait for the process to end by itself; return the exit code."""

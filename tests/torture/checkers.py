@@ -1,0 +1,289 @@
+"""Judges of what is stored: each compares one table with the history its writers kept.
+
+`check` is called after every restart, while interrupted calls may still land, and again when all
+is quiet. It raises AssertionError with the first contradiction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
+from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from tests.torture.ledger import AppendLedger, KeyLedger, RowId
+from tests.torture.writers import KEYS_ONLY, TransactionWriter
+
+__all__ = ["KeyChecker", "LogChecker", "TransactionChecker"]
+
+_COPIES: Final = TransactionWriter.PARTS * TransactionWriter.ROWS
+
+
+class LogImage:
+    """Everything ever read of one log table: bucket -> the rows by offset. Rows never change."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self.buckets: dict[int, list[RowId]] = {}
+        self.counts: Counter[RowId] = Counter()
+
+    def extend(self, client: StreamhouseClient) -> dict[int, list[RowId]]:
+        """Read on up to a consistent cut; return the rows that are new, by bucket."""
+        state = client.table_state(self.table)
+        news = {}
+        for bucket, positions in state.positions.items():
+            rows = self.buckets.setdefault(bucket, [])
+            start, end = len(rows), positions.high_watermark
+            assert end >= start, (
+                f"{self.table}, bucket {bucket}: rows up to {start} were read, but after the"
+                f" restart it ends at {end}"
+            )
+            try:
+                self._read_log(client, bucket, end)
+            except OffsetOutOfRangeError:
+                # Retention was faster than this reader: tiered rows are in the lake.
+                self._read_lake(client, bucket)
+                self._read_log(client, bucket, end)
+            news[bucket] = rows[start:]
+            self.counts.update(news[bucket])
+        return news
+
+    def check_unchanged(self, client: StreamhouseClient) -> None:
+        """Read everything again: what was read once is still there, in the same places."""
+        again = LogImage(self.table)
+        again.extend(client)
+        for bucket, rows in self.buckets.items():
+            assert again.buckets[bucket][: len(rows)] == rows, (
+                f"{self.table}, bucket {bucket}: rows that were read have changed or gone"
+            )
+
+    def _read_log(self, client: StreamhouseClient, bucket: int, end: int) -> None:
+        rows = self.buckets[bucket]
+        for batch in client.read_range(
+            self.table, bucket, len(rows), end, columns=["writer", "number"]
+        ):
+            assert batch.base_offset == len(rows), f"{self.table}: a gap at {len(rows)}"
+            rows += _row_ids(batch.data)
+
+    def _read_lake(self, client: StreamhouseClient, bucket: int) -> None:
+        rows = self.buckets[bucket]
+        lake = lake_table(client, self.table).scan(
+            row_filter=f"__bucket == {bucket} and __offset >= {len(rows)}",
+            selected_fields=("writer", "number", "__offset"),
+        )
+        found = lake.to_arrow().sort_by("__offset")
+        offsets = found.column("__offset").to_pylist()
+        assert offsets == list(range(len(rows), len(rows) + len(offsets))), (
+            f"{self.table}, bucket {bucket}: the lake has a gap or a row twice after {len(rows)}"
+        )
+        rows += _row_ids(found)
+
+
+class LogChecker:
+    """A log table: every acknowledged row once, at its place; no row that was not sent."""
+
+    def __init__(self, table: str, ledger: AppendLedger) -> None:
+        self.table = table
+        self.ledger = ledger
+        self.image = LogImage(table)
+        self._last: dict[tuple[int, int], int] = {}
+
+    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int:
+        """Judge what is new; return how many rows."""
+        acknowledged = self.ledger.take_acknowledged()
+        news = self.image.extend(client)
+        rows = [row for new in news.values() for row in new]
+        counts = self.image.counts
+        twice = [row for row in rows if counts[row] > 1]
+        assert not twice, f"{self.table}: rows are there twice: {sorted(twice)[:5]}"
+        invented = self.ledger.unsent(rows)
+        assert not invented, f"{self.table}: rows nobody sent: {invented[:5]}"
+        lost = acknowledged.keys() - counts.keys()
+        assert not lost, f"{self.table}: acknowledged rows are lost: {sorted(lost)[:5]}"
+        for row, (bucket, offset) in acknowledged.items():
+            if bucket >= 0:
+                found = self.image.buckets[bucket][offset]
+                assert found == row, (
+                    f"{self.table}, bucket {bucket}, offset {offset}: {found}, but {row} was"
+                    " acknowledged there"
+                )
+        self._check_order(news)
+        return len(rows)
+
+    def _check_order(self, news: Mapping[int, list[RowId]]) -> None:
+        for bucket, rows in news.items():
+            for writer, number in rows:
+                last = self._last.get((bucket, writer), -1)
+                assert number > last, (
+                    f"{self.table}, bucket {bucket}: row {number} of writer {writer} comes after"
+                    f" {last}"
+                )
+                self._last[bucket, writer] = number
+
+    def check_lake(self, client: StreamhouseClient) -> None:
+        """Compare the lake, all of it tiered, with the image; and the union read too."""
+        lake = lake_table(client, self.table).scan(selected_fields=("writer", "number")).to_arrow()
+        assert Counter(_row_ids(lake)) == self.image.counts, f"{self.table}: the lake differs"
+        union = client.read(self.table, columns=["writer", "number"])
+        assert Counter(_row_ids(union)) == self.image.counts, f"{self.table}: a union read differs"
+
+    def check_at_end(self, client: StreamhouseClient) -> None:
+        """Judge everything again."""
+        self.image.check_unchanged(client)
+
+
+class TransactionChecker:
+    """A log table written by transactions only: each is whole or absent, at every cut."""
+
+    def __init__(self, table: str, ledger: AppendLedger) -> None:
+        self.table = table
+        self.ledger = ledger
+        self.image = LogImage(table)
+
+    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int:
+        """Judge what is new; return how many transactions."""
+        acknowledged = self.ledger.take_acknowledged()
+        judged = self.check_cut(client)
+        lost = acknowledged.keys() - self.image.counts.keys()
+        assert not lost, f"{self.table}: committed transactions are lost: {sorted(lost)[:5]}"
+        return judged
+
+    def check_cut(self, client: StreamhouseClient) -> int:
+        """Read on to a cut; every transaction in it is whole, and there once."""
+        new = {row for rows in self.image.extend(client).values() for row in rows}
+        for row in new:
+            count = self.image.counts[row]
+            assert count == _COPIES, f"{self.table}: transaction {row} has {count} of {_COPIES}"
+        invented = self.ledger.unsent(new)
+        assert not invented, f"{self.table}: transactions nobody made: {invented[:5]}"
+        return len(new)
+
+    def check_lake(self, client: StreamhouseClient) -> None:
+        """Compare the lake with the image."""
+        lake = lake_table(client, self.table).scan(selected_fields=("writer", "number")).to_arrow()
+        assert Counter(_row_ids(lake)) == self.image.counts, f"{self.table}: the lake differs"
+
+    def check_at_end(self, client: StreamhouseClient) -> None:
+        """Judge everything again."""
+        self.image.check_unchanged(client)
+
+
+class KeyChecker:
+    """A primary key table: each key has its last version, in lookups and in the changelog."""
+
+    def __init__(self, table: str, ledger: KeyLedger) -> None:
+        self.table = table
+        self.ledger = ledger
+        # bucket -> key -> (version, offset of that row version)
+        self._folded: dict[int, dict[int, tuple[int, int]]] = {}
+        self._read_to: dict[int, int] = {}
+        self._has_all_changes = True
+
+    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int:
+        """Return how many keys were judged."""
+        allowed = self.ledger.allowed()
+        found = self._lookup(client, sorted(allowed))
+        for key, versions in self.ledger.allowed().items():
+            allowed.setdefault(key, {None}).update(versions)
+        for key, version in found.items():
+            assert version in allowed[key], (
+                f"{self.table}: key {key} has version {version}, allowed are {allowed[key]}"
+            )
+        self._fold(client)
+        if is_quiet:
+            self._check_quiet(client, found)
+        return len(found)
+
+    def _check_quiet(self, client: StreamhouseClient, found: dict[int, int | None]) -> None:
+        living = {key: version for key, version in found.items() if version is not None}
+        count = client.count(self.table)
+        assert count == len(living), f"{self.table}: count is {count}, {len(living)} keys are there"
+        if self._has_all_changes:
+            folded = {k: v for rows in self._folded.values() for k, (v, _) in rows.items()}
+            assert folded == living, f"{self.table}: the changelog's fold is not what lookups find"
+
+    def check_lake(self, client: StreamhouseClient) -> None:
+        """Compare the lake, all of it tiered, and the union read with the history."""
+        expected = {key: v for key, v in self.ledger.known.items() if v is not None}
+        lake = lake_table(client, self.table).scan(selected_fields=("key", "version")).to_arrow()
+        for where, rows in (
+            ("lake", lake),
+            ("union read", client.read(self.table, columns=["key", "version"])),
+        ):
+            columns = (rows.column(name).to_pylist() for name in ("key", "version"))
+            assert sorted(zip(*columns, strict=True)) == sorted(expected.items()), (
+                f"{self.table}: the {where} of {rows.num_rows} rows differs from the history's"
+                f" {len(expected)}"
+            )
+
+    def check_at_end(self, client: StreamhouseClient) -> None:
+        """Nothing is left to judge: every check looks at every key."""
+
+    def _lookup(self, client: StreamhouseClient, keys: list[int]) -> dict[int, int | None]:
+        if not keys:
+            return {}
+        rows = client.lookup(self.table, pa.table({"key": keys}, schema=KEYS_ONLY))
+        versions = rows.column("version").to_pylist()
+        return dict(zip(keys, versions, strict=True))
+
+    def _fold(self, client: StreamhouseClient) -> None:
+        """Read the changelog on; every change fits the rows that those before it made."""
+        for bucket, positions in client.table_state(self.table).positions.items():
+            start = self._read_to.get(bucket, 0)
+            if start < positions.log_start_offset:
+                self._has_all_changes = False
+            if not self._has_all_changes:
+                continue
+            rows = self._folded.setdefault(bucket, {})
+            try:
+                for batch in client.read_range(self.table, bucket, start, positions.high_watermark):
+                    self._fold_batch(rows, batch.data, batch.base_offset)
+            except OffsetOutOfRangeError:
+                self._has_all_changes = False
+            self._read_to[bucket] = positions.high_watermark
+
+    def _fold_batch(
+        self, rows: dict[int, tuple[int, int]], changes: pa.RecordBatch, base_offset: int
+    ) -> None:
+        names = ("key", "version", "__change_type", "__retracts")
+        columns = (changes.column(name).to_pylist() for name in names)
+        for offset, (key, version, kind, retracts) in enumerate(
+            zip(*columns, strict=True), base_offset
+        ):
+            before = rows.get(key)
+            where = f"{self.table}: offset {offset}, key {key}"
+            if kind == INSERT:
+                assert before is None, f"{where}: inserted, but it was there"
+            else:
+                assert before is not None, f"{where}: changed, but it was not there"
+                old_version, old_offset = before
+                if kind == UPDATE_BEFORE:
+                    assert version == old_version, f"{where}: a wrong before image"
+                else:
+                    assert retracts == old_offset, f"{where}: retracts {retracts}, not {old_offset}"
+            if kind in (INSERT, UPDATE_AFTER):
+                rows[key] = (version, offset)
+            elif kind == DELETE:
+                del rows[key]
+
+
+def lake_table(client: StreamhouseClient, table: str) -> Any:
+    """Open the lake table with stock pyiceberg."""
+    from pyiceberg.catalog import load_catalog
+
+    catalog = client.lake_catalog()
+    return load_catalog(catalog.name, **catalog.properties).load_table(f"default.{table}")
+
+
+def _row_ids(rows: pa.RecordBatch | pa.Table) -> list[RowId]:
+    pair = (rows.column(name).to_pylist() for name in ("writer", "number"))
+    return list(zip(*pair, strict=True))
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a reader's error only says that the service is down."""
+    return isinstance(error, StreamhouseError) and (error.retriable or error.http_status >= 500)

@@ -1,0 +1,109 @@
+"""`streamhouse serve`, killing itself -9 at a named step. Run as a program:
+
+    python -m tests.torture.doomed_service STEP COUNT SERVE-ARGUMENT...
+
+It dies when STEP is reached for the COUNT-th time. Steps are points between two effects of the
+service: just before or just after one of its functions. A step whose function is gone is an error,
+so that the list cannot quietly go stale.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+__all__ = ["SERVICE_STEPS", "Step"]
+
+
+class Step(NamedTuple):
+    """A point in the service: before or after `function` of `module`."""
+
+    module: str
+    function: str
+    when: Literal["before", "after"]
+
+
+_SERVICE: Final = "streamhouse.storage_service"
+
+SERVICE_STEPS: Final = {
+    "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),
+    "append-written": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.write", "after"),
+    "append-synced": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.sync", "after"),
+    "append-unpublished": Step(f"{_SERVICE}.tablet.group_commit", "CommitGroup.complete", "before"),
+    "append-published": Step(f"{_SERVICE}.tablet.group_commit", "CommitGroup.complete", "after"),
+    "segment-rolling": Step(f"{_SERVICE}.log.segment_roll", "SegmentRoll.run", "before"),
+    "segment-rolled": Step(f"{_SERVICE}.log.segment_roll", "SegmentRoll.run", "after"),
+    "mark-advancing": Step(f"{_SERVICE}.log.durable_mark", "DurableMark.advance", "before"),
+    "mark-advanced": Step(f"{_SERVICE}.log.durable_mark", "DurableMark.advance", "after"),
+    "upsert-planned": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.plan", "after"),
+    "upsert-applying": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.apply", "before"),
+    "upsert-applied": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.apply", "after"),
+    "upsert-published": Step(f"{_SERVICE}.tablet.key_bucket", "KeyBucket.publish", "after"),
+    "rows-writing": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.write", "before"),
+    "rows-written": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.write", "after"),
+    "rows-flushing": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.flush", "before"),
+    "rows-flushed": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.flush", "after"),
+    "segments-expiring": Step(
+        f"{_SERVICE}.log.segment_chain", "SegmentChain.remove_expired", "before"
+    ),
+    "segment-removed": Step(f"{_SERVICE}.log.filesystem", "LocalFilesystem.remove", "after"),
+    "file-renamed": Step(f"{_SERVICE}.log.filesystem", "LocalFilesystem.rename", "after"),
+    "lake-state-saving": Step(f"{_SERVICE}.tablet.lake_store", "save_lake_state", "before"),
+    "lake-state-saved": Step(f"{_SERVICE}.tablet.lake_store", "save_lake_state", "after"),
+}
+"""Step name -> where it is."""
+
+
+def doom(step: Step, count: int) -> None:
+    """Make this process kill itself when `step` is reached for the `count`-th time."""
+    module = importlib.import_module(step.module)
+    *owners, name = step.function.split(".")
+    owner: Any = functools.reduce(getattr, owners, module)
+    function = getattr(owner, name)
+    doomed = _dying(function, step.when, count)
+    setattr(owner, name, doomed)
+    if owner is module:
+        # Who imported the function by name has the old one.
+        for other in list(sys.modules.values()):
+            if getattr(other, name, None) is function:
+                setattr(other, name, doomed)
+
+
+def _dying(function: Callable[..., Any], when: str, count: int) -> Callable[..., Any]:
+    # next() of a counter is atomic: commit, reader and writer threads meet here.
+    reached = itertools.count(1)
+
+    def die_if_due() -> None:
+        if next(reached) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            die_if_due()
+        result = function(*args, **kwargs)
+        if when == "after":
+            die_if_due()
+        return result
+
+    return wrapped
+
+
+def main(step: str, count: str, *arguments: str) -> None:
+    # The routes are imported first, so that names bound at import are replaced there too.
+    importlib.import_module("streamhouse.storage_service.server.service")
+    doom(SERVICE_STEPS[step], int(count))
+    from streamhouse.cli import main as streamhouse
+
+    sys.argv = ["streamhouse", "serve", *arguments]
+    streamhouse()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""What writers asked for and what they were told: the history that stored rows are judged by."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["AppendLedger", "KeyLedger", "RowId"]
+
+RowId = tuple[int, int]
+"""(writer, number): every row ever sent has its own."""
+
+
+@dataclass
+class AppendLedger:
+    """Appends to one log table. Thread-safe.
+
+    `acknowledged`: row -> the bucket and offset it was acknowledged at, -1 where that is not told,
+    of the rows that no `take_acknowledged` has taken. `sent`: every row ever sent.
+    """
+
+    acknowledged: dict[RowId, tuple[int, int]] = field(default_factory=dict)
+    sent: set[RowId] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def sending(self, rows: Iterable[RowId]) -> None:
+        """Note rows before they are sent."""
+        with self._lock:
+            self.sent.update(rows)
+
+    def stored(self, places: Mapping[RowId, tuple[int, int]]) -> None:
+        """Note an acknowledgement."""
+        with self._lock:
+            self.acknowledged.update(places)
+
+    def take_acknowledged(self) -> dict[RowId, tuple[int, int]]:
+        """Return what was acknowledged since the last time."""
+        with self._lock:
+            taken, self.acknowledged = self.acknowledged, {}
+            return taken
+
+    def unsent(self, rows: Iterable[RowId]) -> list[RowId]:
+        """Return those of `rows` that nobody sent."""
+        with self._lock:
+            return [row for row in rows if row not in self.sent]
+
+
+@dataclass
+class KeyLedger:
+    """Writes to one primary key table. Thread-safe; each key belongs to one writer.
+
+    `known`: key -> version of the last acknowledged write, None once it was deleted.
+    `open`: key -> version (None: a delete) of a write that is being sent.
+    """
+
+    known: dict[int, int | None] = field(default_factory=dict)
+    open: dict[int, int | None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def sending(self, versions: Mapping[int, int | None]) -> None:
+        """Note a write before it is sent."""
+        with self._lock:
+            assert not self.open.keys() & versions.keys(), "a key has one writer"
+            self.open.update(versions)
+
+    def stored(self, versions: Mapping[int, int | None]) -> None:
+        """Note an acknowledgement."""
+        with self._lock:
+            self.known.update(versions)
+            for key in versions:
+                del self.open[key]
+
+    def allowed(self) -> dict[int, set[int | None]]:
+        """Return the versions each key may have at this moment."""
+        with self._lock:
+            versions: dict[int, set[int | None]] = {key: {v} for key, v in self.known.items()}
+            for key, version in self.open.items():
+                versions.setdefault(key, {None}).add(version)
+            return versions

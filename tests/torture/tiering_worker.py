@@ -1,0 +1,36 @@
+"""A tiering worker that works for ever, or kills itself -9 at a step. Run as a program:
+
+python -m tests.torture.tiering_worker ENDPOINT STEP COUNT
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+
+
+def main(endpoint: str, deadly_step: str, count: str) -> None:
+    from streamhouse.storage_service.client import StorageClient
+    from streamhouse.tiering.iceberg_lake import IcebergLake
+    from streamhouse.tiering.service import TieringService
+    from streamhouse.tiering.thread_runner import ThreadRunner
+
+    reached = itertools.count(1)
+
+    def die(step: str) -> None:
+        if step == deadly_step and next(reached) == int(count):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with StorageClient(endpoint, timeout_s=120) as client:
+        TieringService(
+            client=client,
+            lake=IcebergLake(client.lake_catalog()),
+            runner=ThreadRunner(1),
+            checkpoint=die,
+        ).run_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

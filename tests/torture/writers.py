@@ -1,0 +1,265 @@
+"""Writer threads of the torture test. Each goes on for ever while the gate is open.
+
+A writer repeats an interrupted call until it is answered: idempotence makes that safe, and that is
+what is tested. Only `ImpatientAppender` gives up and leaves an unknown outcome behind.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import (
+    OverloadedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tests.torture.ledger import AppendLedger, KeyLedger
+
+__all__ = [
+    "KEYS_ONLY",
+    "KEYS_PER_WRITER",
+    "KEY_SCHEMA",
+    "LOG_SCHEMA",
+    "Appender",
+    "Gate",
+    "ImpatientAppender",
+    "KeyWriter",
+    "TransactionWriter",
+    "Writer",
+]
+
+LOG_SCHEMA: Final = pa.schema(
+    [
+        pa.field("writer", pa.int64(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+    ]
+)
+KEY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.int64(), nullable=False),
+        pa.field("version", pa.int64()),
+        pa.field("text", pa.string()),
+    ]
+)
+KEYS_ONLY: Final = pa.schema([KEY_SCHEMA.field("key")])
+KEYS_PER_WRITER: Final = 300
+
+_PATIENCE_S: Final = 120.0
+_IMPATIENCE_S: Final = 0.3
+
+
+class Gate:
+    """Lets writers start a call or not, and knows when none is in a call."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open = False
+        self._is_over = False
+        self._inside = 0
+
+    def enter(self) -> bool:
+        """Wait for the gate; False once everything is over."""
+        with self._changed:
+            while not self._is_open and not self._is_over:
+                self._changed.wait()
+            if self._is_over:
+                return False
+            self._inside += 1
+            return True
+
+    def leave(self) -> None:
+        """Say that a call has ended."""
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Let writers go on."""
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let no new call start."""
+        with self._changed:
+            self._is_open = False
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Wait until no call is in progress; whether that came."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._inside == 0, timeout_s)
+
+    def end(self) -> None:
+        """Send everybody home."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class Writer(threading.Thread):
+    """One writer; `error` is what ended it, None while all is well."""
+
+    def __init__(self, gate: Gate, *, endpoint: str, table: str, number: int, seed: int) -> None:
+        super().__init__(name=f"{type(self).__name__}-{table}-{number}", daemon=True)
+        self.gate = gate
+        self.endpoint = endpoint
+        self.table = table
+        self.number = number
+        self.random = random.Random(f"{seed}/{self.name}")
+        self.calls = 0
+        self.rows = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while self.gate.enter():
+                try:
+                    self.rows += self.write()
+                    self.calls += 1
+                finally:
+                    self.gate.leave()
+        except BaseException as error:  # noqa: BLE001 - told to the main thread, which raises it
+            self.error = error
+
+    def write(self) -> int:
+        """Make one call; return how many rows it wrote."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """A text of some length, so that segments fill and batches differ."""
+        return "x" * self.random.choice((0, 3, 40, 400))
+
+
+class Appender(Writer):
+    """Appends with an idempotent writer, until it is told where the rows are."""
+
+    def __init__(self, gate: Gate, ledger: AppendLedger, **common: object) -> None:
+        super().__init__(gate, **common)  # type: ignore[arg-type]
+        self.ledger = ledger
+        self._client = StorageClient(self.endpoint, timeout_s=_PATIENCE_S)
+        self._sent = 0
+
+    def write(self) -> int:
+        count = self.random.choice((1, 2, 10, 100))
+        rows = [(self.number, self._sent + i) for i in range(count)]
+        self._sent += count
+        self.ledger.sending(rows)
+        data = pa.table(
+            {
+                "writer": [writer for writer, _ in rows],
+                "number": [number for _, number in rows],
+                "text": [self.text()] * count,
+            },
+            schema=LOG_SCHEMA,
+        )
+        offsets = self._client.append(self.table, data)
+        # Rows of one call go to one bucket when they are few: then their places are told.
+        places = dict.fromkeys(rows, (-1, -1))
+        if len(offsets) == 1:
+            ((bucket, (start, _)),) = offsets.items()
+            places = {row: (bucket, start + i) for i, row in enumerate(rows)}
+        self.ledger.stored(places)
+        return count
+
+
+class ImpatientAppender(Appender):
+    """Gives up at once: an append it was not told about is there once or not at all."""
+
+    def write(self) -> int:
+        with StorageClient(self.endpoint, timeout_s=_IMPATIENCE_S) as self._client:
+            try:
+                return super().write()
+            except (UnknownOutcomeError, UnavailableError, OverloadedError):
+                return 0
+
+
+class KeyWriter(Writer):
+    """Upserts and deletes its own keys, and reads its own writes."""
+
+    def __init__(self, gate: Gate, ledger: KeyLedger, **common: object) -> None:
+        super().__init__(gate, **common)  # type: ignore[arg-type]
+        self.ledger = ledger
+        self._client = StorageClient(self.endpoint, timeout_s=_PATIENCE_S)
+        self._version = 0
+
+    def write(self) -> int:
+        first = self.number * KEYS_PER_WRITER
+        count = self.random.choice((1, 5, 50, KEYS_PER_WRITER))
+        keys = self.random.sample(range(first, first + KEYS_PER_WRITER), count)
+        self._version += 1
+        if self.random.random() < 0.2:
+            versions: dict[int, int | None] = dict.fromkeys(keys)
+            self.ledger.sending(versions)
+            self._client.delete(self.table, pa.table({"key": keys}, schema=KEYS_ONLY))
+        else:
+            versions = dict.fromkeys(keys, self._version)
+            self.ledger.sending(versions)
+            self._client.upsert(self.table, _key_rows(keys, self._version, self.text()))
+        self.ledger.stored(versions)
+        self._check_own(keys[0], versions[keys[0]])
+        return count
+
+    def _check_own(self, key: int, version: int | None) -> None:
+        row = self._client.lookup_one(self.table, key=key)
+        found = None if row is None else row["version"]
+        assert found == version, f"{self.table}: key {key} is {found} after {version} was written"
+
+
+class TransactionWriter(Writer):
+    """Stages parts and commits them as one transaction, again and again until it is told.
+
+    Row (writer, number): `number` is the transaction's; each has `TRANSACTION_ROWS` rows.
+    """
+
+    def __init__(self, gate: Gate, ledger: AppendLedger, **common: object) -> None:
+        super().__init__(gate, **common)  # type: ignore[arg-type]
+        self.ledger = ledger
+        self._client = StorageClient(self.endpoint, timeout_s=_PATIENCE_S)
+        self._version = 0
+
+    def write(self) -> int:
+        self._version += 1
+        row = (self.number, self._version)
+        self.ledger.sending([row])
+        for _ in range(20):
+            try:
+                return self._try(row)
+            except StreamhouseError as error:
+                # Its transaction may be gone; the version decides whether it happened.
+                failed = error
+        raise failed
+
+    def _try(self, row: tuple[int, int]) -> int:
+        transaction = self._client.begin_transaction(
+            self.table, app_id=f"torture-{self.number}", version=self._version
+        )
+        if not transaction.is_skipped:
+            parts = [transaction.stage(self._rows(row)) for _ in range(self.PARTS)]
+            # A part that is not named is dropped.
+            transaction.stage(self._rows((self.number, -self._version)))
+            if self.random.random() < 0.1:
+                transaction.abort()
+                return self._try(row)
+            transaction.commit(parts)
+        self.ledger.stored({row: (-1, -1)})
+        return self.PARTS * self.ROWS
+
+    PARTS: Final = 3
+    ROWS: Final = 40
+
+    def _rows(self, row: tuple[int, int]) -> pa.Table:
+        columns = {"writer": [row[0]], "number": [row[1]], "text": [self.text()]}
+        return pa.table({name: values * self.ROWS for name, values in columns.items()}, LOG_SCHEMA)
+
+
+def _key_rows(keys: list[int], version: int, text: str) -> pa.Table:
+    count = len(keys)
+    columns = {"key": keys, "version": [version] * count, "text": [text] * count}
+    return pa.table(columns, schema=KEY_SCHEMA)
