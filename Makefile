@@ -69,6 +69,11 @@ integration: java setup ## Everything in integration/, with each foreign engine 
 	$(BIN)/python -m integration.judges.environment
 	$(BIN)/python -m pytest integration
 
+MINUTES ?= 60
+.PHONY: torture
+torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n], judge each time
+	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: lint
 lint: setup ## ruff (rules and format), mypy --strict, import contracts
 	$(BIN)/ruff check .

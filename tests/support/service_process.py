@@ -14,10 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-__all__ = ["ServiceProcess"]
+__all__ = ["DiedAtStart", "ServiceProcess"]
 
 _READY_PREFIX: Final = "streamhouse listening on "
 _COMMAND: Final = (sys.executable, "-c", "from streamhouse.cli import main; main()", "serve")
+
+
+class DiedAtStart(AssertionError):
+    """The service process ended before it served."""
 
 
 class ServiceProcess:
@@ -131,7 +135,7 @@ class ServiceProcess:
             line = stdout.readline().decode().rstrip("\n")
         if not line.startswith(_READY_PREFIX):
             self._running().wait(self._stop_timeout_s)
-            raise AssertionError(
+            raise DiedAtStart(
                 f"the service ended with code {self._running().returncode} instead of serving;"
                 f" stdout: {line!r}; log:\n{self.log_text()}"
             )

@@ -30,6 +30,7 @@ class Step(NamedTuple):
 
 
 _SERVICE: Final = "streamhouse.storage_service"
+_FILES: Final = f"{_SERVICE}.tablet.transaction_files"
 
 SERVICE_STEPS: Final = {
     "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),
@@ -54,6 +55,17 @@ SERVICE_STEPS: Final = {
     ),
     "segment-removed": Step(f"{_SERVICE}.log.filesystem", "LocalFilesystem.remove", "after"),
     "file-renamed": Step(f"{_SERVICE}.log.filesystem", "LocalFilesystem.rename", "after"),
+    "part-staged": Step(_FILES, "TransactionFiles.stage", "after"),
+    "commit-deciding": Step(_FILES, "TransactionFiles.decide", "before"),
+    "commit-decided": Step(_FILES, "TransactionFiles.decide", "after"),
+    "commit-publishing": Step(
+        f"{_SERVICE}.tablet.transaction_commit", "TransactionCommit.publish", "before"
+    ),
+    "commit-published": Step(
+        f"{_SERVICE}.tablet.transaction_commit", "TransactionCommit.publish", "after"
+    ),
+    "parts-dropping": Step(_FILES, "TransactionFiles.drop_parts", "before"),
+    "outcomes-folded": Step(_FILES, "TransactionFiles.fold", "after"),
     "lake-state-saving": Step(f"{_SERVICE}.tablet.lake_store", "save_lake_state", "before"),
     "lake-state-saved": Step(f"{_SERVICE}.tablet.lake_store", "save_lake_state", "after"),
 }

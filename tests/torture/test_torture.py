@@ -6,12 +6,11 @@ import pytest
 
 from tests.torture.torture import torture
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_what_was_acknowledged_survives_kills_of_service_and_worker(seed: int) -> None:
-    report = torture(seed=seed, seconds=1, lives_per_era=5)
-    assert report.kills.total() == 5
+def test_what_was_acknowledged_survives_kills_of_service_and_worker() -> None:
+    report = torture(seed=7, seconds=1, lives_per_era=4)
+    assert report.kills.total() == 4
     assert report.rows_judged > 0
     assert report.cuts_judged > 0

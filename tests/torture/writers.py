@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import Final
 
 import pyarrow as pa
@@ -143,7 +144,7 @@ class Appender(Writer):
     def __init__(self, gate: Gate, ledger: AppendLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
         self.ledger = ledger
-        self._client = StorageClient(self.endpoint, timeout_s=_PATIENCE_S)
+        self._client = _patient_client(self.endpoint)
         self._sent = 0
 
     def write(self) -> int:
@@ -186,7 +187,7 @@ class KeyWriter(Writer):
     def __init__(self, gate: Gate, ledger: KeyLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
         self.ledger = ledger
-        self._client = StorageClient(self.endpoint, timeout_s=_PATIENCE_S)
+        self._client = _patient_client(self.endpoint)
         self._version = 0
 
     def write(self) -> int:
@@ -221,20 +222,23 @@ class TransactionWriter(Writer):
     def __init__(self, gate: Gate, ledger: AppendLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
         self.ledger = ledger
-        self._client = StorageClient(self.endpoint, timeout_s=_PATIENCE_S)
+        self._client = _patient_client(self.endpoint)
         self._version = 0
 
     def write(self) -> int:
         self._version += 1
         row = (self.number, self._version)
         self.ledger.sending([row])
-        for _ in range(20):
+        deadline_s = time.monotonic() + _PATIENCE_S
+        pause = threading.Event()
+        while True:
             try:
                 return self._try(row)
-            except StreamhouseError as error:
+            except StreamhouseError:
                 # Its transaction may be gone; the version decides whether it happened.
-                failed = error
-        raise failed
+                if time.monotonic() > deadline_s:
+                    raise
+            pause.wait(0.1)
 
     def _try(self, row: tuple[int, int]) -> int:
         transaction = self._client.begin_transaction(
@@ -257,6 +261,13 @@ class TransactionWriter(Writer):
     def _rows(self, row: tuple[int, int]) -> pa.Table:
         columns = {"writer": [row[0]], "number": [row[1]], "text": [self.text()]}
         return pa.table({name: values * self.ROWS for name, values in columns.items()}, LOG_SCHEMA)
+
+
+def _patient_client(endpoint: str) -> StorageClient:
+    """A client that rides out restarts: it does so once it has reached the service."""
+    client = StorageClient(endpoint, timeout_s=_PATIENCE_S)
+    client.list_databases()
+    return client
 
 
 def _key_rows(keys: list[int], version: int, text: str) -> pa.Table:
