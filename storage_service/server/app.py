@@ -8,13 +8,18 @@ Whatever goes wrong, the answer is the JSON of a `StreamhouseError` with the req
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import re
 import secrets
 import time
 from typing import Final
 
-from streamhouse.storage_service.errors import InternalError, StreamhouseError
+from streamhouse.storage_service.errors import (
+    InternalError,
+    InvalidRequestError,
+    StreamhouseError,
+)
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.server.append_route import answer_append
 from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
@@ -171,6 +176,7 @@ class ServiceApp:
             limit_name="control_body_bytes_max",
             timeout_ms=self._service.config.body_read_timeout_ms,
         )
+        _check_text(exchange, body)
         is_delivered = False
 
         async def receive() -> Message:
@@ -202,3 +208,18 @@ class ServiceApp:
 
 def _is_iceberg(exchange: HttpExchange) -> bool:
     return exchange.path == REST_CATALOG_PATH or exchange.path.startswith(f"{REST_CATALOG_PATH}/")
+
+
+def _check_text(exchange: HttpExchange, body: bytes) -> None:
+    """Refuse JSON with half a surrogate pair: it is no text, and cannot be stored or sent."""
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{exchange.path[:200]}: the body has half a surrogate pair, which is no text"
+        ) from error
+    except (ValueError, RecursionError):
+        # Refused by whoever reads it, with the place.
+        return

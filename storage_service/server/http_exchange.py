@@ -268,7 +268,8 @@ def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]
     return {
         "error": {
             "code": error.code,
-            "message": error.message,
+            # Half a surrogate pair, quoted from a request, cannot be sent.
+            "message": error.message.encode("utf-8", "backslashreplace").decode(),
             "retriable": error.retriable,
             "request_id": request_id,
         }
