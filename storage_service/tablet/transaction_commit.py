@@ -44,8 +44,8 @@ from streamhouse.storage_service.tablet.transaction_files import Decision
 
 __all__ = ["CommitProgress", "CommitServices", "TransactionCommit"]
 
-_CHUNK_ROWS: Final = 200_000
-_KEY_ROUND_ROWS: Final = 50_000
+_CHUNK_ROWS: Final = 400_000
+_KEY_ROUND_ROWS: Final = 100_000
 _RETRY_S_MIN: Final = 0.05
 _RETRY_S_MAX: Final = 2.0
 
@@ -115,11 +115,14 @@ class TransactionCommit:
         chunks = chunks_of(
             self._parts, done=done, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
         )
-        while True:
-            chunk = await self._services.run_blocking(next, chunks, None)
-            if chunk is None:
-                break
-            self.timestamp_us = max(self.timestamp_us, await self._sink.store(chunk))
+        # The next piece is read while one is stored.
+        reading = asyncio.ensure_future(self._services.run_blocking(next, chunks, None))
+        try:
+            while (chunk := await reading) is not None:
+                reading = asyncio.ensure_future(self._services.run_blocking(next, chunks, None))
+                self.timestamp_us = max(self.timestamp_us, await self._sink.store(chunk))
+        finally:
+            await asyncio.gather(reading, return_exceptions=True)
         self.timestamp_us = self.timestamp_us or clock_us()
         return {
             bucket: (start, self._table.tablets[bucket].log_end_offset)

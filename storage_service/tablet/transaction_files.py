@@ -153,14 +153,20 @@ class TransactionFiles:
         self._table_id = table_id
         self._filesystem = filesystem
         self._is_made = False
+        self._synced: set[str] = set()
 
     def begin(self, spec: TransactionSpec) -> None:
-        """Store a new transaction."""
+        """Store a new transaction; it survives a power failure once something is staged for it."""
         if not self._is_made:
             with _failing("begin a transaction in", self.directory):
                 self._filesystem.make_directory(self.directory)
             self._is_made = True
-        self._write_json(f"{spec.transaction_id}{_OPEN}", spec.to_json())
+        with _failing("begin a transaction in", self.directory):
+            file = self._filesystem.create(self._open_file(spec.transaction_id))
+            try:
+                file.write([json.dumps(spec.to_json()).encode()], position=0)
+            finally:
+                file.close()
 
     def stage(
         self,
@@ -173,6 +179,7 @@ class TransactionFiles:
         path = self._part(transaction_id, part_id)
         buffers = encode_part(schema, batches, table_id=self._table_id)
         with _failing("stage rows in", self.directory):
+            self._sync_open(transaction_id)
             file = self._filesystem.create(path)
             try:
                 file.write(buffers, position=0)
@@ -188,6 +195,17 @@ class TransactionFiles:
             row_count=sum(batch.row_count for batch in batches),
             size_bytes=sum(map(len, buffers)),
         )
+
+    def _sync_open(self, transaction_id: str) -> None:
+        """Make durable what `begin` wrote; the directory is the caller's to sync."""
+        if transaction_id in self._synced:
+            return
+        file = self._filesystem.open(self._open_file(transaction_id))
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._synced.add(transaction_id)
 
     def open_part(self, transaction_id: str, part_id: str) -> StagedPart:
         """Open a staged part; raises CorruptDataError."""
@@ -232,7 +250,8 @@ class TransactionFiles:
     def drop(self, transaction_id: str, parts: Iterable[str]) -> None:
         """Delete what a transaction has on disk besides its decision."""
         self.drop_parts(transaction_id, parts)
-        self._remove([f"{transaction_id}{_OPEN}"])
+        self._remove([self._open_file(transaction_id).name])
+        self._synced.discard(transaction_id)
 
     def load(self) -> tuple[list[LoadedTransaction], list[Decision]]:
         """Return the transactions that have files of their own, and the folded decisions."""
@@ -287,6 +306,9 @@ class TransactionFiles:
                 raise
             size = PartSize(row_count=part.row_count, size_bytes=part.size_bytes)
             transaction.parts[part_id] = size
+
+    def _open_file(self, transaction_id: str) -> Path:
+        return self.directory / f"{transaction_id}{_OPEN}"
 
     def _part(self, transaction_id: str, part_id: str) -> Path:
         return self.directory / f"{transaction_id}.{part_id}{PART_SUFFIX}"
