@@ -181,7 +181,7 @@ class ServiceConfig:
         " many of the latest commits can be repeated.",
     )
     transaction_chunk_bytes: int = _limit(
-        16 * _MIB, "bytes", "A commit is stored in pieces of this size; others write in between."
+        8 * _MIB, "bytes", "A commit is stored in pieces of this size; others write in between."
     )
     transaction_rehearsed_rows_max: int = _limit(
         1_000_000,

@@ -184,6 +184,8 @@ class TransactionCalls:
 
     _transport: HttpTransport
 
+    _tables: dict[TablePath, TableInfo]
+
     def describe_table(self, path: str) -> TableInfo:
         """Return the table; `StorageClient` does."""
         raise NotImplementedError
@@ -222,7 +224,11 @@ class TransactionCalls:
             # One that was begun for nothing times out.
             is_repeatable=True,
         )
-        return self.open_transaction(path, str(answer["transaction_id"]))
+        transaction_id = str(answer["transaction_id"])
+        known = self._tables.get(TablePath.parse(path))
+        if known is None or known.table_id != answer["table_id"]:
+            return self.open_transaction(path, transaction_id)
+        return Transaction(self._transport, known, transaction_id=transaction_id)
 
     def open_transaction(self, path: str, transaction_id: str) -> Transaction:
         """Return a transaction that was begun elsewhere; the id of a skipped one is empty."""

@@ -27,7 +27,7 @@ def transaction_routes(service: Service) -> APIRouter:
     coordinator = service.manager.transactions
 
     @routes.post("", summary="Begin a transaction.", status_code=201)
-    async def begin_transaction(path: TableName, body: BeginTransaction) -> dict[str, str]:
+    async def begin_transaction(path: TableName, body: BeginTransaction) -> dict[str, Any]:
         table = service.table(path)
         transaction_id, status = await coordinator.of(table).begin(
             body.operation,
@@ -36,7 +36,11 @@ def transaction_routes(service: Service) -> APIRouter:
             version=body.version,
             timeout_ms=body.timeout_ms,
         )
-        return {"transaction_id": transaction_id, "status": str(status)}
+        return {
+            "transaction_id": transaction_id,
+            "status": str(status),
+            "table_id": table.info.table_id,
+        }
 
     @routes.get("/{transaction_id}", summary="How far a transaction is.")
     async def transaction_status(path: TableName, transaction_id: str) -> dict[str, Any]:

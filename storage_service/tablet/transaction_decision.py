@@ -44,7 +44,7 @@ async def check_and_start(
     buckets = sorted({bucket for part in parts for bucket in part.rows_by_bucket()})
     for bucket in buckets:
         _check_writable(table, bucket)
-    await run_blocking(_check_space, table, parts, config)
+    _check_space(table, parts, config)
     if table.key_writer is not None and _needs_rehearsal(table, spec):
         await _rehearse(table, table.key_writer, spec, parts, config, run_blocking)
     return {bucket: table.tablets[bucket].log_end_offset for bucket in buckets}
