@@ -20,6 +20,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError
 from streamhouse.storage_service.model.lake import (
+    CHANGELOG_OF_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
     TABLE_ID_PROPERTY,
@@ -31,9 +32,16 @@ from streamhouse.storage_service.model.lake import (
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
 
-__all__ = ["check_commit", "covered_offsets", "new_foreign_snapshots", "protecting_table"]
+__all__ = [
+    "check_commit",
+    "covered_offsets",
+    "new_foreign_snapshots",
+    "owner_of",
+    "protecting_table",
+]
 
-_IDENTITY: Final = (TABLE_ID_PROPERTY, SERVICE_ID_PROPERTY)
+_OWNER: Final = (TABLE_ID_PROPERTY, CHANGELOG_OF_PROPERTY)
+_IDENTITY: Final = (*_OWNER, SERVICE_ID_PROPERTY)
 _OFFSETS: Final = (TIERED_OFFSETS_PROPERTY, TIERED_SEQUENCE_PROPERTY, TIERING_EPOCH_PROPERTY)
 _OURS: Final = "streamhouse."
 _METRICS: Final = {f"write.metadata.metrics.column.{field.name}" for field in LAKE_SYSTEM_FIELDS}
@@ -47,12 +55,20 @@ class _Covered:
 
 def protecting_table(metadata: TableMetadata, tables: LiveTables) -> LiveTable | None:
     """Return the live table that `metadata` is a lake table of, None for everybody else's."""
-    text = metadata.properties.get(TABLE_ID_PROPERTY, "")
-    live = tables.with_id(int(text)) if text.isdigit() else None
+    table_id = owner_of(metadata.properties)
+    live = None if table_id is None else tables.with_id(table_id)
     if live is None:
         return None
     is_ours = metadata.properties.get(SERVICE_ID_PROPERTY) == tables.service_id
     return live if is_ours or str(metadata.table_uuid) == live.lake.table_uuid else None
+
+
+def owner_of(properties: Mapping[str, str]) -> int | None:
+    """Return the id of the table whose rows, or whose full history, a lake table holds."""
+    for key in _OWNER:
+        if (text := properties.get(key, "")).isdigit():
+            return int(text)
+    return None
 
 
 def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:
@@ -197,7 +213,7 @@ def _covered(metadata: TableMetadata, live: LiveTable) -> _Covered | None:
 
 def _read(properties: Mapping[str, str], live: LiveTable) -> _Covered | None:
     text = properties.get(TIERED_OFFSETS_PROPERTY)
-    if text is None or properties.get(TABLE_ID_PROPERTY) != str(live.info.table_id):
+    if text is None or owner_of(properties) != live.info.table_id:
         return None
     try:
         offsets = tiered_offsets_from_property(text)

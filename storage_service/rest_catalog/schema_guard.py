@@ -12,6 +12,7 @@ from pyiceberg.types import DecimalType, DoubleType, IcebergType, LongType, Nest
 
 from streamhouse.storage_service.errors import ForbiddenError
 from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["check_schema"]
@@ -21,7 +22,7 @@ def check_schema(where: str, base: IcebergSchema, new: IcebergSchema, table: Tab
     """Refuse a schema that tiering could not write with or union reads could not read by."""
     after = {field.field_id: field for field in new.fields}
     columns = {column.column_id: column for column in table.schema.columns}
-    system = {field.name for field in LAKE_SYSTEM_FIELDS}
+    system = {*(field.name for field in LAKE_SYSTEM_FIELDS), CHANGE_TYPE_COLUMN, RETRACTS_COLUMN}
     for field in base.fields:
         column = columns.get(field.field_id)
         if column is None and field.name not in system:

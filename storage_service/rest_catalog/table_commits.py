@@ -34,13 +34,14 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, TABLE_ID_PROPERTY
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.rest_catalog.added_files import check_added_files
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.commit_guard import (
     check_commit,
     covered_offsets,
     new_foreign_snapshots,
+    owner_of,
     protecting_table,
 )
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
@@ -166,14 +167,15 @@ def check_new_table(identifier: Identifier, properties: dict[str, str], tables: 
     Raises `TableExistsError`.
     """
     name = ".".join(identifier)
-    live = tables.named(name)
+    owner = owner_of(properties)
+    # A table's full history lies beside it, as in db.t$changelog.
+    live = tables.named(name.partition("$")[0])
     if live is None:
-        text = properties.get(TABLE_ID_PROPERTY, "")
         is_ours = properties.get(SERVICE_ID_PROPERTY) == tables.service_id
-        live = tables.with_id(int(text)) if is_ours and text.isdigit() else None
+        live = tables.with_id(owner) if is_ours and owner is not None else None
         if live is None or name.startswith(str(live.info.path)):
             return
-    elif properties.get(TABLE_ID_PROPERTY) == str(live.info.table_id):
+    elif owner == live.info.table_id:
         return
     raise TableExistsError(
         f"lake table '{name}' belongs to the streamhouse table '{live.info.path}', which tiering"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from pyiceberg.exceptions import ForbiddenError
+
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.maintenance_world import MaintenanceWorld
 from tests.support.rest_world import RestWorld
@@ -47,3 +50,23 @@ def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
         world.tier_rows(10)
         world.check()
         assert len(list(world.lake_table().scan().plan_files())) < 12
+
+
+def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
+    with _RestKeyWorld(tmp_path) as world:
+        world.create_key_table(properties={"table.datalake.changelog": "true"})
+        world.serve_tiering_through_rest()
+        for number in range(3):
+            world.upsert(*({"id": i, "region": f"r{number}", "amount": 1.0} for i in range(5)))
+            world.catch_up()
+
+        history = world.client().load_table(("db", "t$changelog"))
+        found = history.scan().to_arrow()
+        assert found.num_rows == world.service.table_state("db.t").lake.tiered_offsets[0]
+        with pytest.raises(ForbiddenError, match="more rows than it removes"):
+            history.append(found.slice(0, 1))
+        with pytest.raises(ForbiddenError, match="column '__change_type' must keep its name"):
+            history.update_schema().rename_column("__change_type", "kind").commit()
+        with pytest.raises(ForbiddenError, match="must not be dropped"):
+            world.client().drop_table(("db", "t$changelog"))
+        assert world.in_lake() == world.live
