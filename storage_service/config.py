@@ -151,6 +151,12 @@ class ServiceConfig:
     catalog_requests_max: int = _limit(
         64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
     )
+    key_memory_bytes_max: int = _limit(
+        2_048 * _MIB,
+        "bytes",
+        "Most memory for the rows that all primary key tables keep at hand together, and for what"
+        " waits for RocksDB; shared by their buckets.",
+    )
     lookup_keys_max: int = _limit(1_000_000, "keys", "Most keys in one lookup.")
     lookup_rows_max: int = _limit(
         100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."

@@ -21,8 +21,6 @@ RocksDB is written behind: applied rows are in memory, and handed over in large 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,8 +33,6 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
-    OverloadedError,
-    StorageFailedError,
 )
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.lookup import (
@@ -54,7 +50,8 @@ from streamhouse.storage_service.kv.row_cache import CachedRows, RowCache
 from streamhouse.storage_service.kv.row_codec import RowCodec
 from streamhouse.storage_service.kv.single_row import SingleRows
 from streamhouse.storage_service.kv.upsert_plan import PlannedWrite, plan_write
-from streamhouse.storage_service.kv.write_backlog import Piece, WriteBacklog
+from streamhouse.storage_service.kv.write_backlog import Piece
+from streamhouse.storage_service.kv.write_behind import WriteBehind
 from streamhouse.storage_service.kv.write_input import TableRules, check_rows
 
 __all__ = ["KvOptions", "KvTablet"]
@@ -63,10 +60,6 @@ _logger = logging.getLogger(__name__)
 
 _LOAD_CHUNK_ROWS: Final = 10_000
 _SCAN_CHUNK_ROWS: Final = 2_000
-# How long a read waits for a run to be handed over before it disturbs it.
-_HANDOVER_WAIT_S: Final = 1.0
-# How long to leave RocksDB alone that is behind with compacting.
-_RETRY_S: Final = 0.05
 
 
 class KvTablet:
@@ -97,13 +90,17 @@ class KvTablet:
         # What is planned but not applied; filled only when something is planned on top of it.
         self._planned_rows: RowCache | None = None
         self._overlaid = 0
-        self._backlog: Final = WriteBacklog()
-        self._retry_rows = 0
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
         )
-        self._not_handing_over: Final = threading.Event()
-        self._not_handing_over.set()
+        self._behind: Final = WriteBehind(
+            self._store,
+            self._options,
+            where=self._where,
+            on_handed_over=self._cache.handed_over,
+        )
+        memory = self._options.memory
+        self._share: Final = None if memory is None else memory.join()
         self._loader = None
         if self._marker.row_count:
             self._cache.start_loading(self._marker.row_count)
@@ -136,7 +133,7 @@ class KvTablet:
 
     def memory_bytes(self) -> dict[str, int]:
         """Return bytes by place: `cache`, `backlog`, and RocksDB's own."""
-        own = {"cache": self._cache.memory_bytes, "backlog": self._backlog.memory_bytes}
+        own = {"cache": self._cache.memory_bytes, "backlog": self._behind.memory_bytes}
         return own | self._store.approximate_bytes()
 
     def plan(
@@ -212,7 +209,7 @@ class KvTablet:
         """
         assert not self._pending
         assert self.applied_offset == 0
-        self._wait_for_rocksdb()
+        self._behind.wait_for_room()
         planned = plan_restore(
             rows, versions, rules=self.rules, codec=self.codec, where=self._where
         )
@@ -225,7 +222,7 @@ class KvTablet:
         nothing = pa.array([], pa.binary())
         self._marker = Marker(end_offset, self.row_count)
         self._end_seen = end_offset
-        self._backlog.add(Piece(nothing, nothing, self._marker))
+        self._behind.add(Piece(nothing, nothing, self._marker))
         self.flush()
 
     def load_some(self, row_count: int) -> bool:
@@ -234,6 +231,7 @@ class KvTablet:
         Everything works before loading has ended, but keys not loaded are read from RocksDB.
         """
         loaded = 0
+        self._report_memory()
         while self._loader is not None and loaded < row_count:
             chunk = next(self._loader, None)
             if chunk is None:
@@ -259,7 +257,7 @@ class KvTablet:
         encoded = self.single_rows.encode_key(key)
         known, value = self._cache.get_one(encoded)
         if not known:
-            self._not_handing_over.wait(_HANDOVER_WAIT_S)
+            self._behind.wait()
             value = self._store.get_one(encoded)
         row = None if value is None else self.single_rows.decode(value)
         return FoundRow(row=row, end_offset=self._end_seen)
@@ -274,9 +272,7 @@ class KvTablet:
         At most `rows_max + 1`: one more than the maximum says that there are more.
         """
         start = check_prefix(prefix, self.rules)
-        # The backlog first: what is handed over in between is then seen in both, not in neither.
-        newer = self._backlog.changes_under(start)
-        self._not_handing_over.wait(_HANDOVER_WAIT_S)
+        newer = self._behind.changes_under(start)
         end, chunk_rows = prefix_end(start), min(rows_max + 1, _SCAN_CHUNK_ROWS)
         older = self._store.scan(start=start, end=end, chunk_rows=chunk_rows)
         chosen = rows_in_key_order(newer, older, rows_max=rows_max)
@@ -284,19 +280,32 @@ class KvTablet:
         everything = np.ones(len(chosen), dtype=np.bool_)
         return FoundRows(rows=rows, found=everything, end_offset=self._end_seen)
 
+    def check_backlog(self) -> None:
+        """Raise OverloadedError while so much waits for RocksDB that nothing more is planned."""
+        self._behind.check()
+
+    def keep_to_budget(self) -> None:
+        """Give back memory that is more than this bucket may have now."""
+        self._report_memory()
+        self._behind.hand_over_if_due()
+        self._cache.tidy()
+        self._report_memory()
+
     def flush(self) -> None:
         """Make everything applied durable here; `flushed_offset` is `applied_offset` then."""
-        self._hand_over()
+        self._behind.hand_over()
         self._store.flush()
 
     def checkpoint(self, path: Path) -> None:
         """Write a copy to `path`, which must not exist: it opens as this bucket is now."""
-        self._hand_over()
+        self._behind.hand_over()
         self._store.checkpoint(path)
 
     def close(self) -> None:
         """Let go of everything; what is not flushed comes back by `replay`."""
         self._loader = None
+        if self._share is not None:
+            self._share.leave()
         self._store.close()
 
     def newest(self, keys: pa.Array) -> pa.Array:
@@ -325,7 +334,7 @@ class KvTablet:
         values, unknown = cached
         if unknown is None:
             return values
-        self._not_handing_over.wait(_HANDOVER_WAIT_S)
+        self._behind.wait()
         places = np.flatnonzero(unknown)
         places = places[pc.sort_indices(keys.take(pa.array(places))).to_numpy()]
         stored = self._store.get(keys.take(pa.array(places)))
@@ -338,60 +347,20 @@ class KvTablet:
         self._end_seen = planned.end_offset
         self._cache.put(planned.keys, planned.values)
         self._marker = Marker(planned.end_offset, self.row_count + planned.row_count_delta)
-        self._backlog.add(Piece(planned.keys, planned.values, self._marker))
+        self._behind.add(Piece(planned.keys, planned.values, self._marker))
         self.load_some(2 * len(planned.keys))
-        if self._is_due(1) and self._backlog.rows >= self._retry_rows:
-            self._hand_over_or_wait()
-        self._cache.tidy()
+        self.keep_to_budget()
         self._expect_reads()
 
-    def _hand_over_or_wait(self) -> None:
-        """Hand over if that is possible: the changes are durable in the log, and in the state."""
-        try:
-            self._hand_over()
-        except (OverloadedError, StorageFailedError) as error:
-            waiting = self._backlog.rows
-            # A run that was refused is not tried again for every row that comes after it.
-            self._retry_rows = waiting + self._options.backlog_rows // 2
-            _logger.warning(
-                "event=rocksdb_behind bucket=%r rows=%d why=%r", self._where, waiting, error.message
+    def _report_memory(self) -> None:
+        if self._share is not None:
+            used = self._cache.memory_bytes + self._behind.memory_bytes
+            allowed = self._share.report(used)
+            self._behind.limit_memory(allowed)
+            self._cache.budget_bytes = min(
+                self._options.cache_bytes, max(allowed - self._behind.memory_bytes, 0)
             )
 
     def _expect_reads(self) -> None:
         if self._loader is None:
             self._store.expect_reads(not self._cache.complete)
-
-    def _is_due(self, times: int) -> bool:
-        options = self._options
-        return (
-            self._backlog.rows >= times * options.backlog_rows
-            or self._backlog.memory_bytes >= times * options.backlog_bytes
-        )
-
-    def check_backlog(self) -> None:
-        """Raise OverloadedError while so much waits for RocksDB that nothing more is planned."""
-        if self._is_due(4):
-            self._hand_over()
-
-    def _wait_for_rocksdb(self) -> None:
-        """Return when no more waits than may: for rows that nobody waits to see accepted."""
-        while self._is_due(4):
-            try:
-                self._hand_over()
-            except OverloadedError:
-                time.sleep(_RETRY_S)
-
-    def _hand_over(self) -> None:
-        """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""
-        if not self._backlog:
-            return
-        self._not_handing_over.clear()
-        try:
-            run = self._backlog.as_run()
-            self._store.write(run.keys, run.values, marker=run.marker)
-            self._store.seal()
-        finally:
-            self._not_handing_over.set()
-        self._backlog.clear()
-        self._cache.handed_over()
-        self._retry_rows = 0

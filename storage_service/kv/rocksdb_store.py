@@ -39,6 +39,7 @@ from rocksdict import (
     Rdict,
     ReadOptions,
     WriteBatch,
+    WriteBufferManager,
     WriteOptions,
 )
 
@@ -49,7 +50,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 
-__all__ = ["Marker", "RocksdbStore", "StoreOptions"]
+__all__ = ["Marker", "RocksdbStore", "StoreOptions", "shared_write_buffers"]
 
 _MARKER_KEY: Final = b"\xffmarker"
 _ROWS_START: Final = b"\x01"
@@ -71,13 +72,20 @@ class StoreOptions:
     """What one bucket's RocksDB may use.
 
     Memory is at most `write_buffer_bytes * write_buffers_max` plus about 2 bytes a row for filters;
-    rows are read through the page cache.
+    rows are read through the page cache. `write_buffers` (see `shared_write_buffers`) bounds the
+    buffers of all stores that have it.
     """
 
     write_buffer_bytes: int = 64 << 20
     write_buffers_max: int = 4
     open_files_max: int = 512
+    write_buffers: WriteBufferManager | None = None
     background_jobs: int = 2
+
+
+def shared_write_buffers(bytes_max: int) -> WriteBufferManager:
+    """Return what makes several stores seal runs early rather than buffer more than `bytes_max`."""
+    return WriteBufferManager(bytes_max, False)
 
 
 class Marker(NamedTuple):
@@ -270,6 +278,8 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o.set_memtable_factory(MemtableFactory.vector())
     o.set_write_buffer_size(options.write_buffer_bytes)
     o.set_max_write_buffer_number(options.write_buffers_max)
+    if options.write_buffers is not None:
+        o.set_write_buffer_manager(options.write_buffers)
     o.set_max_open_files(options.open_files_max)
     o.set_max_background_jobs(options.background_jobs)
     o.set_level_zero_file_num_compaction_trigger(_FILES_BEFORE_COMPACTION)

@@ -26,6 +26,8 @@ _POSITION_BITS: Final = 24
 _SEGMENT_SHIFT: Final = 48
 _LOW_24: Final = (1 << 24) - 1
 SEGMENT_BYTES_MAX: Final = 1 << _POSITION_BITS
+_SEGMENT_BYTES_MIN: Final = 256 << 10
+_HUGE_PAGE_BYTES: Final = 2 << 20
 # A segment below this share of live rows is worth emptying.
 _SPARSE: Final = 0.5
 
@@ -35,7 +37,7 @@ Locations = npt.NDArray[np.uint64]
 class RowArena:
     """Segments of rows. One thread changes it; readers must be kept out of `drop` only.
 
-    A segment has `segment_bytes`, or as much as a longer row needs, up to SEGMENT_BYTES_MAX.
+    A segment has up to `segment_bytes`, or as much as a longer row needs, up to SEGMENT_BYTES_MAX.
     """
 
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES_MAX) -> None:
@@ -145,7 +147,9 @@ class RowArena:
             last = self._order[-1]
             if len(self._buffers[last]) - self._used[last] >= room:
                 return last
-        memory = _private_memory(max(self._segment_bytes, room))
+        # A bucket of few rows takes little: segments grow with what is there.
+        size = min(self._segment_bytes, max(self.memory_bytes // 4, _SEGMENT_BYTES_MIN))
+        memory = _private_memory(max(size, room))
         if self._free:
             segment = self._free.pop()
             self._buffers[segment] = pa.py_buffer(memory)
@@ -165,6 +169,6 @@ def _private_memory(size: int) -> mmap.mmap:
     """Return memory of our own, given back to the system when the last buffer over it goes."""
     # Python's default is memory shared with children, which the system never backs by large pages.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

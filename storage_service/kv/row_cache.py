@@ -63,7 +63,8 @@ class RowCache:
         """Make an empty cache; segments are what is evicted at once, 1/32 of the budget if None."""
         if segment_bytes is None:
             segment_bytes = max(budget_bytes // 32, _SEGMENT_BYTES_MIN)
-        self._budget_bytes: Final = budget_bytes
+        self.budget_bytes = budget_bytes
+        """May be changed by the thread that changes the rows; `tidy` keeps to it."""
         self._hasher: Final = hasher or KeyHasher()
         self._lock: Final = threading.Lock()
         self._index = HashIndex()
@@ -162,7 +163,7 @@ class RowCache:
         """Say that RocksDB has rows that are not here; `load` them all, then `finish_loading`."""
         self._complete = False
         self._loading = True
-        if self._index.memory_of(row_count) < self._budget_bytes // 2:
+        if self._index.memory_of(row_count) < self.budget_bytes // 2:
             self._resize_index(row_count)
 
     def load(self, keys: pa.Array, values: pa.Array) -> bool:
@@ -170,7 +171,7 @@ class RowCache:
 
         Returns False when they do not fit: then loading has ended, and the cache stays incomplete.
         """
-        if not self._loading or self.memory_bytes + values.nbytes > self._budget_bytes:
+        if not self._loading or self.memory_bytes + values.nbytes > self.budget_bytes:
             self._loading = False
             return False
         first, second = self._hasher.many(keys)
@@ -190,7 +191,7 @@ class RowCache:
 
         Moves at most one segment, so that calling it once a write is cheap and enough.
         """
-        while self.memory_bytes > self._budget_bytes:
+        while self.memory_bytes > self.budget_bytes:
             oldest = self._arena.oldest(except_=self._pinned)
             if oldest is None:
                 break

@@ -72,6 +72,8 @@ async def apply_retention(table: OpenTable, *, now_us: int, run_blocking: RunBlo
                 )
                 offset_max = min(offset_max, history.get(bucket, 0))
         if table.key_writer is not None:
+            # A bucket that nobody writes to gives back here what others need now.
+            await table.key_writer.on_thread(table.key_buckets[bucket].rows.keep_to_budget)
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
         if offset_max > tablet.log_start_offset:
             deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max)

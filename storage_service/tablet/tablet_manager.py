@@ -94,7 +94,9 @@ class TabletManager:
             run_blocking=self._run_blocking,
             frame_bytes_max=config.batch_bytes_max,
             waiter_limit=self.waiter_limit,
-            key_options=KvOptions(cache_bytes=config.key_cache_bytes_max),
+            key_options=KvOptions.shared(
+                cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+            ),
             key_threads=self._key_threads,
             submit=self._committer.submit,
             recovery=recovery,
