@@ -199,6 +199,7 @@ class TransactionCalls:
         app_id: str | None = None,
         version: int | None = None,
         timeout_s: float | None = None,
+        join: bool = False,
     ) -> Transaction:
         """Begin a transaction: stage rows, then commit them at one instant, or abort.
 
@@ -210,6 +211,8 @@ class TransactionCalls:
                 the last one that `app_id` committed to this table is skipped (`is_skipped`).
             timeout_s: drop the transaction when nobody has staged for so long; default: the
                 service's, an hour.
+            join: return the open transaction that does the same for this version of `app_id`, if
+                there is one: so many processes share one that none of them began before the others.
         """
         answer = self._transport.request_json(
             "POST",
@@ -220,6 +223,7 @@ class TransactionCalls:
                 "app_id": app_id,
                 "version": version,
                 "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
+                "join": join,
             },
             # One that was begun for nothing times out.
             is_repeatable=True,

@@ -119,6 +119,7 @@ class BeginTransaction(_RequestBody):
     app_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     version: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     timeout_ms: int | None = None
+    join: bool = False
 
 
 class CommitTransaction(_RequestBody):

@@ -35,6 +35,7 @@ def transaction_routes(service: Service) -> APIRouter:
             app_id=body.app_id,
             version=body.version,
             timeout_ms=body.timeout_ms,
+            join=body.join,
         )
         return {
             "transaction_id": transaction_id,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
 from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
 from streamhouse.storage_service.tablet.transaction_commit import CommitProgress
 from streamhouse.storage_service.tablet.transaction_files import (
@@ -18,7 +19,15 @@ from streamhouse.storage_service.tablet.transaction_files import (
     TransactionSpec,
 )
 
-__all__ = ["OpenTransaction", "StagedBytes", "digest_of", "spec_to_json"]
+__all__ = [
+    "OpenTransaction",
+    "StagedBytes",
+    "check_count",
+    "check_spec",
+    "digest_of",
+    "find_joinable",
+    "spec_to_json",
+]
 
 
 @dataclass
@@ -61,6 +70,8 @@ class OpenTransaction:
     active_us: int
     under_way: int = 0
     """Requests that are storing something for it."""
+    beginning: asyncio.Future[None] | None = None
+    """Until it is done, a crash may forget the transaction."""
     named: tuple[str, ...] = ()
     decision: Decision | None = None
     commit: asyncio.Task[CommitResult] | None = None
@@ -99,6 +110,47 @@ class OpenTransaction:
             "rows_committed": self.progress.rows_stored,
             "trouble": self.progress.trouble,
         }
+
+
+def check_spec(spec: TransactionSpec, config: ServiceConfig, *, table: str, join: bool) -> None:
+    """Raise `InvalidRequestError` for a transaction that cannot be begun as it is asked for."""
+    if not 0 < spec.timeout_ms <= config.transaction_timeout_ms_max:
+        raise InvalidRequestError(
+            f"timeout_ms = {spec.timeout_ms} of a transaction must be in"
+            f" 1..{config.transaction_timeout_ms_max} (transaction_timeout_ms_max)"
+        )
+    if (spec.app_id is None) != (spec.version is None):
+        raise InvalidRequestError(
+            f"a transaction of '{table}' has an app_id and a version, or neither"
+        )
+    if join and spec.app_id is None:
+        raise InvalidRequestError(f"a transaction of '{table}' is joined by its app_id and version")
+
+
+def check_count(transactions: Collection[str], config: ServiceConfig, *, table: str) -> None:
+    """Raise `OverloadedError` if one more open transaction is too many."""
+    if len(transactions) >= config.transactions_open_max:
+        raise OverloadedError(
+            f"table '{table}' has its limit of {config.transactions_open_max} open transactions"
+            " (transactions_open_max); commit or abort some, or wait until they time out"
+        )
+
+
+def find_joinable(
+    transactions: Iterable[OpenTransaction], wanted: TransactionSpec
+) -> OpenTransaction | None:
+    """Return the newest that takes rows and does what `wanted` says for the same version."""
+    same = [
+        transaction
+        for transaction in transactions
+        if transaction.commit is None
+        and transaction.decision is None
+        and transaction.spec.app_id == wanted.app_id
+        and transaction.spec.version == wanted.version
+        and transaction.spec.operation is wanted.operation
+        and transaction.spec.columns == wanted.columns
+    ]
+    return max(same, key=lambda transaction: transaction.spec.begun_us, default=None)
 
 
 def spec_to_json(spec: TransactionSpec) -> dict[str, Any]:

@@ -24,7 +24,6 @@ import pyarrow as pa
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
-    OverloadedError,
     RequestTooLargeError,
     StreamhouseError,
     TransactionClosedError,
@@ -42,7 +41,10 @@ from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.open_transaction import (
     OpenTransaction,
     StagedBytes,
+    check_count,
+    check_spec,
     digest_of,
+    find_joinable,
     spec_to_json,
 )
 from streamhouse.storage_service.tablet.transaction_commit import CommitServices
@@ -130,46 +132,43 @@ class TableTransactions:
         app_id: str | None,
         version: int | None,
         timeout_ms: int | None,
+        join: bool = False,
     ) -> tuple[str, TransactionStatus]:
-        """Begin a transaction; return its id, or that there is nothing to do for `version`."""
-        config = self._config
-        timeout_ms = config.transaction_timeout_ms if timeout_ms is None else timeout_ms
-        if not 0 < timeout_ms <= config.transaction_timeout_ms_max:
-            raise InvalidRequestError(
-                f"timeout_ms = {timeout_ms} of a transaction must be in"
-                f" 1..{config.transaction_timeout_ms_max} (transaction_timeout_ms_max)"
-            )
-        if (app_id is None) != (version is None):
-            raise InvalidRequestError(
-                f"a transaction of '{self._table.path}' has an app_id and a version, or neither"
-            )
-        if self._outcomes.is_stale(app_id, version):
-            return "", TransactionStatus.SKIPPED
-        if len(self._open) >= config.transactions_open_max:
-            raise OverloadedError(
-                f"table '{self._table.path}' has its limit of {config.transactions_open_max} open"
-                " transactions (transactions_open_max); commit or abort some, or wait until they"
-                " time out"
-            )
+        """Begin a transaction; return its id, or that there is nothing to do for `version`.
+
+        `join` returns the open one that does the same for that version, if there is one.
+        """
         spec = TransactionSpec(
             transaction_id=secrets.token_hex(16),
             operation=operation,
             columns=columns,
             app_id=app_id,
             version=version,
-            timeout_ms=timeout_ms,
+            timeout_ms=self._config.transaction_timeout_ms if timeout_ms is None else timeout_ms,
             begun_us=clock_us(),
         )
-        # Counted before it is durable, or many at once could pass the limit.
-        transaction = OpenTransaction(spec=spec, active_us=spec.begun_us, under_way=1)
-        self._open[spec.transaction_id] = transaction
-        try:
-            await self._run_blocking(self._files.begin, spec)
-        except StreamhouseError:
-            del self._open[spec.transaction_id]
-            raise
-        transaction.under_way -= 1
-        return spec.transaction_id, TransactionStatus.OPEN
+        check_spec(spec, self._config, table=str(self._table.path), join=join)
+        if self._outcomes.is_stale(app_id, version):
+            return "", TransactionStatus.SKIPPED
+        transaction = find_joinable(self._open.values(), spec) if join else None
+        if transaction is None:
+            check_count(self._open, self._config, table=str(self._table.path))
+            # Counted before it is durable, or many at once could pass the limit.
+            transaction = OpenTransaction(spec=spec, active_us=spec.begun_us)
+            self._open[spec.transaction_id] = transaction
+            storing = self._run_blocking(self._files.begin, spec)
+            transaction.beginning = asyncio.ensure_future(storing)
+        transaction.active_us = clock_us()
+        if transaction.beginning is not None:
+            transaction.under_way += 1
+            try:
+                await asyncio.shield(transaction.beginning)
+            except StreamhouseError:
+                self._open.pop(transaction.transaction_id, None)
+                raise
+            finally:
+                transaction.under_way -= 1
+        return transaction.transaction_id, TransactionStatus.OPEN
 
     async def stage(
         self,

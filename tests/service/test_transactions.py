@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient, TransactionStatus
+from streamhouse.storage_service.client import StorageClient, Transaction, TransactionStatus
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     SchemaMismatchError,
@@ -113,6 +114,30 @@ def test_a_version_is_committed_once_also_after_kill_9(tmp_path: Path, path: str
         assert not client.begin_transaction(
             path, operation=operation, app_id="app", version=8
         ).is_skipped
+
+
+def test_many_join_one_transaction_of_a_version(client: StorageClient) -> None:
+    _create(client, "events")
+
+    def begin(version: int, *, app_id: str = "app", join: bool = True) -> Transaction:
+        return client.begin_transaction("events", app_id=app_id, version=version, join=join)
+
+    with ThreadPoolExecutor(8) as pool:
+        joined = list(pool.map(begin, [7] * 8))
+        parts = list(pool.map(lambda each: each.stage(_rows(0, 10)), joined))
+    assert len({each.transaction_id for each in joined}) == 1
+    strangers = [begin(8), begin(7, app_id="other"), begin(7, join=False)]
+    assert joined[0].transaction_id not in {each.transaction_id for each in strangers}
+    strangers[2].abort()
+
+    joined[3].commit(parts[:2])
+
+    assert len(_log(client, "events")) == 20
+    assert begin(7).is_skipped
+    strangers[0].abort()
+    assert begin(8).transaction_id != strangers[0].transaction_id, "it was aborted"
+    with pytest.raises(InvalidRequestError, match="joined by its app_id and version"):
+        client.begin_transaction("events", join=True)
 
 
 def test_partial_updates_deletes_and_change_streams(client: StorageClient) -> None:
