@@ -14,9 +14,10 @@ _HOMES: Final = {
     "StreamhouseDataSource": "streamhouse.connector.data_source",
     "attach": "streamhouse.connector.registration",
     "register": "streamhouse.connector.registration",
+    "write_batch": "streamhouse.connector.foreach_batch",
 }
 
-__all__ = ["StreamhouseDataSource", "attach", "register"]
+__all__ = ["StreamhouseDataSource", "attach", "register", "write_batch"]
 
 
 def __getattr__(name: str) -> object:

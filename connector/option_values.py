@@ -15,6 +15,7 @@ __all__ = [
     "parse_positive",
     "parse_size",
     "parse_snapshot_id",
+    "parse_version",
 ]
 
 LONG_POLL_MS_MAX: Final = 10_000
@@ -46,6 +47,11 @@ def parse_positive(text: str, *, key: str) -> int:
 
 def parse_snapshot_id(text: str, *, key: str) -> int:
     """Read the id of a lake snapshot."""
+    return _integer(text, key=key, low=0, high=2**63 - 1)
+
+
+def parse_version(text: str, *, key: str) -> int:
+    """Read the number of a write of an application."""
     return _integer(text, key=key, low=0, high=2**63 - 1)
 
 

@@ -53,6 +53,7 @@ BATCH: Final = "batch read"
 STREAM: Final = "stream read"
 WRITE: Final = "write"
 _READS: Final = (BATCH, STREAM)
+TRANSACTION_TIMEOUT: Final = "6h"
 ALL_USES: Final = (BATCH, STREAM, WRITE)
 
 
@@ -106,7 +107,16 @@ OPTIONS: Final = (
            " in milliseconds; other sources of the same query wait too. 0 to 10000."),
     Option("write.mode", "", (WRITE,), "What rows do: `append` (log tables, their default),"
            " `upsert` (primary key tables, their default), `delete` the rows with these keys,"
-           " `partial`: update only the columns the DataFrame has."),
+           " `partial`: update only the columns the DataFrame has. `direct`: the default, with"
+           " `write.transactional` off."),
+    Option("write.transactional", "true", (WRITE,), "Write all rows of a job, or of a micro-batch,"
+           " or none, once; `false` sends them straight to the table: at-least-once."),
+    Option("app.id", "", (WRITE,), "Who writes, for writes that must not happen twice; default for"
+           " streams: the query's id, which its checkpoint keeps."),
+    Option("app.version", "", (WRITE,), "Number of this write of `app.id`: the table skips it"
+           " unless it is greater than the last one committed. Streams number their batches."),
+    Option("transaction.timeout", TRANSACTION_TIMEOUT, (WRITE,), "After this long without a row or"
+           " a commit the service drops a transaction; at most its `transaction_timeout_ms_max`."),
     Option("sequence.column", "", (WRITE,), "Of several rows with one key the one with the greater"
            " value here wins."),
     Option("bucket.num", "1", (WRITE,), "Buckets of the table, if this write creates it."),

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from streamhouse.connector.option_values import parse_expressions, parse_names, parse_positive
+from streamhouse.connector.option_values import (
+    parse_boolean,
+    parse_expressions,
+    parse_names,
+    parse_positive,
+    parse_version,
+)
 from streamhouse.connector.options import (
     PROPERTY_PREFIXES,
+    TRANSACTION_TIMEOUT,
     WRITE,
     ConnectionOptions,
     check_keys,
     connection_options,
 )
 from streamhouse.storage_service.errors import InvalidRequestError, suggestion
+from streamhouse.storage_service.model.properties import parse_duration_ms
 
 __all__ = ["WriteMode", "WriteOptions", "write_options"]
 
@@ -31,6 +39,10 @@ class WriteMode(StrEnum):
     PARTIAL = "partial"
 
 
+_DIRECT: Final = "direct"
+"""`write.mode` of a write that does what its table does by default, without a transaction."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
     """What a write wants; None is what was not given.
@@ -41,6 +53,10 @@ class WriteOptions:
 
     connection: ConnectionOptions
     mode: WriteMode | None
+    is_transactional: bool
+    app_id: str | None
+    app_version: int | None
+    timeout_ms: int
     sequence_column: str | None
     bucket_count: int | None
     bucket_key: tuple[str, ...] | None
@@ -57,9 +73,22 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise InvalidRequestError(
             f"'{connection.name}' can only be read; write to '{connection.name.path}'"
         )
+    mode = _optional(given, "write.mode", _parse_mode)
+    app_id = (given.get("app.id") or "").strip() or None
+    app_version = _optional(given, "app.version", parse_version)
+    is_transactional = _is_transactional(given, mode, app_id=app_id)
+    if app_version is not None and app_id is None:
+        raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
     return WriteOptions(
         connection=connection,
-        mode=_optional(given, "write.mode", _parse_mode),
+        mode=None if mode in (None, _DIRECT) else WriteMode(mode),
+        is_transactional=is_transactional,
+        app_id=app_id,
+        app_version=app_version,
+        timeout_ms=parse_duration_ms(
+            given.get("transaction.timeout") or TRANSACTION_TIMEOUT,
+            name="option 'transaction.timeout'",
+        ),
         sequence_column=(given.get("sequence.column") or "").strip() or None,
         bucket_count=_optional(given, "bucket.num", parse_positive),
         bucket_key=_optional(given, "bucket.key", parse_names),
@@ -69,15 +98,31 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _parse_mode(text: str, *, key: str) -> WriteMode:
+def _is_transactional(given: Mapping[str, str], mode: str | None, *, app_id: str | None) -> bool:
+    chosen = _optional(given, "write.transactional", parse_boolean)
+    if mode == _DIRECT and chosen:
+        raise InvalidRequestError(
+            "options 'write.mode' = 'direct' and 'write.transactional' = 'true' contradict each"
+            " other; use one"
+        )
+    is_transactional = mode != _DIRECT and chosen is not False
+    if app_id is not None and not is_transactional:
+        raise InvalidRequestError(
+            "option 'app.id' makes a write happen once, which needs a transaction: remove"
+            f" '{'write.mode' if mode == _DIRECT else 'write.transactional'}'"
+        )
+    return is_transactional
+
+
+def _parse_mode(text: str, *, key: str) -> str:
     lowered = text.strip().lower()
-    known = [mode.value for mode in WriteMode]
+    known = [*(mode.value for mode in WriteMode), _DIRECT]
     if lowered not in known:
         raise InvalidRequestError(
             f"option '{key}' = '{text}' is not one of {', '.join(known)}"
             f"{suggestion(lowered, known)}"
         )
-    return WriteMode(lowered)
+    return lowered
 
 
 def _optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:

@@ -1,14 +1,8 @@
-"""Spark's side of writes: checked before any task starts, then Arrow batches to the service.
-
-A task writes as it goes, each batch atomic and idempotent within the task. What a retried task or
-a failed job had written before stays: writes are at-least-once across task retries.
-"""
+"""Spark's side of writes: checked before any task starts, then handed to the write's job."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -19,73 +13,106 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.direct_write import write_directly
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors
+from streamhouse.connector.write_jobs import DirectJob, StreamJob, TransactionJob, WriteJob
 from streamhouse.connector.write_options import WriteOptions
 from streamhouse.connector.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import InvalidRequestError, UnsupportedError
 
 __all__ = ["StreamhouseStreamWriter", "StreamhouseWriter"]
-
-_log = logging.getLogger(__name__)
 
 
 class StreamhouseWriter(DataSourceArrowWriter):
     """Writes the rows of a batch job."""
 
-    def __init__(self, target: WriteTarget) -> None:
-        self._target = target
+    def __init__(self, job: WriteJob) -> None:
+        self._job = job
 
     @classmethod
     def planned(
         cls, options: WriteOptions, schema: StructType, *, overwrite: bool
     ) -> StreamhouseWriter:
-        """Check everything that can be checked before a row is written."""
-        return cls(_planned(options, schema, overwrite=overwrite, is_stream=False))
+        """Check everything that can be checked before a row is written, and begin."""
+        if options.app_id is not None and options.app_version is None:
+            raise InvalidRequestError(
+                f"option 'app.id' = '{options.app_id}' of a batch write needs 'app.version', the"
+                " number of this write"
+            )
+        client, target = _planned(options, schema, overwrite=overwrite, is_stream=False)
+        if not options.is_transactional:
+            return cls(DirectJob(target))
+        return cls(
+            TransactionJob.begun(
+                client,
+                target,
+                app_id=options.app_id,
+                version=options.app_version,
+                timeout_ms=options.timeout_ms,
+            )
+        )
 
     @spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows."""
-        return write_directly(self._target, iterator)
+        """Take in one task's rows."""
+        return self._job.run(iterator)
 
+    @spark_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing is left to do: rows became visible as they were written."""
+        """End the write well."""
+        self._job.commit(messages)
 
+    @spark_errors
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what stays; a write cannot be taken back."""
-        _log_abort(messages)
+        """End a write that failed."""
+        self._job.abort(messages)
 
 
 class StreamhouseStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of one micro-batch."""
+    """Writes the rows of one micro-batch.
 
-    def __init__(self, target: WriteTarget) -> None:
-        self._target = target
+    Spark makes a new one for the tasks of each micro-batch, and another to commit it: making one
+    changes nothing.
+    """
+
+    def __init__(self, job: WriteJob) -> None:
+        self._job = job
 
     @classmethod
     def planned(
         cls, options: WriteOptions, schema: StructType, *, overwrite: bool
     ) -> StreamhouseStreamWriter:
         """Check everything that can be checked before a row is written."""
-        return cls(_planned(options, schema, overwrite=overwrite, is_stream=True))
+        if options.app_version is not None:
+            raise InvalidRequestError(
+                "option 'app.version' has no meaning for a stream, whose batches are numbered;"
+                " remove it"
+            )
+        _, target = _planned(options, schema, overwrite=overwrite, is_stream=True)
+        if not options.is_transactional:
+            return cls(DirectJob(target))
+        return cls(StreamJob(target=target, app_id=options.app_id, timeout_ms=options.timeout_ms))
 
     @spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows."""
-        return write_directly(self._target, iterator)
+        """Take in one task's rows."""
+        return self._job.run(iterator)
 
+    @spark_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: rows became visible as they were written."""
+        """End the micro-batch well."""
+        self._job.commit(messages)
 
+    @spark_errors
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what stays; the micro-batch will be written again."""
-        _log_abort(messages)
+        """End a micro-batch that failed; it will be written again."""
+        self._job.abort(messages)
 
 
 def _planned(
     options: WriteOptions, schema: StructType, *, overwrite: bool, is_stream: bool
-) -> WriteTarget:
+) -> tuple[StorageClient, WriteTarget]:
     table = str(options.connection.name.path)
     if overwrite:
         raise UnsupportedError(
@@ -95,16 +122,11 @@ def _planned(
     client = client_for(options.connection.endpoint, options.connection.token)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     target = resolve_target(client, options, arrow_schema, is_stream=is_stream)
-    if target.ordered_by is not None:
+    if target.ordered_by is not None and not options.is_transactional:
         raise UnsupportedError(
-            f"table '{table}' keeps the row written last, and tasks write at the same time; for"
-            f" 'sequence.column' = '{target.ordered_by}' create it with table.merge-engine ="
-            " versioned and table.merge-engine.versioned.ver-column ="
-            f" {target.ordered_by}"
+            f"table '{table}' keeps the row written last, and without a transaction tasks write at"
+            f" the same time; for 'sequence.column' = '{target.ordered_by}' write in one (the"
+            " default), or create the table with table.merge-engine = versioned and"
+            f" table.merge-engine.versioned.ver-column = {target.ordered_by}"
         )
-    return target
-
-
-def _log_abort(messages: list[Any]) -> None:
-    rows = sum(message.row_count for message in messages if message is not None)
-    _log.warning("the write failed; at least %d rows it had written stay in the table", rows)
+    return client, target

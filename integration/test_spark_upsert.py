@@ -137,6 +137,40 @@ def test_a_stream_upserts(world: SparkWorld, tmp_path: Path) -> None:
     assert rows_of(world, path, range(100)) == [(id_, 900 + id_) for id_ in range(100)]
 
 
+@pytest.mark.end_to_end
+def test_the_changes_of_one_table_feed_another(world: SparkWorld, tmp_path: Path) -> None:
+    """By `$changelog` at once, and by a stream: current rows first, then changes."""
+    source, copy, followed = (
+        accounts(world, f"shop.{name}") for name in ("feed", "fed", "followed")
+    )
+
+    def change(first: int) -> None:
+        for round_ in range(3):
+            ids = pa.array(range(first, first + 300, round_ + 1), pa.int64())
+            names = pa.array([f"{round_}-{id_}" for id_ in ids])
+            at = pa.nulls(len(ids), ACCOUNTS.field("at").type)
+            world.client.upsert(source, pa.table([ids, names, at], schema=ACCOUNTS))
+            world.client.delete(source, pa.table({"id": ids.slice(round_, 40)}))
+
+    def follow() -> None:
+        frame = world.stream(source, maxOffsetsPerTrigger=150)
+        writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
+        writer = writer.option("checkpointLocation", str(tmp_path))
+        assert writer.trigger(availableNow=True).start(followed).awaitTermination(120)
+
+    change(0)
+    world.tier(source)
+    follow()
+    change(200)
+    follow()
+    world.write(world.load(f"{source}$changelog"), copy)
+
+    expected = rows_of(world, source, range(600))
+    assert len(expected) == world.client.count(source) > 300
+    assert rows_of(world, copy, range(600)) == expected
+    assert rows_of(world, followed, range(600)) == expected
+
+
 def test_what_cannot_be_upserted_is_refused_before_a_row_moves(world: SparkWorld) -> None:
     path = accounts(world, "shop.refused")
     frame = world.spark.range(5).selectExpr("id", "'x' as name", "timestamp_micros(id) as at")

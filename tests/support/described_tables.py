@@ -1,18 +1,61 @@
-"""A service that only knows tables: what planning a write asks for, without a process."""
+"""A service that knows tables and transactions: what a write asks for, without a process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import DatabaseExistsError, TableNotFoundError
+from streamhouse.storage_service.errors import (
+    DatabaseExistsError,
+    TableNotFoundError,
+    TransactionClosedError,
+    TransactionNotFoundError,
+)
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
-__all__ = ["DescribedTables"]
+__all__ = ["DescribedTables", "MemoryTransaction"]
+
+
+@dataclass
+class MemoryTransaction:
+    """A transaction as `StorageClient` has them, its parts in memory."""
+
+    tables: DescribedTables
+    path: str
+    transaction_id: str
+    begun: dict[str, Any]
+    is_skipped: bool = False
+    status: str = "open"
+    parts: dict[str, pa.Table] = field(default_factory=dict)
+
+    def stage(self, table: pa.Table) -> str:
+        """Keep rows."""
+        if self.status != "open":
+            raise TransactionClosedError(f"transaction {self.transaction_id} is {self.status}")
+        part = f"{self.transaction_id}.{len(self.parts)}"
+        self.parts[part] = table
+        return part
+
+    def commit(self, parts: Sequence[str]) -> None:
+        """Make these parts rows of the table, once."""
+        if self.status == "aborted":
+            raise TransactionNotFoundError(f"transaction {self.transaction_id} was aborted")
+        if self.status == "open":
+            self.status = "committed"
+            self.tables.committed.setdefault(self.path, []).append(
+                [row for part in parts for row in self.parts[part].to_pylist()]
+            )
+
+    def abort(self) -> None:
+        """Drop the parts, unless they are rows by now."""
+        if self.status == "open":
+            self.status = "aborted"
 
 
 class DescribedTables(StorageClient):
@@ -21,6 +64,26 @@ class DescribedTables(StorageClient):
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")
         self.infos: dict[str, TableInfo] = {}
+        self.transactions: list[MemoryTransaction] = []
+        self.committed: dict[str, list[list[dict[str, Any]]]] = {}
+
+    def begin_transaction(self, path: str, **begun: Any) -> MemoryTransaction:
+        """Begin a transaction, or join the open one of the same application and version."""
+        self.describe_table(path)
+        mine = [t for t in self.transactions if t.path == path and t.begun["app_id"] is not None
+                and t.begun["app_id"] == begun["app_id"]]  # fmt: skip
+        if any(t.status == "committed" and t.begun["version"] >= begun["version"] for t in mine):
+            return MemoryTransaction(self, path, "", begun, is_skipped=True)
+        for transaction in mine:
+            if begun["join"] and transaction.status == "open" and transaction.begun == begun:
+                return transaction
+        transaction = MemoryTransaction(self, path, f"t{len(self.transactions)}", begun)
+        self.transactions.append(transaction)
+        return transaction
+
+    def open_transaction(self, path: str, transaction_id: str) -> MemoryTransaction:
+        """Return a transaction begun before."""
+        return next(t for t in self.transactions if t.transaction_id == transaction_id)
 
     def create_database(self, name: str) -> None:
         """There is every database already."""
