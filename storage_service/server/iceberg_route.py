@@ -45,7 +45,6 @@ class IcebergRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._threads: ThreadPoolExecutor | None = None
-        self._in_progress = 0
         self._lock = threading.Lock()
         self._api: RestCatalogApi | None = None
 
@@ -54,7 +53,7 @@ class IcebergRoutes:
         exchange.route = "iceberg"
         config = self._service.config
         request = await self._request(exchange)
-        if self._in_progress >= config.catalog_requests_max:
+        if self._service.catalog_requests >= config.catalog_requests_max:
             raise OverloadedError(
                 f"{config.catalog_requests_max} requests to the lake catalog are in progress"
                 " (catalog_requests_max); try again later"
@@ -62,13 +61,13 @@ class IcebergRoutes:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
         tables = _Tables(self._service)
-        self._in_progress += 1
+        self._service.catalog_requests += 1
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._blocking_answer, request, tables
             )
         finally:
-            self._in_progress -= 1
+            self._service.catalog_requests -= 1
         if request.method == "HEAD" or answer.status == 204:
             await _answer_empty(exchange, answer.status)
         else:

@@ -91,6 +91,7 @@ async def _serve(
         gc.freeze()
         sampling = asyncio.ensure_future(service.status.run())
         server = _Server(_uvicorn_config(config, app))
+        service.connection_count = lambda: len(server.server_state.connections)
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
         on_stop = on_ready(_endpoint(listening, config))

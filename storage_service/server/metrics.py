@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -69,6 +69,18 @@ class ServiceMetrics:
         self._segments_deleted = self._counter(
             "retention_deleted_segments", "Log segments deleted because they expired."
         )
+        self.worker_wait_seconds = Histogram(
+            "streamhouse_worker_wait_seconds",
+            "Time that calls wait for one of the worker threads.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.limits_reached = Counter(
+            "streamhouse_limits_reached",
+            "Requests refused because of a limit, by the name of its setting.",
+            ["limit"],
+            registry=self.registry,
+        )
         self.errors = Counter(
             "streamhouse_errors",
             "Errors answered, by their stable code.",
@@ -78,6 +90,14 @@ class ServiceMetrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"streamhouse_{name}", text, registry=self.registry)
+
+    def show_limits(self, limits: Mapping[str, int]) -> None:
+        """Report the settings, so that an alert can compare what is used with what may be."""
+        gauge = Gauge(
+            "streamhouse_limit", "The service's settings.", ["limit"], registry=self.registry
+        )
+        for name, value in limits.items():
+            gauge.labels(name).set(value)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""

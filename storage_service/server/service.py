@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import logging
+import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -15,12 +16,14 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     OverloadedError,
+    RequestTooLargeError,
     StreamhouseError,
     UnauthorizedError,
     UnavailableError,
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access import AccessControl
+from streamhouse.storage_service.server.gauges import gauges_of
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status import StatusSampler
@@ -34,6 +37,9 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SUBSCRIPTION_END_S: Final = 1.0
+# An error over a limit names it: "... (open_requests_max); try again later".
+_NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
+_LIMITS: Final = frozenset(option.name for option in ServiceConfig.options())
 
 
 class BodyMemory:
@@ -82,6 +88,9 @@ class Service:
         self.config = config
         self.manager = manager
         self.metrics = metrics
+        metrics.show_limits(
+            {option.name: getattr(config, option.name) for option in config.options()}
+        )
         self.access = AccessControl(config)
         self.status = StatusSampler(
             tables=manager.open_tables,
@@ -93,6 +102,10 @@ class Service:
         )
         self.body_memory = BodyMemory(config.bodies_bytes_max)
         self.open_requests = 0
+        self.catalog_requests = 0
+        self.worker_calls = 0
+        self.connection_count: Callable[[], int] = lambda: 0
+        """Set by whoever listens."""
         self._subscriptions: set[HttpExchange] = set()
         self.is_draining = False
         self._executor = executor
@@ -105,10 +118,19 @@ class Service:
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function` on a worker thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._executor, functools.partial(contextvars.copy_context().run, function, *args)
-        )
+        handed_over = time.perf_counter()
+
+        def run() -> _T:
+            self.metrics.worker_wait_seconds.observe(time.perf_counter() - handed_over)
+            return function(*args)
+
+        self.worker_calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, contextvars.copy_context().run, run
+            )
+        finally:
+            self.worker_calls -= 1
 
     async def wait_for_rows(
         self, exchange: HttpExchange, table: OpenTable, bucket: int, *, deadline: float
@@ -160,6 +182,9 @@ class Service:
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""
         self.metrics.errors.labels(error.code).inc()
+        if isinstance(error, OverloadedError | RequestTooLargeError):
+            for name in _LIMITS.intersection(_NAMED_LIMIT.findall(error.message)):
+                self.metrics.limits_reached.labels(name).inc()
         if isinstance(error, UnauthorizedError | ForbiddenError):
             self.access.record_refusal(exchange, error.code)
         # Refusing what is too much is normal, and one line for each would make it worse.
@@ -188,25 +213,9 @@ class Service:
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What metrics report of the moment: name -> help, value."""
-        return {
-            "open_requests": ("Requests in progress.", self.open_requests),
-            "subscriptions": ("Open subscriptions.", len(self._subscriptions)),
-            "waiting_requests": ("Requests waiting for rows.", self.manager.waiter_limit.count),
-            "body_bytes": ("Bytes held by request bodies.", self.body_memory.bytes_held),
-            "grants_reload_failures": (
-                "Changed grants files that were broken, the one before kept.",
-                self.access.reload_failures,
-            ),
-            "transactions_open": (
-                "Transactions that are not finished.",
-                self.manager.transactions.open_count,
-            ),
-            "transaction_staged_bytes": (
-                "Bytes staged by them.",
-                self.manager.transactions.staged_bytes,
-            ),
-            "commit_queue_bytes": (
-                "Appended bytes waiting for the disk.",
-                self.manager.queued_bytes,
-            ),
-        }
+        return gauges_of(self)
+
+    @property
+    def subscription_count(self) -> int:
+        """How many subscriptions are open."""
+        return len(self._subscriptions)

@@ -133,6 +133,11 @@ class KeyWriter:
             bucket.publish(bucket.rows.applied_offset, row_count=bucket.rows.row_count)
         self._on_published(range(len(self._buckets)))
 
+    @property
+    def waiting_count(self) -> int:
+        """How many writes wait for their turn."""
+        return len(self._waiting)
+
     async def on_thread(self, function: Callable[[], None]) -> None:
         """Run `function` on the thread that changes the rows, between two rounds' steps."""
         await self._loop.run_in_executor(self._executor, function)

@@ -1,0 +1,57 @@
+"""What metrics report of the moment: how full each thing is that has a limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.server.service import Service
+
+__all__ = ["gauges_of"]
+
+
+def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
+    """Return name -> help, value. Event loop only."""
+    manager = service.manager
+    tables = manager.open_tables()
+    key_buckets = [keys for table in tables for keys in table.key_buckets]
+    writers = [table.key_writer for table in tables if table.key_writer is not None]
+    return {
+        "connections": ("Open connections.", service.connection_count()),
+        "open_requests": ("Requests in progress.", service.open_requests),
+        "subscriptions": ("Open subscriptions.", service.subscription_count),
+        "waiting_requests": ("Requests waiting for rows.", manager.waiter_limit.count),
+        "catalog_requests": ("Requests to /iceberg in progress.", service.catalog_requests),
+        "worker_calls": ("Calls on worker threads, waiting ones too.", service.worker_calls),
+        "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
+        "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
+        "key_writes_waiting": (
+            "Writes to primary key tables waiting for their turn.",
+            sum(writer.waiting_count for writer in writers),
+        ),
+        "key_memory_bytes": (
+            "Memory of rows by key: at hand, waiting for RocksDB, and in it.",
+            sum(_memory(keys.rows.memory_bytes()) for keys in key_buckets),
+        ),
+        "key_rows": ("Rows of primary key tables.", sum(keys.row_count for keys in key_buckets)),
+        "transactions_open": (
+            "Transactions that are not finished.",
+            manager.transactions.open_count,
+        ),
+        "transaction_staged_bytes": ("Bytes staged by them.", manager.transactions.staged_bytes),
+        "databases": ("Databases.", len(manager.databases())),
+        "tables": ("Tables.", len(list(tables))),
+        "buckets": ("Buckets of all tables.", sum(len(table.tablets) for table in tables)),
+        "read_only_buckets": (
+            "Buckets that a failed disk has made read-only.",
+            sum(tablet.is_read_only for table in tables for tablet in table.tablets),
+        ),
+        "grants_reload_failures": (
+            "Changed grants files that were broken, the one before kept.",
+            service.access.reload_failures,
+        ),
+    }
+
+
+def _memory(by_place: dict[str, int]) -> int:
+    return sum(size for place, size in by_place.items() if place != "files")
