@@ -154,6 +154,11 @@ class HashIndex:
         """Whether a copy would be much smaller."""
         return self._groups > max(4 * _groups_for(len(self)), _GROUPS_MIN)
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether a copy would be smaller by half: worth it where memory is short."""
+        return self._groups > max(2 * _groups_for(len(self)), _GROUPS_MIN)
+
     @staticmethod
     def memory_of(count: int) -> int:
         """Return the bytes that a copy with `count` entries takes."""

@@ -196,6 +196,8 @@ class RowCache:
             if oldest is None:
                 break
             self._evict(oldest)
+            if self._index.is_loose:
+                self._resize_index(0)
         if self._index.is_sparse:
             self._resize_index(0)
         sparsest = self._arena.sparsest()
