@@ -67,7 +67,7 @@ def plan_key_table_rows(
     cut = _cut(client, state, options)
     tails = _tails(state, cut)
     # A lost change cannot be skipped: without it an old version would live again.
-    context = replace(context, log_change_types=UPSERTS, fail_on_data_loss=True)
+    context = replace(context, change_types=UPSERTS, fail_on_data_loss=True)
     retracted = retracted_by(client, state.table, tails.values())
     pieces: list[Piece] = []
     lake_ranges = {

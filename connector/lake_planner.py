@@ -45,6 +45,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.lake import (
+    LAKE_CHANGE_TYPE_FIELD,
     LAKE_SYSTEM_FIELDS,
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
@@ -222,8 +223,8 @@ class LakeTable:
                     " table any more"
                 )
             found[name] = names[name]
-        # Rows in the lake are what they are; only a changelog says how they came to be.
-        found[CHANGE_TYPE_COLUMN] = None
+        # Rows in the lake are what they are; only a full history says how they came to be.
+        found[CHANGE_TYPE_COLUMN] = names.get(CHANGE_TYPE_COLUMN)
         return found
 
 
@@ -249,7 +250,8 @@ class _FilePlanner:
             timestamp=field_ids[TIMESTAMP_COLUMN] or 0,
         )
         wanted = () if query.predicate is None else query.predicate.columns
-        types = {field.name: field.type for field in (*schema.to_arrow(), *LAKE_SYSTEM_FIELDS)}
+        known = (*schema.to_arrow(), LAKE_CHANGE_TYPE_FIELD, *LAKE_SYSTEM_FIELDS)
+        types = {field.name: field.type for field in known}
         self._columns = [
             (name, field_id, types[name])
             for name in wanted

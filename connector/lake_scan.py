@@ -21,7 +21,7 @@ from streamhouse.connector.numpy_arrays import boolean_array, integer_values
 from streamhouse.connector.position_deletes import read_deleted_positions
 from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.predicate_pruning import may_match, row_group_statistics
-from streamhouse.connector.retraction import retracted_mask
+from streamhouse.connector.retraction import change_type_mask, retracted_mask
 from streamhouse.connector.scan import LakePiece, RetractedOffsets, ScanColumn, ScanContext
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import (
@@ -51,6 +51,8 @@ def read_lake_piece(
         needed |= {c.name: c for c in (context.bucket_column, context.offset_column)}
     if piece.retracted:
         needed[context.offset_column.name] = context.offset_column
+    if context.lake_is_changelog and context.change_types is not None:
+        needed[context.change_type_column.name] = context.change_type_column
     if piece.check_timestamp:
         needed[context.timestamp_column.name] = context.timestamp_column
     schema = pa.schema([column.to_arrow() for column in columns])
@@ -245,6 +247,9 @@ def _mask(
         keep &= inside
     for retracted in piece.retracted:
         keep &= ~_retracted_rows(batch, retracted, piece, context)
+    if context.lake_is_changelog and context.change_types is not None:
+        names = batch.column(context.change_type_column.name)
+        keep &= change_type_mask(names, context.change_types)
     if piece.check_timestamp:
         times = integer_values(batch.column(context.timestamp_column.name))
         if context.from_timestamp_us is not None:

@@ -37,7 +37,7 @@ def read_log_piece(
     made_here = {c.name for c in _system_columns(context)} | {CHANGE_TYPE_COLUMN}
     names = [column.name for column in columns if column.name not in made_here]
     if context.has_changelog and (
-        context.log_change_types is not None or any(c.name == CHANGE_TYPE_COLUMN for c in columns)
+        context.change_types is not None or any(c.name == CHANGE_TYPE_COLUMN for c in columns)
     ):
         names.append(CHANGE_TYPE_COLUMN)
     # A batch without columns has no rows: something must carry them.
@@ -125,9 +125,9 @@ def _rows(
 def _keep(batch: LogBatch, piece: LogPiece, context: ScanContext) -> npt.NDArray[np.bool_] | None:
     """Return which rows are of a wanted change type and not retracted; None for all."""
     keep: npt.NDArray[np.bool_] | None = None
-    if context.has_changelog and context.log_change_types is not None:
+    if context.has_changelog and context.change_types is not None:
         wanted = np.zeros(128, dtype=np.bool_)
-        wanted[list(context.log_change_types)] = True
+        wanted[list(context.change_types)] = True
         keep = wanted[_change_types(batch, context)]
     if piece.retracted is not None:
         offsets = np.arange(batch.base_offset, batch.end_offset, dtype=np.int64)

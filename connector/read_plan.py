@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamhouse.connector.scan import LakeFile, LakePiece, LogPiece, Piece, Split
+from streamhouse.connector.scan import LakeFile, LakePiece, LogPiece, Piece, RowsPiece, Split
 from streamhouse.storage_service.model.offsets import OffsetRange
 
-__all__ = ["SplitSizes", "lake_pieces", "log_pieces", "pack", "total_weight"]
+__all__ = ["SplitSizes", "lake_pieces", "log_pieces", "one_split_a_bucket", "pack", "total_weight"]
 
 LOG_ROW_BYTES: Final = 64
 """What a log row counts when splits are balanced against lake files: typical, not measured."""
@@ -122,6 +122,29 @@ def pack(pieces: Sequence[Piece], sizes: SplitSizes) -> list[Split]:
             contents.setdefault(index, []).append(part)
         position += _weight(piece)
     return [Split(tuple(parts)) for _, parts in sorted(contents.items())]
+
+
+def one_split_a_bucket(pieces: Sequence[Piece]) -> list[Split]:
+    """Return splits that each have all of a bucket's pieces, by offset, so that a task reads the
+    bucket's rows in order. Files that may have rows of several buckets make it one split for all.
+    """
+    by_bucket: dict[int | None, list[LakePiece | LogPiece]] = {}
+    placed = [piece for piece in pieces if not isinstance(piece, RowsPiece)]
+    is_mixed = any(piece.bucket is None for piece in placed)
+    for piece in placed:
+        by_bucket.setdefault(None if is_mixed else piece.bucket, []).append(piece)
+    splits = []
+    for found in by_bucket.values():
+        found.sort(key=_first_offset)
+        splits.append(Split(tuple(found)))
+    return splits
+
+
+def _first_offset(piece: LakePiece | LogPiece) -> tuple[bool, int]:
+    """Sort the lake before the log, which follows it."""
+    if isinstance(piece, LogPiece):
+        return True, piece.start
+    return False, piece.offset_start or 0
 
 
 def _weight(piece: Piece) -> int:

@@ -7,6 +7,7 @@ sorted array per bucket; every piece of the plan gets the part within its own of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from streamhouse.storage_service.model.changelog import (
     UPDATE_AFTER,
 )
 
-__all__ = ["UPSERTS", "change_type_array", "retracted_mask"]
+__all__ = ["UPSERTS", "change_type_array", "change_type_mask", "retracted_mask"]
 
 UPSERTS: Final = (INSERT, UPDATE_AFTER)
 """The change types whose row is a new version."""
@@ -51,6 +52,18 @@ def retracted_mask(
     positions = np.searchsorted(near, offsets)
     positions[positions == len(near)] = 0
     return np.asarray(near[positions] == offsets)
+
+
+def change_type_mask(names: pa.StringArray, wanted: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return for each name made by `change_type_array` whether its code is wanted."""
+    _, ends, text = names.buffers()
+    keep = np.zeros(len(names), dtype=np.bool_)
+    if len(names):
+        first = int(np.frombuffer(ends, dtype=np.int32)[names.offset])
+        found = np.frombuffer(text, dtype=np.uint8)[first : first + 2 * len(names)].reshape(-1, 2)
+        for code in wanted:
+            keep |= (found == _NAME_BYTES[code]).all(axis=1)
+    return keep
 
 
 def change_type_array(codes: npt.NDArray[np.int8]) -> pa.StringArray:

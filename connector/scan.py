@@ -217,8 +217,8 @@ class ScanContext:
     `carrier_column` is one to fetch from the log where no user column is wanted.
     `schema_id` is the version of the table's schema that log rows are asked for in.
     Rows have `from_timestamp_us <= __timestamp < to_timestamp_us` where these are given. With
-    `has_changelog` log rows are changes; of these, only change types in `log_change_types` are
-    wanted (None: all).
+    `has_changelog` log rows are changes, and so are those of the lake with `lake_is_changelog`; of
+    these, only change types in `change_types` are wanted (None: all).
     """
 
     table: str
@@ -232,6 +232,7 @@ class ScanContext:
     bucket_column: ScanColumn
     offset_column: ScanColumn
     timestamp_column: ScanColumn
+    change_type_column: ScanColumn
     carrier_column: str = ""
     predicate: Predicate | None = None
     from_timestamp_us: int | None = None
@@ -240,7 +241,8 @@ class ScanContext:
     lake_snapshot_id: int | None = None
     fail_on_data_loss: bool = True
     has_changelog: bool = False
-    log_change_types: tuple[int, ...] | None = None
+    lake_is_changelog: bool = False
+    change_types: tuple[int, ...] | None = None
     batch_rows: int = BATCH_ROWS
 
     @property

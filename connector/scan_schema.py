@@ -108,6 +108,7 @@ def scan_context(
         bucket_column=bucket,
         offset_column=offset,
         timestamp_column=timestamp,
+        change_type_column=change_type,
         carrier_column=_cheapest_column(schema),
         predicate=predicate,
         has_changelog=has_changelog,
@@ -127,6 +128,7 @@ def with_field_ids(context: ScanContext, field_ids: Mapping[str, int | None]) ->
         bucket_column=renumbered(context.bucket_column),
         offset_column=renumbered(context.offset_column),
         timestamp_column=renumbered(context.timestamp_column),
+        change_type_column=renumbered(context.change_type_column),
     )
 
 

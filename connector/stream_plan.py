@@ -59,7 +59,9 @@ def plan_stream_range(
         table=str(state.table.path),
         fail_on_data_loss=options.fail_on_data_loss,
     )
-    return plan_ranges(client, state, _context(state, options, output), tiers, options)
+    context = _context(state, options, output)
+    context = replace(context, lake_is_changelog=context.has_changelog)
+    return plan_ranges(client, state, context, tiers, options)
 
 
 def plan_bootstrap_range(
@@ -108,7 +110,7 @@ def _ranges(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Offse
 def _context(state: TableState, options: ReadOptions, output: Sequence[ScanColumn]) -> ScanContext:
     context = read_context(state, options, output)
     form = stream_form(state.table, options, output)
-    return replace(context, log_change_types=UPSERTS) if form is RowForm.UPSERTS else context
+    return replace(context, change_types=UPSERTS) if form is RowForm.UPSERTS else context
 
 
 def _log_first(

@@ -45,7 +45,7 @@ def start_of_stream(
 def _offsets_since(
     client: StorageClient, state: TableState, options: ReadOptions, timestamp_us: int
 ) -> Mapping[int, int]:
-    if not state.table.is_primary_key_table:
+    if not state.table.is_primary_key_table or state.lake.changelog is not None:
         return offsets_at(client, state, timestamp_us)
     if options.fail_on_data_loss:
         return ends_at(client, state, timestamp_us)

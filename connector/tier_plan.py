@@ -11,14 +11,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streamhouse.connector.options import ReadOptions
-from streamhouse.connector.read_plan import SplitSizes, lake_pieces, log_pieces, pack
+from streamhouse.connector.read_plan import (
+    SplitSizes,
+    lake_pieces,
+    log_pieces,
+    one_split_a_bucket,
+    pack,
+)
 from streamhouse.connector.scan import LakePiece, Piece, ScanColumn, ScanContext, Split
 from streamhouse.connector.scan_schema import scan_context, with_field_ids
 from streamhouse.connector.tier_ranges import TierRanges
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.client.lake_filesystem import lake_file_properties
 from streamhouse.storage_service.errors import SnapshotNotFoundError
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake import LakeCatalog, changelog_lake_name
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
@@ -80,6 +86,8 @@ def plan_ranges(
         context, pieces = scan.context, list(scan.pieces)
     # A task that reads a bucket's changes alone keeps the order of each key's changes.
     pieces += log_pieces(tiers.log, is_ordered=context.has_changelog)
+    if tiers.lake and context.lake_is_changelog:
+        return ReadPlan(context=context, splits=one_split_a_bucket(pieces))
     return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
 
 
@@ -96,13 +104,19 @@ def plan_lake(
 
     When maintenance of another engine expired the state's snapshot, its successor is read instead:
     `ranges` cut it to the same rows. Of a primary key table only a successor that covers the same
-    offsets has the same rows: a later one lacks those that were retracted since.
+    offsets has the same rows: a later one lacks those that were retracted since. A full history
+    only grows.
     """
     from streamhouse.connector.lake_pruning import LakeQuery
 
     catalog = client.lake_catalog()
-    lake = open_lake(catalog, state)
-    wanted = state.lake.snapshot_id if snapshot_id is None else snapshot_id
+    if context.lake_is_changelog:
+        lake, covers = _open_history(catalog, state), None
+        wanted = None if state.lake.changelog is None else state.lake.changelog.snapshot_id
+    else:
+        lake = open_lake(catalog, state)
+        covers = state.lake.tiered_offsets if state.table.is_primary_key_table else None
+        wanted = state.lake.snapshot_id if snapshot_id is None else snapshot_id
     assert wanted is not None, "only a table with a snapshot has lake ranges"
     query = LakeQuery(
         ranges=ranges,
@@ -116,7 +130,7 @@ def plan_lake(
         snapshot_id=wanted,
         allow_successor=allow_successor and ranges is not None,
         own_ids=state.table.column_ids,
-        successor_covers=state.lake.tiered_offsets if state.table.is_primary_key_table else None,
+        successor_covers=covers,
     )
     context = replace(
         with_field_ids(context, found.field_ids),
@@ -141,6 +155,16 @@ def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
     if state.lake.snapshot_id is None:
         raise SnapshotNotFoundError(f"table '{table}' has no lake snapshot yet: nothing was tiered")
     return open_lake_table(catalog, table, table_uuid=state.lake.table_uuid)
+
+
+def _open_history(catalog: LakeCatalog, state: TableState) -> LakeTable:
+    """Open the lake table of all changes."""
+    from streamhouse.connector.lake_planner import open_lake_table
+
+    history = state.lake.changelog
+    assert history is not None, "only a table with a full history has changes in the lake"
+    name = changelog_lake_name(str(state.table.path))
+    return open_lake_table(catalog, name, table_uuid=history.table_uuid)
 
 
 def split_sizes(options: ReadOptions) -> SplitSizes:

@@ -62,10 +62,9 @@ class TierRanges:
 def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
     """Return what every bucket offers to a read of the table, or of one tier of it.
 
-    Of a primary key table only `$lake` counts the lake: everything else that goes by offsets is its
-    changelog.
+    Of a primary key table only `$lake` counts the rows in the lake: everything else that goes by
+    offsets is its changelog, which the lake has if the table keeps its full history.
     """
-    log_only = part == LOG or state.table.is_primary_key_table
     found = {}
     for bucket, at in state.positions.items():
         tiered = at.tiered_offset if state.lake.snapshot_id is not None else 0
@@ -73,11 +72,20 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
             found[bucket] = Readable(lake_end=tiered, log_start=tiered, end=tiered)
         else:
             found[bucket] = Readable(
-                lake_end=0 if log_only else tiered,
+                lake_end=_lake_end(state, bucket, part),
                 log_start=at.log_start_offset,
                 end=at.high_watermark,
             )
     return found
+
+
+def _lake_end(state: TableState, bucket: int, part: str) -> int:
+    if part == LOG:
+        return 0
+    if state.table.is_primary_key_table:
+        history = state.lake.changelog
+        return 0 if history is None else history.tiered_offsets.get(bucket, 0)
+    return 0 if state.lake.snapshot_id is None else state.positions[bucket].tiered_offset
 
 
 def resolve_starts(

@@ -21,7 +21,7 @@ def offsets_at(client: StorageClient, state: TableState, timestamp_us: int) -> d
     """Return per bucket the offset of the first row written at or after `timestamp_us`.
 
     The log answers for what it holds. Where its oldest row is late enough, an older one in the lake
-    may be too, and is looked for there.
+    may be too, and is looked for there: of a primary key table in its full history, which it has.
     """
     offsets = client.offsets_for_timestamp(str(state.table.path), timestamp_us)
     older = {
@@ -35,6 +35,7 @@ def offsets_at(client: StorageClient, state: TableState, timestamp_us: int) -> d
     base = replace(
         scan_context(state, output=(offset_column,), where=None, endpoint="", token=None),
         from_timestamp_us=timestamp_us,
+        lake_is_changelog=state.table.is_primary_key_table,
     )
     for bucket, wanted in older.items():
         scan = plan_lake(client, state, base, {bucket: wanted})

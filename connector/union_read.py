@@ -61,6 +61,7 @@ def plan_batch_read(
         return plan_key_table_rows(client, state, context, options)
     context = replace(
         context,
+        lake_is_changelog=context.has_changelog and form is RowForm.CHANGES,
         from_timestamp_us=options.from_timestamp_us,
         to_timestamp_us=options.to_timestamp_us,
     )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamhouse.connector.options import STREAM, read_options
 from streamhouse.connector.row_form import table_columns
-from streamhouse.connector.scan import LogPiece
+from streamhouse.connector.scan import LakePiece, LogPiece
 from streamhouse.connector.split_reader import read_split
 from streamhouse.connector.stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.connector.stream_position import Bootstrap
@@ -137,7 +137,8 @@ class Life:
         expected = {
             (bucket, offset): change
             for (bucket, offset), change in self.world.changes().items()
-            if offset >= at[bucket].log_start_offset
+            if offset
+            >= (0 if part == "changelog" and self._has_history() else at[bucket].log_start_offset)
         }
         assert _changes(found) == expected
 
@@ -158,7 +159,8 @@ class Life:
 
     def stream(self, low: float, high: float, upserts_only: bool) -> None:
         at = self.world.state().positions
-        start = {b: _between(p.log_start_offset, p.high_watermark, low) for b, p in at.items()}
+        first = {b: 0 if self._has_history() else p.log_start_offset for b, p in at.items()}
+        start = {b: _between(first[b], p.high_watermark, low) for b, p in at.items()}
         end = {b: _between(start[b], p.high_watermark, high) for b, p in at.items()}
 
         plan = plan_stream_range(*self._stream(upserts_only), start=start, end=end)
@@ -196,6 +198,9 @@ class Life:
             plan = plan_bootstrap_range(*self._stream(False), bootstrap, start=start, end=end)
             assert _changes(self._table(plan)) == expected
 
+    def _has_history(self) -> bool:
+        return self.world.state().lake.changelog is not None
+
     def _stream(self, upserts_only: bool) -> tuple[Any, ...]:
         state = self.world.state()
         feed = "false" if upserts_only else "true"
@@ -217,11 +222,12 @@ class Life:
 @settings(max_examples=40, deadline=None)
 @given(
     partitioned=st.booleans(),
+    history=st.booleans(),
     image=st.sampled_from(["full", "after"]),
     life=lives,
 )
 def test_reads_equal_the_model(
-    partitioned: bool, image: str, life: list[tuple[tuple[Any, ...], ...]]
+    partitioned: bool, history: bool, image: str, life: list[tuple[tuple[Any, ...], ...]]
 ) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="union-read-keys-") as folder,
@@ -231,7 +237,10 @@ def test_reads_equal_the_model(
             SCHEMA,
             bucket_count=BUCKETS,
             partitioned_by=["region"] if partitioned else [],
-            properties={"table.changelog.image": image},
+            properties={
+                "table.changelog.image": image,
+                "table.datalake.changelog": str(history).lower(),
+            },
         )
         table = Life(world)
         # Most of what follows changes rows that the lake has.
@@ -268,4 +277,6 @@ def _changes(table: pa.Table) -> dict[Address, tuple[str, Row]]:
 def _each_bucket_in_order_in_one_split(plan: ReadPlan) -> bool:
     pieces = [piece for split in plan.splits for piece in split.pieces]
     buckets = [piece.bucket for piece in pieces if isinstance(piece, LogPiece)]
-    return len(buckets) == len(set(buckets))
+    of_splits = [{p.bucket for p in s.pieces if isinstance(p, LakePiece)} for s in plan.splits]
+    lake = [bucket for found in of_splits for bucket in found]
+    return len(buckets) == len(set(buckets)) and len(lake) == len(set(lake))

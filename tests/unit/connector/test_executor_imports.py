@@ -14,7 +14,7 @@ import pytest
 _PROGRAM = """
 import json, sys
 from streamhouse.connector.scan import LakePiece, ScanColumn, ScanContext, Split
-from streamhouse.connector.scan_schema import SYSTEM_COLUMNS
+from streamhouse.connector.scan_schema import SYSTEM_COLUMNS, change_type_column
 from streamhouse.connector.split_reader import read_split
 from streamhouse.storage_service.model.offsets import OffsetRange
 import pyarrow as pa
@@ -23,6 +23,7 @@ bucket, offset, timestamp = SYSTEM_COLUMNS
 context = ScanContext(
     table="db.t", schema_id=0, table_id=1, endpoint="", token=None, output=(offset,),
     bucket_column=bucket, offset_column=offset, timestamp_column=timestamp,
+    change_type_column=change_type_column(has_changelog=False),
 )
 piece = LakePiece(
     path=sys.argv[1], file_bytes=1, start_byte=0, end_byte=1 << 40, row_count=1,

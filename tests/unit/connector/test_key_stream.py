@@ -239,3 +239,29 @@ def test_a_marked_stream_has_the_change_type(world: KeyWorld) -> None:
     assert names(("n",), feed=None) == ["n", "__change_type"]
     assert names(("__change_type", "n"), feed=None) == ["__change_type", "n"]
     assert names(None, feed=False) == ["id", "n"]
+
+
+def test_a_stream_reaches_back_through_full_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KeyWorld(tmp_path) as world:
+        world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
+        monkeypatch.setattr(stream_reader, "client_for", lambda *_: world.client)
+        world.upsert(0, {"id": 1, "n": 1}, {"id": 2, "n": 2})
+        world.upsert(0, {"id": 1, "n": 11})
+        world.tier()
+        world.expire_log(0, 4)
+        world.upsert(0, {"id": 3, "n": 3})
+        stream = reader(world, startingOffsets="earliest", longPollMs="0")
+        upserts = reader(world, startingOffsets="earliest", readChangeFeed="false", longPollMs="0")
+        since = reader(world, startingOffsets=str(world.moments[1].timestamp_us // 1_000))
+
+        batches, _ = drain(world, stream, stream.initialOffset(), rows=3)
+        versions, _ = drain(world, upserts, upserts.initialOffset(), rows=100)
+
+        assert batches == [
+            [("+I", 1, 1), ("+I", 2, 2), ("-U", 1, 1)],
+            [("+U", 1, 11), ("+I", 3, 3)],
+        ]
+        assert versions == [[("", 1, 1), ("", 2, 2), ("", 1, 11), ("", 3, 3)]]
+        assert since.initialOffset()["offsets"] == {"0": 2}

@@ -148,3 +148,39 @@ def test_bounds_that_make_no_sense_for_rows(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=why):
         world.read(name, **options)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[KeyWorld]:
+    """Two rounds of full history, of which the log has nothing any more, and one change since."""
+    with KeyWorld(tmp_path) as world:
+        world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
+        world.upsert(0, *({"id": i, "name": f"n{i}"} for i in range(3)))
+        world.tier()
+        world.upsert(0, {"id": 1, "name": "new"})
+        world.delete(0, {"id": 2})
+        world.tier()
+        world.expire_log(0, 6)
+        world.upsert(0, {"id": 9, "name": "n9"})
+        yield world
+
+
+def test_full_history_reaches_back_before_the_log(history: KeyWorld) -> None:
+    found = history.read("db.t$changelog")
+    kinds = ["+I", "+I", "+I", "-U", "+U", "-D", "+I"]
+
+    # One bucket: one task, in order.
+    assert found["__change_type"].to_pylist() == kinds
+    assert found["__offset"].to_pylist() == list(range(7))
+    deletes = history.read("db.t$changelog", where="__change_type = '-D'", columns="id,name")
+    assert deletes.to_pylist() == [{"id": 2, "name": "n2"}]
+    since = history.read(
+        "db.t$changelog",
+        startingTimestamp=history.moments[1].timestamp_us // 1_000,
+        columns="__offset",
+    )
+    assert since["__offset"].to_pylist() == [3, 4, 5, 6]
+    some = history.read("db.t$changelog", startingOffsets='{"0": 2}', endingOffsets='{"0": 4}')
+    assert some["__change_type"].to_pylist() == ["+I", "-U"]
+    assert history.read("db.t$log", columns="id").num_rows == 1
+    assert ids(history.read()) == [0, 1, 9]

@@ -15,7 +15,7 @@ import pytest
 from streamhouse.connector.lake_scan import read_lake_piece, row_group_start
 from streamhouse.connector.predicate import parse_predicate
 from streamhouse.connector.scan import DeleteFile, LakePiece, ScanColumn, ScanContext
-from streamhouse.connector.scan_schema import SYSTEM_COLUMNS
+from streamhouse.connector.scan_schema import SYSTEM_COLUMNS, change_type_column
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.storage_service.model.offsets import OffsetRange
@@ -39,6 +39,7 @@ def context(*output: ScanColumn, **more: Any) -> ScanContext:
             bucket_column=BUCKET,
             offset_column=OFFSET,
             timestamp_column=TIMESTAMP,
+            change_type_column=change_type_column(has_changelog=False),
             lake_snapshot_id=77,
         ),
         **more,

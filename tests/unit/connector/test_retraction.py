@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from streamhouse.connector.retraction import change_type_array, retracted_mask
+from streamhouse.connector.retraction import change_type_array, change_type_mask, retracted_mask
 from streamhouse.connector.scan import LogPiece, RetractedOffsets
 
 
@@ -79,3 +79,11 @@ def test_change_types_have_their_names() -> None:
 
     assert change_type_array(codes).to_pylist() == ["+A", "+I", "-U", "+U", "-D", "+I"]
     assert change_type_array(codes[:0]).to_pylist() == []
+
+
+def test_change_types_are_told_by_their_names() -> None:
+    names = change_type_array(np.array([1, 2, 3, 4, 0, 1], dtype=np.int8))
+
+    assert change_type_mask(names, (1, 3)).tolist() == [True, False, True, False, False, True]
+    assert change_type_mask(names.slice(2, 2), (1, 3)).tolist() == [True, False]
+    assert change_type_mask(names[:0], (1,)).tolist() == []
