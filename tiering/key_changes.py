@@ -59,8 +59,11 @@ def fold_split(
         position = end
     offsets = np.arange(split.start, bucket_end, dtype=np.int64)
     tail = fold_tail(change_types, retracts, offsets, boundary=split.start)
+    if split.start == boundary and split.end == bucket_end:
+        return FoldedSplit(survives=tail.survives, retracted=tail.retracted)
+    # No version is retracted twice, so none of these comes twice.
     own = retracts[: split.row_count]
     return FoldedSplit(
         survives=tail.survives[: split.row_count],
-        retracted=np.unique(own[(own >= 0) & (own < boundary)]),
+        retracted=np.sort(own[(own >= 0) & (own < boundary)]),
     )
