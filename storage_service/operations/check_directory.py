@@ -17,6 +17,7 @@ from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_keys import check_rows_by_key
 from streamhouse.storage_service.operations.check_log import check_log
+from streamhouse.storage_service.operations.check_transactions import check_transactions
 from streamhouse.storage_service.operations.findings import (
     BucketFacts,
     CheckReport,
@@ -126,5 +127,6 @@ def _check_table(
                 f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
                 " retention takes them while table.datalake.enabled is false",
             )
+    check_transactions(directory.transactions(info.table_id), info, report)
     if lake_check is not None and lake.snapshot_id is not None:
         lake_check(info, lake, facts, report)

@@ -39,9 +39,9 @@ _NOT_ACKNOWLEDGED: Final = "never acknowledged; the next start cuts them off"
 class CheckedLog:
     """The segments that could be opened, for further checks of their rows."""
 
-    def __init__(self, segments: list[SegmentFile], schema: pa.Schema) -> None:
+    def __init__(self, segments: list[SegmentFile], info: TableInfo) -> None:
         self._segments = segments
-        self._schema = schema
+        self._info = info
 
     def batches(self, end_offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (base offset, rows) of every frame below `end_offset` that is whole."""
@@ -49,7 +49,7 @@ class CheckedLog:
             for frame in segment.frames():
                 if frame.base_offset >= end_offset or not frame.is_checksum_right:
                     return
-                yield frame.base_offset, _decoded(frame, self._schema)
+                yield frame.base_offset, _decoded(frame, self._info)
 
 
 def check_log(
@@ -62,7 +62,7 @@ def check_log(
     bases = offsets_of(names, ".log")
     if not bases:
         report.error(where, f"{directory} has no segment files")
-        return CheckedLog([], info.log_schema)
+        return CheckedLog([], info)
     facts.log_start_offset = facts.log_end_offset = bases[0]
     facts.segments = len(bases)
     mark = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
@@ -101,7 +101,7 @@ def check_log(
             f"the log ends at offset {facts.log_end_offset}, but rows below {max(mark, end_min)}"
             " were durable",
         )
-    return CheckedLog(opened, info.log_schema)
+    return CheckedLog(opened, info)
 
 
 def _check_rows(
@@ -120,10 +120,10 @@ def _check_rows(
         facts.frames += 1
         facts.rows += frame.row_count
         try:
-            batch = _decoded(frame, info.log_schema)
+            batch = _decoded(frame, info)
             batch.validate(full=True)
             problem = "" if batch.num_rows == frame.row_count else f"has {batch.num_rows} rows"
-        except (pa.ArrowException, OSError) as error:
+        except (StreamhouseError, pa.ArrowException, OSError) as error:
             problem = f"is unreadable: {error}"
         if problem:
             report.error(
@@ -184,5 +184,6 @@ def _check_tail(
         )
 
 
-def _decoded(frame: SegmentFrame, schema: pa.Schema) -> pa.RecordBatch:
+def _decoded(frame: SegmentFrame, info: TableInfo) -> pa.RecordBatch:
+    schema = info.log_schema_of(frame.schema_id)
     return pa.ipc.read_record_batch(pa.py_buffer(frame.payload), schema)

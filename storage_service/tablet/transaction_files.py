@@ -35,6 +35,7 @@ from streamhouse.storage_service.model.transaction import (
 )
 
 __all__ = [
+    "DECISION_SUFFIX",
     "OUTCOMES_FILE",
     "PART_SUFFIX",
     "Decision",
@@ -48,7 +49,7 @@ _logger = logging.getLogger(__name__)
 
 _OPEN: Final = ".open"
 PART_SUFFIX: Final = ".part"
-_DECISION: Final = ".decision"
+DECISION_SUFFIX: Final = ".decision"
 OUTCOMES_FILE: Final = "outcomes"
 _JSON_BYTES_MAX: Final = 64 << 20
 
@@ -221,7 +222,7 @@ class TransactionFiles:
         After a StorageFailedError it is not written. After an UnknownOutcomeError only a restart
         can tell.
         """
-        name = f"{decision.spec.transaction_id}{_DECISION}"
+        name = f"{decision.spec.transaction_id}{DECISION_SUFFIX}"
         try:
             self._write_json(name, decision.to_json())
         except StorageFailedError as error:
@@ -241,7 +242,7 @@ class TransactionFiles:
         """Write `remembered` into one file, then drop the files of `own`, all remembered there."""
         value = {"decisions": [decision.to_json() for decision in remembered]}
         self._write_json(OUTCOMES_FILE, value)
-        self._remove(f"{d.spec.transaction_id}{_DECISION}" for d in own)
+        self._remove(f"{d.spec.transaction_id}{DECISION_SUFFIX}" for d in own)
 
     def drop_parts(self, transaction_id: str, parts: Iterable[str]) -> None:
         """Delete staged parts."""
@@ -263,7 +264,7 @@ class TransactionFiles:
             if name == OUTCOMES_FILE:
                 values = self._read(name)["decisions"]
                 folded = [Decision.from_json(value) for value in values]
-            elif name.endswith(_DECISION):
+            elif name.endswith(DECISION_SUFFIX):
                 decision = Decision.from_json(self._read(name))
                 found[decision.spec.transaction_id] = LoadedTransaction(
                     spec=decision.spec, decision=decision

@@ -48,7 +48,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for start in range(0, 400, 50):
             client.append("events", _events(start, start + 50))
         tier_once(client, "events")
-        client.append("events", _events(400, 420))
+        client.append("events", _events(400, 410))
+        client.add_column("events", "unit", pa.string())
+        client.append("events", _events(410, 420))
+        ended = client.begin_transaction("users", operation="upsert", app_id="job", version=1)
+        ended.commit([ended.stage(_users(0, 1, "a"))])
+        client.begin_transaction("users", operation="upsert").stage(_users(900, 901, "open"))
         client.upsert("users", _users(0, 300, "a"))
         client.upsert("users", _users(100, 200, "b"))
         client.delete(
@@ -165,6 +170,10 @@ def _rewrite_first_row(data: Path, change: Callable[[bytes], bytes | None]) -> N
     store.close()
 
 
+def _damage_decision(data: Path) -> None:
+    next((data / "tables" / "2" / "transactions").glob("*.decision")).write_text("{}")
+
+
 def _damage_table(data: Path) -> None:
     (data / "tables" / "1" / "table.json").write_text("{")
 
@@ -198,6 +207,7 @@ def _go_back(data: Path) -> None:
         (_swap_headers, "belongs to bucket 0 of table 2"),
         (_lose_row_by_key, "the changelog has, and the rows by key have not"),
         (_change_row_by_key, "differ from the changelog"),
+        (_damage_decision, ".decision is unreadable"),
         (_damage_table, "unreadable"),
         (_lose_lake_file, "cannot be opened"),
         (_lose_lake_table, "has no lake table"),
@@ -218,6 +228,8 @@ def test_what_the_next_start_mends_is_a_warning(data: Path) -> None:
     for path in _bucket(data, 1).glob("*.index"):
         path.unlink()
     shutil.rmtree(_bucket(data, 2) / "kv")
+    part = next((data / "tables" / "2" / "transactions").glob("*.part"))
+    part.write_bytes(part.read_bytes()[:-10])
     with _segments(data, 2)[-1].open("ab") as file:
         file.write(b"half a frame")
 
@@ -228,7 +240,8 @@ def test_what_the_next_start_mends_is_a_warning(data: Path) -> None:
     text = " ".join(f["problem"] for f in report["findings"])
     assert "the next start makes it again" in text
     assert "has no rows by key" in text
-    assert "never acknowledged" in text
+    assert "never acknowledged; the next start cuts them off" in text
+    assert "if it was cut off it was never acknowledged" in text
     with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
         assert client.count("users") == 210
     assert _report(data)["findings"] == []

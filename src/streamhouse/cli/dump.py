@@ -78,7 +78,8 @@ def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
     if not frame.is_checksum_right:
         return
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.log_schema)
+        schema = table.log_schema_of(frame.schema_id)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), schema)
     except (pa.ArrowException, OSError) as error:
         raise CorruptDataError(
             f"the batch at offset {frame.base_offset} is unreadable: {error}"
