@@ -214,23 +214,25 @@ class KeyValueCalls:
         query: Mapping[str, str],
         writer: AppendWriter,
     ) -> dict[int, tuple[int, int]]:
-        parts = [
-            (bucket, writer.next_sequence(bucket), part)
-            for bucket, part in rows_by_bucket(table, rows).items()
-        ]
-        answer = self._transport.request(
-            "POST",
-            f"/v1/tables/{table.path}/{verb}",
-            query={**query, "writer_id": f"{writer.writer_id:x}"},
-            body=encode_append_body(rows.schema, parts),
-            is_repeatable=True,
-        )
+        by_node: dict[str, list[tuple[int | None, int, pa.RecordBatch]]] = {}
+        for bucket, part in rows_by_bucket(table, rows).items():
+            parts = by_node.setdefault(table.nodes.get(bucket, ""), [])
+            parts.append((bucket, writer.next_sequence(bucket), part))
         offsets: dict[int, tuple[int, int]] = {}
-        for text, (start, end) in json.loads(answer)["buckets"].items():
-            offsets[int(text)] = (int(start), int(end))
-            # What changed nothing was not stored, and its sequence is still the next.
-            if end > start:
-                writer.advance(int(text))
+        for node, parts in by_node.items():
+            answer = self._transport.request(
+                "POST",
+                f"/v1/tables/{table.path}/{verb}",
+                query={**query, "writer_id": f"{writer.writer_id:x}"},
+                body=encode_append_body(rows.schema, parts),
+                is_repeatable=True,
+                node=node,
+            )
+            for text, (start, end) in json.loads(answer)["buckets"].items():
+                offsets[int(text)] = (int(start), int(end))
+                # What changed nothing was not stored, and its sequence is still the next.
+                if end > start:
+                    writer.advance(int(text))
         return offsets
 
 

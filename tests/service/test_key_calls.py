@@ -108,12 +108,11 @@ def test_prefix_lookups_find_rows_of_every_bucket_in_key_order(tmp_path: Path) -
             assert [tuple(row.values()) for row in found.to_pylist()] == expected
 
 
-def test_what_does_not_serve_primary_key_tables_yet_says_so(tmp_path: Path) -> None:
+def test_the_rows_are_read_as_a_whole_too(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
         client.create_table("t", SCHEMA, primary_key=KEY)
 
-        with pytest.raises(UnsupportedError, match=r"'default\.t' has a primary key"):
-            client.read("t")
+        assert client.read("t").num_rows == 0
 
 
 def test_dictionary_columns_and_chunks_are_sent_plain(tmp_path: Path) -> None:

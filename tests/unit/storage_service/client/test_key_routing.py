@@ -1,0 +1,60 @@
+"""Key writes go to the node that has the bucket, as the table's metadata says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
+from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+from tests.support.in_process_service import table_descriptor
+
+NODES = {0: "http://a", 1: "http://b", 2: "http://a", 3: ""}
+
+
+class Recorder(KeyValueCalls):
+    """Calls whose requests are kept, and answered as if each bucket had one change."""
+
+    def __init__(self, table: TableInfo) -> None:
+        super().__init__()
+        self._tables = {table.path: table}
+        self._transport = self  # type: ignore[assignment]
+        self.sent: dict[str, list[int]] = {}
+
+    def request(self, verb: str, url: str, *, body: Any, node: str = "", **more: Any) -> bytes:
+        buckets = []
+        with pa.ipc.open_stream(body) as reader:
+            while True:
+                try:
+                    _, metadata = reader.read_next_batch_with_custom_metadata()
+                except StopIteration:
+                    break
+                buckets.append(int(metadata[b"bucket"]))
+        self.sent[node] = buckets
+        return json.dumps({"buckets": {str(b): [0, 1] for b in buckets}}).encode()
+
+
+def test_each_node_gets_the_buckets_it_serves() -> None:
+    descriptor = table_descriptor("db.t", bucket_count=4, primary_key=("id",))
+    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0, nodes=NODES)
+    rows = pa.table({"id": pa.array(range(50)), "name": ["a"] * 50})
+    assert set(buckets_for_rows(rows, ["id"], 4).tolist()) == {0, 1, 2, 3}
+
+    for verb in ("upsert", "delete"):
+        client = Recorder(table)
+        offsets = (
+            client.upsert("db.t", rows)
+            if verb == "upsert"
+            else client.delete("db.t", rows.select(["id"]))
+        )
+
+        assert {node: sorted(b) for node, b in client.sent.items()} == {
+            "http://a": [0, 2],
+            "http://b": [1],
+            "": [3],
+        }
+        assert offsets == dict.fromkeys(range(4), (0, 1))
+    assert TablePath.parse("db.t") == table.path
