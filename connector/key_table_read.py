@@ -101,18 +101,24 @@ def retracted_by(
 
     def read(tail: OffsetRange) -> tuple[int, _Offsets]:
         found = [np.empty(0, dtype=np.int64)]
-        for batch in client.read_range(
-            str(table.path),
-            tail.bucket,
-            tail.start,
-            tail.end,
-            columns=[RETRACTS_COLUMN],
-            schema_id=table.schema_id,
-        ):
-            column = batch.data.column(RETRACTS_COLUMN)
-            if column.null_count < len(column):
-                values = pc.drop_null(column).cast(pa.int64())
-                found.append(values.to_numpy(zero_copy_only=False))
+        try:
+            for batch in client.read_range(
+                str(table.path),
+                tail.bucket,
+                tail.start,
+                tail.end,
+                columns=[RETRACTS_COLUMN],
+                schema_id=table.schema_id,
+            ):
+                column = batch.data.column(RETRACTS_COLUMN)
+                if column.null_count < len(column):
+                    values = pc.drop_null(column).cast(pa.int64())
+                    found.append(values.to_numpy(zero_copy_only=False))
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(
+                f"table '{table.path}', bucket {tail.bucket}: changes [{tail.start}, {tail.end})"
+                " left the log after the table was loaded; load it again to find them in the lake"
+            ) from error
         return tail.bucket, np.unique(np.concatenate(found))
 
     ranges = list(tails)

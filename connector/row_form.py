@@ -50,6 +50,12 @@ def stream_form(table: TableInfo, options: ReadOptions, output: Sequence[ScanCol
                 f" changes; stream '{name.path}'"
             )
         return RowForm.CHANGES
+    if feed and table.is_primary_key_table and not has_change_type:
+        raise InvalidRequestError(
+            f"the stream's columns lack {CHANGE_TYPE_COLUMN}, without which the deletes of table"
+            f" '{name.path}' look like rows: name it in .schema(...), or attach"
+            f" '{name.path}${CHANGELOG}' to stream changes by a SQL name"
+        )
     if feed or (feed is None and has_change_type):
         return RowForm.CHANGES
     if not table.is_primary_key_table:

@@ -155,7 +155,12 @@ def test_a_frame_joined_with_itself_and_sql(world: SparkWorld, tmp_path: Path) -
     assert after is not None
     assert (before[0], after[0]) == (len(table.expected), len(table.expected) - 1)
     with pytest.raises(Exception, match="set option 'readChangeFeed' to 'true'"):
-        run(world.spark.readStream.table(name), lambda *_: None, tmp_path)
+        run(world.spark.readStream.table(name), lambda *_: None, tmp_path / "rows")
+    changelog = f"{table.path}$changelog"
+    changes = streamhouse.attach(world.spark, changelog, "keyed_changes", endpoint=world.endpoint)
+    sink = Batches()
+    run(world.spark.readStream.table(changes), sink, tmp_path / "changes")
+    assert ("-D", 1, 10_002) in sink.changes
 
 
 def test_as_of_a_time(world: SparkWorld) -> None:

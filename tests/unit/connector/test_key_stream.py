@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,8 @@ def test_a_stream_must_say_what_its_rows_are(world: KeyWorld) -> None:
 
     with pytest.raises(InvalidRequestError, match="set option 'readChangeFeed' to 'true'"):
         stream_form(table, options, shape_columns(table, shape_options(unsaid)))
+    with pytest.raises(InvalidRequestError, match="columns lack __change_type"):
+        stream_form(table, replace(options, read_change_feed=True), ())
     with pytest.raises(InvalidRequestError, match=r"cannot be used with 'db.t[$]changelog'"):
         stream_form(table, changelog, ())
 

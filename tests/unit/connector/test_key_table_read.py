@@ -9,6 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streamhouse.connector.options import BATCH, read_options
+from streamhouse.connector.row_form import table_columns
+from streamhouse.connector.union_read import plan_batch_read
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
 from tests.support.key_world import KeyWorld
 
@@ -119,6 +122,16 @@ def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyWorld) -> None:
 
     assert "table 'db.t'" in str(why.value)
     assert len(world.read("db.t$changelog", columns="id")) == 5
+
+
+def test_changes_that_left_the_log_since_the_load(world: KeyWorld) -> None:
+    state = world.state()
+    options = read_options({"table": "db.t", "endpoint": "http://memory"}, use=BATCH)
+    output = table_columns(state.table, columns=None, include_metadata=False, has_change_type=False)
+    world.expire_log(0, 2)
+
+    with pytest.raises(OffsetOutOfRangeError, match="left the log after the table was loaded"):
+        plan_batch_read(world.client, state, options, output)
 
 
 def test_a_time_that_nobody_can_tell_of_is_refused(world: KeyWorld) -> None:
