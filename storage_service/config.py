@@ -82,6 +82,7 @@ class ServiceConfig:
     catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     warehouse: str | None = None
     catalog_access: str = "direct"
+    disk_bytes_max: int | None = None
 
     body_bytes_max: int = _limit(64 * _MIB, "bytes", "Largest body of an append.")
     control_body_bytes_max: int = _limit(
@@ -194,6 +195,9 @@ class ServiceConfig:
         "rows",
         "Most rows of a transaction that updates named columns or aggregates: it is tried in memory"
         " before it is decided.",
+    )
+    disk_check_interval_ms: int = _limit(
+        1_000, "ms", "How often what rows take is compared with --disk-max."
     )
     retention_interval_ms: int = _limit(60_000, "ms", "How often expired log segments are deleted.")
     tiering_lease_ms: int = _limit(

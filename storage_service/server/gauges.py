@@ -25,6 +25,7 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         "worker_calls": ("Calls on worker threads, waiting ones too.", service.worker_calls),
         "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
+        "disk_bytes": ("What rows take of --disk-max.", service.disk_budget.bytes_used),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
             sum(writer.waiting_count for writer in writers),

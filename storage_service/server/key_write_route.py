@@ -79,6 +79,7 @@ async def _write(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
+    service.disk_budget.check()
     with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
         body = await exchange.read_body(
             bytes_max=config.body_bytes_max,

@@ -90,6 +90,9 @@ async def _serve(
         gc.collect()
         gc.freeze()
         sampling = asyncio.ensure_future(service.status.run())
+        budgeting = asyncio.ensure_future(
+            service.disk_budget.run(interval_ms=config.disk_check_interval_ms)
+        )
         server = _Server(_uvicorn_config(config, app))
         service.connection_count = lambda: len(server.server_state.connections)
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
@@ -98,6 +101,7 @@ async def _serve(
         await _until_stopped(signals, service, server, on_stop)
         await serving
         sampling.cancel()
+        budgeting.cancel()
     finally:
         await asyncio.to_thread(app.close)
         await manager.close()

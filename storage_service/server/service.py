@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
@@ -28,6 +29,7 @@ from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status import StatusSampler
 from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.disk_budget import DiskBudget
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
@@ -100,6 +102,17 @@ class Service:
             interval_ms=config.status_interval_ms,
             tables_max=config.metrics_tables_max,
         )
+        self.disk_budget = DiskBudget(
+            config.disk_bytes_max,
+            tables=manager.open_tables,
+            other_bytes=lambda: manager.transactions.staged_bytes,
+            key_folders=self._key_folders,
+            on_pressure=self._tier_early,
+            run_blocking=self.run_blocking,
+            clock_us=clock_us,
+            observer=metrics,
+            changing_files=manager.changing_files,
+        )
         self.body_memory = BodyMemory(config.bodies_bytes_max)
         self.open_requests = 0
         self.catalog_requests = 0
@@ -115,6 +128,13 @@ class Service:
     def table(self, path: str) -> OpenTable:
         """Return the table a URL names; raises as the registry does."""
         return self.manager.table(TablePath.parse(path))
+
+    def _key_folders(self, table: OpenTable) -> list[Path]:
+        directory, table_id = self.manager.directory, table.info.table_id
+        return [directory.key_rows(table_id, bucket) for bucket in range(len(table.tablets))]
+
+    def _tier_early(self, is_early: bool) -> None:
+        self.manager.tiering.is_early = is_early
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function` on a worker thread."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,6 +9,7 @@ from fastapi import APIRouter
 from streamhouse.storage_service.model.table_sizes import BucketSizes, TableSizes
 from streamhouse.storage_service.server.request_bodies import TableName
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.tablet.disk_budget import bytes_below
 
 __all__ = ["size_routes"]
 
@@ -27,7 +27,7 @@ def size_routes(service: Service) -> APIRouter:
         if table.key_writer is not None:
             directory, table_id = service.manager.directory, table.info.table_id
             folders = [directory.key_rows(table_id, bucket) for bucket in positions]
-            key_bytes = await service.run_blocking(_bytes_in, folders)
+            key_bytes = await service.run_blocking(bytes_below, folders)
         sizes = {
             bucket: BucketSizes.of_log(
                 log_bytes[bucket],
@@ -41,15 +41,3 @@ def size_routes(service: Service) -> APIRouter:
         return TableSizes(sizes).to_json()
 
     return routes
-
-
-def _bytes_in(folders: list[Path]) -> list[int]:
-    return [sum(_size(file) for file in folder.rglob("*")) for folder in folders]
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size if file.is_file() else 0
-    except FileNotFoundError:
-        # RocksDB has deleted it meanwhile.
-        return 0

@@ -64,6 +64,7 @@ async def answer_stage(
         )
     transactions = service.manager.transactions.of(table)
     spec = transactions.spec(transaction_id)
+    service.disk_budget.check()
     with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
         body = await exchange.read_body(
             bytes_max=config.body_bytes_max,

@@ -57,10 +57,13 @@ async def run_retention(
                 _logger.info("event=retention table=%s segments=%d", table.path, deleted)
 
 
-async def apply_retention(table: OpenTable, *, now_us: int, run_blocking: RunBlocking) -> int:
-    """Delete the table's expired segments; return how many."""
+async def apply_retention(
+    table: OpenTable, *, now_us: int, run_blocking: RunBlocking, ttl_ms: int | None = None
+) -> int:
+    """Delete the table's expired segments; return how many. `ttl_ms` overrides its own."""
     properties = table.info.properties()
-    timestamp_us_before = now_us - properties.log_ttl_ms * 1_000
+    ttl_ms = properties.log_ttl_ms if ttl_ms is None else ttl_ms
+    timestamp_us_before = now_us - ttl_ms * 1_000
     deleted = 0
     for bucket, tablet in enumerate(table.tablets):
         offset_max = tablet.high_watermark

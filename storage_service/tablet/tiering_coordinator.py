@@ -96,6 +96,8 @@ class TieringCoordinator:
         self._backoff_ms_max = backoff_ms_max
         self._monotonic_s = monotonic_s
         self._rounds: dict[int, TieringRound] = {}
+        self.is_early = False
+        """Whether tables are handed out before they are due, to make room in the log."""
 
     def round_of(self, table: OpenTable) -> TieringRound:
         """Return what is known about the table's rounds."""
@@ -170,7 +172,7 @@ class TieringCoordinator:
         if state.paused_until_s > now_s:
             pause_ms = int((state.paused_until_s - now_s) * 1000) + 1
             return "paused_after_failure", replace(later, wait_ms=pause_ms)
-        return ("not_due" if urgency.wait_ms else ""), urgency
+        return ("not_due" if urgency.wait_ms and not self.is_early else ""), urgency
 
     async def _grant(
         self, table: OpenTable, worker_id: str, *, force: bool, include_idle: bool

@@ -26,6 +26,7 @@ from streamhouse.storage_service.model.lake import (
     parse_catalog_properties,
     s3_properties_from_environment,
 )
+from streamhouse.storage_service.model.properties import parse_bytes
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _limit_options(command: _F) -> _F:
     help="service: tiering and readers reach the catalog through this service's /iceberg.",
 )
 @click.option("--warehouse", metavar="URI", help="Where lake tables go, as in s3://bucket/folder.")
+@click.option("--disk-max", metavar="SIZE", help="Most bytes that rows may take, as in 100gb.")
 @click.option(
     "--lake-credentials",
     type=click.Choice(["own", "shared"]),
@@ -156,6 +158,7 @@ def command(
     catalog_properties: tuple[str, ...],
     catalog_access: str,
     warehouse: str | None,
+    disk_max: str | None,
     lake_credentials: str,
     tiering: str,
     rebuild: tuple[str, ...],
@@ -184,6 +187,7 @@ def command(
         catalog_properties=properties,
         catalog_access=catalog_access,
         warehouse=warehouse,
+        disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
     _restart_with_tuned_malloc()
