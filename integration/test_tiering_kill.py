@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.tiering.round import ROUND_STEPS
+from streamhouse.tiering.round import HISTORY_STEPS, ROUND_STEPS
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -87,3 +87,31 @@ def test_a_service_killed_during_a_round_does_not_lose_or_repeat_rows(tmp_path: 
 
         assert moved == 100
         assert _lake_ids(client) == list(range(600))
+
+
+@pytest.mark.parametrize("step", [*ROUND_STEPS[3:6], *HISTORY_STEPS[2:]])
+def test_a_killed_round_of_upserts_neither_loses_nor_repeats_a_retraction(
+    tmp_path: Path, step: str
+) -> None:
+    with (
+        ServiceProcess(tmp_path, "--tiering-lease-ms", "1s") as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        client.create_table(
+            "events",
+            SCHEMA,
+            primary_key=["id"],
+            bucket_count=3,
+            partitioned_by=["region"],
+            properties={"table.datalake.changelog": "true"},
+        )
+        client.upsert("events", _rows(0, 500))
+        tier_once(client)
+        client.upsert("events", _rows(400, 600).set_column(1, "region", pa.array(["x"] * 200)))
+        client.delete("events", _rows(0, 100).select(["id"]))
+        _run_doomed(service.endpoint, step)
+
+        tier_once(client)
+
+        assert _lake_ids(client) == list(range(100, 600))
+        assert client.count("events") == 500
