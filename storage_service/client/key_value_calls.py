@@ -25,6 +25,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, FOUND_COLUMN
+from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
@@ -184,7 +185,10 @@ class KeyValueCalls:
         if CHANGE_TYPE_COLUMN in given.names:
             # Deletes alone need no other columns than the key: the service sees which they are.
             return
-        wanted = table.schema if columns is None else table.schema.select(columns, table=name)
+        if columns is None:
+            wanted = table.schema_version(version_of(table, given))
+        else:
+            wanted = table.schema.select(columns, table=name)
         check_schema(given, wanted, table=name)
 
     def _write(
@@ -199,7 +203,9 @@ class KeyValueCalls:
         own = writer or self._writers.take(table.table_id)
         offsets: dict[int, tuple[int, int]] = {}
         # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
-        for rows in bounded_batches(data):
+        is_whole = verb == "upsert" and not query
+        for given in bounded_batches(data):
+            rows = in_current_version(table, given) if is_whole else given
             for bucket, span in self._send(table, rows, verb, query, own).items():
                 offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
         if writer is None:

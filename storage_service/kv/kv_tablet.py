@@ -72,15 +72,14 @@ class KvTablet:
         table_id: int,
         bucket: int,
         rules: TableRules,
-        schema_id: int = 0,
         options: KvOptions | None = None,
     ) -> None:
         """Open what is at `path`, or make it empty. `replay` the log from `applied_offset` next."""
         self._options: Final = options or KvOptions()
-        self.rules: Final = rules
+        self.rules = rules
         self._where: Final = f"table '{rules.table}', bucket {bucket}"
-        self.codec: Final = RowCodec(rules.schema, schema_id=schema_id, table=rules.table)
-        self.single_rows: Final = SingleRows(rules, self.codec)
+        self.codec = _codec(rules)
+        self.single_rows = SingleRows(rules, self.codec)
         self._store: Final = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=self._options.store
         )
@@ -105,6 +104,17 @@ class KvTablet:
         if self._marker.row_count:
             self._cache.start_loading(self._marker.row_count)
             self._loader = self._store.scan(chunk_rows=_LOAD_CHUNK_ROWS)
+
+    def change_schema(self, rules: TableRules) -> None:
+        """Take rows of a newer version of the schema from now on; stored ones stay as they are.
+
+        A lookup under way may answer in either version.
+        """
+        assert not self._pending
+        # The codec first: it reads what there is in every version.
+        self.codec = _codec(rules)
+        self.single_rows = SingleRows(rules, self.codec)
+        self.rules = rules
 
     @property
     def applied_offset(self) -> int:
@@ -364,3 +374,9 @@ class KvTablet:
     def _expect_reads(self) -> None:
         if self._loader is None:
             self._store.expect_reads(not self._cache.complete)
+
+
+def _codec(rules: TableRules) -> RowCodec:
+    return RowCodec(
+        rules.schema, schema_id=rules.schema_id, table=rules.table, earlier=rules.earlier
+    )

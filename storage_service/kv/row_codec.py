@@ -6,11 +6,12 @@ A row so short that this were less than 13 bytes has zeros before it to make it 
 
 The version offset is the changelog offset of the `+I` or `+U` that wrote this version of the row.
 Values are encoded before their offset is known and stamped in place afterwards. Two values with the
-same stamp are equal exactly when their rows are identical.
+same stamp and of one schema are equal exactly when their rows are identical.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -21,25 +22,38 @@ from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaEr
 from streamhouse.storage_service.kv.byte_runs import binary_parts, gather_at, write_at
 from streamhouse.storage_service.kv.row_layout import RowLayout
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema_change import (
+    KEY_TABLE_SCHEMA_ID_MAX,
+    convert_rows,
+)
 
 __all__ = ["RowCodec", "stamp_versions", "versions_of"]
 
 _VERSION: Final = np.dtype("<i8")
 _SCHEMA_ID: Final = np.dtype("u1")
 _PREFIX_BYTES: Final = _VERSION.itemsize + _SCHEMA_ID.itemsize
-SCHEMA_ID_MAX: Final = 255
 VALUE_BYTES_MIN: Final = 13
 """No value is shorter; `row_arena` relies on it."""
 
 
 class RowCodec:
-    """Encodes and decodes rows of `schema`; stateless, so any thread may use it."""
+    """Encodes rows of `schema`, and decodes those of any version as such; any thread may use it.
 
-    def __init__(self, schema: Schema, *, schema_id: int, table: str) -> None:
-        if not 0 <= schema_id <= SCHEMA_ID_MAX:
+    `earlier` are the versions that stored rows may still have, by schema id.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        schema_id: int,
+        table: str,
+        earlier: Mapping[int, Schema] | None = None,
+    ) -> None:
+        if not 0 <= schema_id <= KEY_TABLE_SCHEMA_ID_MAX:
             raise InvalidSchemaError(
                 f"table '{table}': schema {schema_id} cannot be stored; a primary key table has at"
-                f" most {SCHEMA_ID_MAX + 1} schemas"
+                f" most {KEY_TABLE_SCHEMA_ID_MAX + 1} schemas"
             )
         self.schema: Final = schema
         self.arrow_schema: Final = schema.to_arrow()
@@ -49,6 +63,11 @@ class RowCodec:
         shortest = RowLayout(types, prefix_bytes=_PREFIX_BYTES).header.itemsize
         spare = max(0, VALUE_BYTES_MIN - shortest)
         self._layout: Final = RowLayout(types, prefix_bytes=_PREFIX_BYTES + spare)
+        self._earlier: Final = {
+            other: RowCodec(version, schema_id=other, table=table)
+            for other, version in (earlier or {}).items()
+            if other != schema_id
+        }
 
     @property
     def value_bytes_min(self) -> int:
@@ -65,16 +84,52 @@ class RowCodec:
         return values
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
-        """Return the rows of `values`, none of which is null."""
+        """Return the rows of `values`, none of which is null, in the current version."""
+        ids = self._schema_ids(values)
+        if (ids == self.schema_id).all():
+            return self._decode_own(values)
+        order = np.argsort(ids, kind="stable")
+        parts = []
+        for other in np.unique(ids):
+            codec = self if other == self.schema_id else self._earlier.get(int(other))
+            if codec is None:
+                raise CorruptDataError(
+                    f"table '{self._table}': a stored row has schema {other}, which is not known"
+                )
+            rows = codec._decode_own(values.take(pa.array(np.flatnonzero(ids == other))))
+            parts.append(convert_rows(rows, codec.schema, self.schema, table=self._table))
+        return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
+
+    def in_current_version(self, values: pa.Array) -> pa.Array:
+        """Return `values` with those of earlier versions encoded anew, their stamps kept.
+
+        So that values can be compared; nulls stay.
+        """
+        if not self._earlier or values.null_count == len(values):
+            return values
+        present = values.drop_null() if values.null_count else values
+        if (self._schema_ids(present) == self.schema_id).all():
+            return values
+        encoded = self.encode(self.decode(present))
+        stamp_versions(encoded, versions_of(present))
+        if present is values:
+            return encoded
+        found = values.is_valid().to_numpy(zero_copy_only=False)
+        return encoded.take(pa.array(np.cumsum(found) - 1, mask=~found))
+
+    def _schema_ids(self, values: pa.Array) -> npt.NDArray[np.uint8]:
         data, offsets = binary_parts(values)
+        if len(values) and int(np.diff(offsets).min()) < VALUE_BYTES_MIN:
+            raise CorruptDataError(f"table '{self._table}': a stored row is too short")
+        ids: npt.NDArray[np.uint8] = gather_at(
+            data, offsets[:-1].astype(np.int64) + _VERSION.itemsize, _SCHEMA_ID
+        )
+        return ids
+
+    def _decode_own(self, values: pa.Array) -> pa.RecordBatch:
+        _, offsets = binary_parts(values)
         if len(values) and int(np.diff(offsets).min()) < self.value_bytes_min:
             raise CorruptDataError(f"table '{self._table}': a stored row is too short")
-        ids = gather_at(data, offsets[:-1].astype(np.int64) + _VERSION.itemsize, _SCHEMA_ID)
-        if len(ids) and not (ids == self.schema_id).all():
-            other = int(ids[ids != self.schema_id][0])
-            raise CorruptDataError(
-                f"table '{self._table}': a stored row has schema {other}, which is not known"
-            )
         columns = self._layout.decode(values)
         return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
 

@@ -26,6 +26,7 @@ _EPOCH: Final = _EPOCH_UTC.replace(tzinfo=None)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _EXACT: Final = Context(prec=80, traps=[Inexact, InvalidOperation])
 _LENGTH: Final = struct.Struct("<I")
+_SCHEMA_ID_AT: Final = 8
 
 Convert = Callable[[Any], Any]
 
@@ -80,7 +81,7 @@ class SingleRows:
 
     def decode_values(self, value: bytes) -> list[Any]:
         """Return the row's values in the order of the columns; see `decode`."""
-        if self._has_nested:
+        if self._has_nested or value[_SCHEMA_ID_AT] != self._codec.schema_id:
             decoded = self._codec.decode(pa.array([value], pa.binary()))
             return [column[0].as_py() for column in decoded.columns]
         nulls, *numbers = self._header.unpack_from(value)

@@ -16,14 +16,15 @@ __all__ = ["StoredRows"]
 class StoredRows:
     """What is stored under each of a number of distinct keys, if anything.
 
-    `values` are as stored, null where nothing is. `found`, `versions` (-1 where nothing is) and
-    `place` (position in `rows`, meaningless where nothing is) are by key.
+    `values` are as stored, in the current version of the schema, null where nothing is. `found`,
+    `versions` (-1 where nothing is) and `place` (position in `rows`, meaningless where nothing is)
+    are by key.
     """
 
     def __init__(self, values: pa.Array, codec: RowCodec) -> None:
-        self.values = values
+        self.values = codec.in_current_version(values)
         self._codec = codec
-        self._present = values.drop_null() if values.null_count else values
+        self._present = self.values.drop_null() if values.null_count else self.values
 
     @cached_property
     def found(self) -> npt.NDArray[np.bool_]:

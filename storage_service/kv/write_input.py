@@ -6,8 +6,8 @@ table, column and row; rows are numbered as the caller gave them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -41,12 +41,17 @@ ROW_BYTES_MAX: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRules:
-    """What planning needs to know of a primary key table."""
+    """What planning needs to know of a primary key table.
+
+    `earlier` are the versions of the schema, by id, that stored rows may still have.
+    """
 
     table: str
     schema: Schema
     primary_key: tuple[str, ...]
     merge: MergeRules
+    schema_id: int = 0
+    earlier: Mapping[int, Schema] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

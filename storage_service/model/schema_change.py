@@ -28,11 +28,23 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     SchemaMismatchError,
 )
+from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.schema import Column, Schema, type_from_json
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
-__all__ = ["change_schema", "convert_rows", "stored_version_of", "version_of"]
+__all__ = [
+    "KEY_TABLE_SCHEMA_ID_MAX",
+    "change_schema",
+    "convert_rows",
+    "in_current_version",
+    "read_stored",
+    "stored_version_of",
+    "version_of",
+]
+
+KEY_TABLE_SCHEMA_ID_MAX: Final = 255
+"""Stored rows by key have their version in one byte."""
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _FIELD_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\.delimiter)")
@@ -46,6 +58,11 @@ def change_schema(info: TableInfo, changes: Sequence[Mapping[str, Any]]) -> Tabl
     """
     if not changes:
         raise InvalidRequestError(f"table '{info.path}': there is no change of the schema to make")
+    if info.is_primary_key_table and info.schema_id >= KEY_TABLE_SCHEMA_ID_MAX:
+        raise InvalidSchemaError(
+            f"table '{info.path}': a primary key table has at most {KEY_TABLE_SCHEMA_ID_MAX + 1}"
+            " versions of its schema"
+        )
     state = _Change(info)
     for number, change in enumerate(changes, start=1):
         state.apply(number, change)
@@ -74,6 +91,40 @@ def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
         if info.log_schema_of(schema_id).equals(stored):
             return schema_id
     raise CorruptDataError(f"table '{info.path}': rows of an unknown schema are stored: {stored}")
+
+
+def in_current_version(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows for an earlier version of the schema as rows for the current one.
+
+    Others stay as they are. Raises `SchemaMismatchError` as `conform` does.
+    """
+    if len(info.schema_versions) == 1:
+        return rows
+    schema_id = version_of(info, rows.schema)
+    if schema_id == info.schema_id:
+        return rows
+    old = info.schema_version(schema_id)
+    conformed = conform(rows, old, table=str(info.path))
+    return convert_rows(conformed, old, info.schema, table=str(info.path))
+
+
+def read_stored(
+    payload: memoryview, info: TableInfo, *, stored_as: int, wanted: int | None = None
+) -> pa.RecordBatch:
+    """Return the log rows of a stored record batch in version `wanted`, by default the current one.
+
+    `stored_as` is the version they were stored in. Raises `CorruptDataError`, and what
+    `convert_rows` raises.
+    """
+    try:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(payload), info.log_schema_of(stored_as))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"a stored record batch is unreadable: {error}") from error
+    wanted = info.schema_id if wanted is None else wanted
+    if stored_as == wanted:
+        return rows
+    versions = info.schema_version(stored_as), info.schema_version(wanted)
+    return convert_rows(rows, *versions, table=str(info.path))
 
 
 def convert_rows(rows: pa.RecordBatch, old: Schema, new: Schema, *, table: str) -> pa.RecordBatch:

@@ -145,7 +145,9 @@ def _check_contents(
 ) -> None:
     """Compare every row whose change the log still has, byte by byte, by looking up its key."""
     rules: TableRules = table_rules(info)
-    codec = RowCodec(info.schema, schema_id=info.schema_id, table=rules.table)
+    codec = RowCodec(
+        info.schema, schema_id=info.schema_id, table=rules.table, earlier=rules.earlier
+    )
     differing = 0
     first = -1
     for base, batch in log.batches(end):
@@ -157,7 +159,8 @@ def _check_contents(
         rows = pa.RecordBatch.from_arrays(rows.columns, schema=codec.arrow_schema)
         expected = codec.encode(rows)
         stamp_versions(expected, offsets[chosen])
-        same = pc.fill_null(pc.equal(store.get(check_keys(rows, rules)), expected), False)
+        stored = codec.in_current_version(store.get(check_keys(rows, rules)))
+        same = pc.fill_null(pc.equal(stored, expected), False)
         wrong = np.flatnonzero(~same.to_numpy(zero_copy_only=False))
         if len(wrong):
             first = first if differing else int(offsets[chosen[wrong[0]]])

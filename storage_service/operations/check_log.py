@@ -28,6 +28,7 @@ from streamhouse.storage_service.log.segment_scan import (
     durable_offset_after,
     scan_frames,
 )
+from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
 
@@ -44,7 +45,10 @@ class CheckedLog:
         self._info = info
 
     def batches(self, end_offset: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (base offset, rows) of every frame below `end_offset` that is whole."""
+        """Yield (base offset, rows) of every frame below `end_offset` that is whole.
+
+        Rows are in the current version of the schema.
+        """
         for segment in self._segments:
             for frame in segment.frames():
                 if frame.base_offset >= end_offset or not frame.is_checksum_right:
@@ -123,7 +127,7 @@ def _check_rows(
             batch = _decoded(frame, info)
             batch.validate(full=True)
             problem = "" if batch.num_rows == frame.row_count else f"has {batch.num_rows} rows"
-        except (StreamhouseError, pa.ArrowException, OSError) as error:
+        except (StreamhouseError, pa.ArrowException) as error:
             problem = f"is unreadable: {error}"
         if problem:
             report.error(
@@ -185,5 +189,4 @@ def _check_tail(
 
 
 def _decoded(frame: SegmentFrame, info: TableInfo) -> pa.RecordBatch:
-    schema = info.log_schema_of(frame.schema_id)
-    return pa.ipc.read_record_batch(pa.py_buffer(frame.payload), schema)
+    return read_stored(frame.payload, info, stored_as=frame.schema_id)

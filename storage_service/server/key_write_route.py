@@ -21,6 +21,7 @@ from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.schema_change import in_current_version
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.append_route import writer_id_of
 from streamhouse.storage_service.server.http_exchange import HttpExchange
@@ -120,7 +121,10 @@ def routed_writes(body: bytes, request: KeyRequest) -> list[KeyWrite]:
     for part in stream.batches():
         _check_sequence(part, request, sequences)
         if part.batch.num_rows:
-            parts.append(_Piece(part.bucket, *_operations(part.batch, request)))
+            rows, operations = _operations(part.batch, request)
+            if request.verb == "upsert":
+                rows = in_current_version(request.table, rows)
+            parts.append(_Piece(part.bucket, rows, operations))
     pieces: dict[int, list[_Piece]] = {}
     for piece in _by_bucket(parts, request):
         assert piece.bucket is not None

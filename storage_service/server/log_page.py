@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
-from streamhouse.storage_service.model.schema_change import convert_rows
+from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
-    decode_payload,
     encode_fetch_body,
     encode_payload,
     project_payload,
@@ -121,17 +120,16 @@ def _read(request: _Read) -> LogPage:
 
 def _payload(frame: StoredBatch, request: _Read) -> pa.Buffer | memoryview:
     """Return the frame's payload as it was asked for, untouched where it is that already."""
-    table = request.table
     if frame.schema_id == request.schema_id:
         if request.columns is None:
             return frame.payload
         return project_payload(frame.payload, request.schema, request.columns)
-    rows = decode_payload(frame.payload, table.log_schema_of(frame.schema_id))
-    versions = (table.schema_version(frame.schema_id), table.schema_version(request.schema_id))
-    converted = convert_rows(rows, *versions, table=str(table.path))
+    rows = read_stored(
+        frame.payload, request.table, stored_as=frame.schema_id, wanted=request.schema_id
+    )
     if request.columns is not None:
-        converted = converted.select(list(request.columns))
-    return encode_payload(converted)
+        rows = rows.select(list(request.columns))
+    return encode_payload(rows)
 
 
 def projected_schema(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

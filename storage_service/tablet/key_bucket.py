@@ -21,6 +21,8 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.write_input import TableRules
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["KeyBucket", "open_rows", "table_rules"]
@@ -37,6 +39,12 @@ def table_rules(info: TableInfo) -> TableRules:
         schema=info.schema,
         primary_key=info.descriptor.primary_key,
         merge=info.descriptor.merge_rules(),
+        schema_id=info.schema_id,
+        earlier={
+            schema_id: schema
+            for schema_id, schema in info.schema_versions.items()
+            if schema_id != info.schema_id
+        },
     )
 
 
@@ -49,7 +57,6 @@ def open_rows(
         table_id=info.table_id,
         bucket=bucket,
         rules=rules,
-        schema_id=info.schema_id,
         options=options,
     )
 
@@ -57,19 +64,17 @@ def open_rows(
 class KeyBucket:
     """A log and the rows that its changes make, brought up to date."""
 
-    def __init__(
-        self, log: LogTablet, rows: KvTablet, *, where: str, log_schema: pa.Schema
-    ) -> None:
+    def __init__(self, log: LogTablet, rows: KvTablet, *, where: str, info: TableInfo) -> None:
         """Apply what the log has and the rows have not; raises CorruptDataError if it cannot be."""
         self.log = log
         self.rows = rows
         self.where = where
         self._failure = ""
-        self._recover(log_schema)
+        self._recover(info)
         self.row_count = rows.row_count
         """How many rows there are at the high watermark."""
 
-    def _recover(self, schema: pa.Schema) -> None:
+    def _recover(self, info: TableInfo) -> None:
         applied, start, end = (
             self.rows.applied_offset,
             self.log.log_start_offset,
@@ -83,16 +88,17 @@ class KeyBucket:
             )
         while self.rows.applied_offset < end:
             for frame in self.log.read(self.rows.applied_offset, bytes_max=_REPLAY_BYTES):
-                try:
-                    changes = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), schema)
-                except (pa.ArrowException, OSError) as error:
-                    raise CorruptDataError(
-                        f"{self.where}: the batch at offset {frame.base_offset} is unreadable:"
-                        f" {error}"
-                    ) from error
-                self.rows.replay(changes, base_offset=frame.base_offset)
+                self.rows.replay(self._changes(frame, info), base_offset=frame.base_offset)
         if end > applied:
             _logger.info("event=replayed bucket=%r start=%d end=%d", self.where, applied, end)
+
+    def _changes(self, frame: StoredBatch, info: TableInfo) -> pa.RecordBatch:
+        try:
+            return read_stored(frame.payload, info, stored_as=frame.schema_id)
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                f"{self.where}, offset {frame.base_offset}: {error.message}"
+            ) from error
 
     @property
     def is_usable(self) -> bool:

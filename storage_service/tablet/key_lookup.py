@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.kv.lookup import FoundRows, check_lookup_keys, check_prefix
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
 from streamhouse.storage_service.model.conform import conform
@@ -59,6 +60,7 @@ def lookup_rows(info: TableInfo, buckets: Sequence[KeyBucket], keys: pa.RecordBa
         bucket.check_usable()
         is_whole = len(positions) == keys.num_rows
         found = bucket.rows.lookup(keys if is_whole else keys.take(pa.array(positions)))
+        _check_version(info, bucket)
         ends[number] = found.end_offset
         index[positions[found.found]] = np.arange(count, count + found.rows.num_rows)
         count += found.rows.num_rows
@@ -76,6 +78,7 @@ def lookup_one(info: TableInfo, buckets: Sequence[KeyBucket], key: Mapping[str, 
         number = int(buckets_for_rows(row, bucket_key, info.bucket_count)[0])
     buckets[number].check_usable()
     found = buckets[number].rows.lookup_one(key)
+    _check_version(info, buckets[number])
     return RowAnswer(row=found.row, ends={number: found.end_offset})
 
 
@@ -95,6 +98,7 @@ def prefix_rows(
         for number in _buckets_of_prefix(info, prefix):
             buckets[number].check_usable()
             part: FoundRows = buckets[number].rows.prefix_lookup(prefix, rows_max=rows_max)
+            _check_version(info, buckets[number])
             ends[number] = part.end_offset
             found.append(part.rows)
         rows = _merged(info, found)
@@ -105,6 +109,12 @@ def prefix_rows(
     if not batches:
         return KeyAnswer(rows=schema.empty_table().to_batches()[0], ends=ends)
     return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=more)
+
+
+def _check_version(info: TableInfo, bucket: KeyBucket) -> None:
+    """Raise `UnavailableError`, which clients ride out, if the schema changed under a lookup."""
+    if bucket.rows.rules.schema_id != info.schema_id:
+        raise UnavailableError(f"the schema of table '{info.path}' is just changing; try again")
 
 
 def _positions_by_bucket(info: TableInfo, keys: pa.RecordBatch) -> dict[int, np.ndarray]:

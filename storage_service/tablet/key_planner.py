@@ -27,12 +27,9 @@ _logger = logging.getLogger(__name__)
 class KeyPlanner:
     """Plans writes to the buckets of one table."""
 
-    def __init__(
-        self, buckets: Sequence[KeyBucket], *, table: str, schema_id: int, frame_bytes_max: int
-    ) -> None:
+    def __init__(self, buckets: Sequence[KeyBucket], *, table: str, frame_bytes_max: int) -> None:
         self._buckets = buckets
         self._table = table
-        self._schema_id = schema_id
         self._frame_bytes_max = frame_bytes_max
 
     def plan(self, requests: Sequence[KeyRequest]) -> None:
@@ -134,7 +131,7 @@ class KeyPlanner:
             tablet=self._buckets[write.bucket].log,
             payload=payload,
             row_count=changes.num_rows,
-            schema_id=self._schema_id,
+            schema_id=self._buckets[write.bucket].rows.rules.schema_id,
             writer_id=request.writer_id,
             sequence=write.sequence,
         )

@@ -72,7 +72,6 @@ class KeyWriter:
         buckets: Sequence[KeyBucket],
         *,
         table: str,
-        schema_id: int,
         submit: Submit,
         executor: Executor,
         on_published: Callable[[Iterable[int]], None],
@@ -80,9 +79,7 @@ class KeyWriter:
     ) -> None:
         self._buckets = buckets
         self._table = table
-        self._planner = KeyPlanner(
-            buckets, table=table, schema_id=schema_id, frame_bytes_max=frame_bytes_max
-        )
+        self._planner = KeyPlanner(buckets, table=table, frame_bytes_max=frame_bytes_max)
         self._submit = submit
         self._executor = executor
         self._on_published = on_published

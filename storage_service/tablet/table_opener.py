@@ -96,7 +96,6 @@ class TableOpener:
             table.key_writer = KeyWriter(
                 table.key_buckets,
                 table=str(info.path),
-                schema_id=info.schema_id,
                 submit=self._submit,
                 executor=self._key_threads[info.table_id % len(self._key_threads)],
                 on_published=table.wakeups.wake,
@@ -146,7 +145,7 @@ class TableOpener:
                     where=where,
                 )
                 rows = open_rows_at(path)
-            keys = KeyBucket(tablet, rows, where=where, log_schema=info.log_schema)
+            keys = KeyBucket(tablet, rows, where=where, info=info)
             opened.pop_all()
         return _OpenBucket(tablet, keys)
 

@@ -17,7 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -31,6 +31,7 @@ from streamhouse.storage_service.tablet.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
+from streamhouse.storage_service.tablet.key_schema import change_key_schema, check_no_transaction
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
@@ -258,12 +259,13 @@ class TabletManager:
         """Change the schema, all changes or none; rows already written stay as they are."""
         async with self.changing_files:
             table = self.table(path)
-            if table.key_writer is not None:
-                raise UnsupportedError(
-                    f"table '{path}' has a primary key; only log tables can change their schema"
-                )
             alter = functools.partial(self._registry.alter_schema, path, changes)
-            table.info = await self._run_blocking(alter)
+            if table.key_writer is None:
+                table.info = await self._run_blocking(alter)
+            else:
+                check_no_transaction(table, self.transactions.of(table).open_count)
+                async with table.gate.alone():
+                    await change_key_schema(table, await self._run_blocking(alter))
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:

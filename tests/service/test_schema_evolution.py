@@ -10,6 +10,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.errors import UnsupportedError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -134,3 +135,104 @@ def test_a_subscription_keeps_the_schema_it_began_with(tmp_path: Path) -> None:
 
         assert next(batches).data.schema.names == FIRST.names
         assert client.fetch("items", 0, 1)[0].data.schema.names == [*FIRST.names, "note"]
+
+
+KEYED = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("amount", pa.int32()),
+    ]
+)
+
+
+def _found(client: StreamhouseClient, count: int) -> list[dict[str, Any]]:
+    """Rows 0 to `count` by lookup of many, each equal to the lookup of one and to its URL."""
+    keys = pa.table({"id": range(count)}, schema=pa.schema([KEYED.field("id")]))
+    rows = client.lookup("accounts", keys).drop(["__found"]).to_pylist()
+    assert [client.lookup_one("accounts", id=i) for i in range(count)] == rows
+    found: list[dict[str, Any]] = rows
+    return found
+
+
+def _checked(client: StreamhouseClient, expected: list[dict[str, Any]]) -> None:
+    assert _found(client, len(expected)) == expected
+    assert client.read("accounts").sort_by("id").to_pylist() == expected
+    assert client.count("accounts") == len(expected)
+
+
+def test_a_primary_key_table_changes_its_schema_and_rows_of_all_versions_are_one(
+    tmp_path: Path,
+) -> None:
+    def upsert(client: StreamhouseClient, *rows: dict[str, Any]) -> int:
+        schema = client.describe_table("accounts").schema.to_arrow()
+        spans = client.upsert("accounts", pa.Table.from_pylist(list(rows), schema=schema))
+        return sum(end - start for start, end in spans.values())
+
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("accounts", KEYED, primary_key=["id"], bucket_count=2)
+        upsert(client, *({"id": i, "name": f"n{i}", "amount": i} for i in range(6)))
+        tier_once(client)
+        client.alter_schema(
+            "accounts",
+            [
+                {"widen": "amount", "to": "bigint"},
+                {"rename": "name", "to": "title"},
+                {"add": "note", "type": {"type": "array", "element": "string"}, "after": "id"},
+            ],
+        )
+        rows = [{"id": i, "note": None, "title": f"n{i}", "amount": i} for i in range(6)]
+        _checked(client, rows)
+
+        # A row that is the same in the new version is no change.
+        assert upsert(client, rows[0]) == 0
+        rows[1] = {"id": 1, "note": ["x"], "title": "t1", "amount": 1 << 40}
+        assert upsert(client, rows[1]) == 2
+        # A writer of the first version; it cannot say anything of the new column.
+        old = pa.Table.from_pylist([{"id": 2, "name": "old", "amount": 5}], schema=KEYED)
+        client.upsert("accounts", old)
+        rows[2] = {"id": 2, "note": None, "title": "old", "amount": 5}
+        client.upsert(
+            "accounts",
+            pa.table({"id": pa.array([3]), "amount": pa.array([33])}),
+            columns=["id", "amount"],
+        )
+        rows[3]["amount"] = 33
+        _checked(client, rows)
+        service.kill()
+
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        # Replayed: changes of both versions.
+        _checked(client, rows)
+        tier_once(client)
+        _checked(client, rows)
+        catalog = client.lake_catalog()
+        lake = load_catalog(catalog.name, **catalog.properties).load_table("default.accounts")
+        found = lake.scan().to_arrow().sort_by("id").select(["id", "note", "title", "amount"])
+        assert found.to_pylist() == rows
+        client.drop_column("accounts", "note", confirm="note")
+        rows = [{name: row[name] for name in ("id", "title", "amount")} for row in rows]
+        _checked(client, rows)
+
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        _checked(client, rows)
+        changes = [
+            batch.data.drop_columns(["__retracts"]).to_pylist()
+            for bucket, at in client.positions("accounts").items()
+            for batch in client.read_range("accounts", bucket, 0, at.high_watermark)
+        ]
+        assert {tuple(change) for batch in changes for change in batch} == {
+            ("id", "title", "amount", "__change_type")
+        }
+
+
+def test_a_schema_does_not_change_under_an_open_transaction_of_a_primary_key_table(
+    tmp_path: Path,
+) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("accounts", KEYED, primary_key=["id"])
+        transaction = client.begin_transaction("accounts", operation="upsert")
+        with pytest.raises(UnsupportedError, match="while 1 transactions are open"):
+            client.add_column("accounts", "note", pa.string())
+        transaction.abort()
+        assert client.add_column("accounts", "note", pa.string()).schema_id == 1

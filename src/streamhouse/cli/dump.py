@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_frames import SegmentFrame, open_segment
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.durable_json import read_json
 
@@ -78,11 +78,10 @@ def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
     if not frame.is_checksum_right:
         return
     try:
-        schema = table.log_schema_of(frame.schema_id)
-        batch = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), schema)
-    except (pa.ArrowException, OSError) as error:
+        batch = read_stored(frame.payload, table, stored_as=frame.schema_id, wanted=frame.schema_id)
+    except CorruptDataError as error:
         raise CorruptDataError(
-            f"the batch at offset {frame.base_offset} is unreadable: {error}"
+            f"the batch at offset {frame.base_offset}: {error.message}"
         ) from error
     for number, row in enumerate(batch.to_pylist(), frame.base_offset):
         if number >= offset:
