@@ -22,6 +22,7 @@ from dataclasses import replace
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import (
     InternalError,
+    StorageFailedError,
     StreamhouseError,
     UnknownOutcomeError,
 )
@@ -166,5 +167,6 @@ class TransactionRunner:
         )
         _logger.error("event=commit_interrupted why=%r", given_up.message)
         transaction.progress.trouble = error.message
-        self._table.gate.refuse(given_up)
+        # Of others nothing is stored, which is no unknown outcome.
+        self._table.gate.refuse(StorageFailedError(given_up.message))
         return given_up

@@ -111,7 +111,7 @@ def test_a_failed_sync_leaves_nothing_half_visible_and_the_next_start_completes_
             for _ in range(2):
                 with pytest.raises(UnknownOutcomeError, match="completed only by the next start"):
                     await transactions.commit(begun, parts, wait_s=20)
-            with pytest.raises(UnknownOutcomeError, match="completed only by the next start"):
+            with pytest.raises(StorageFailedError, match="completed only by the next start"):
                 await write_alone(manager, table, 0)
             assert visible_ends(table) == [0, 0]
         monkeypatch.undo()
