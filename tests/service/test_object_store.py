@@ -87,6 +87,24 @@ def test_rows_go_to_the_store_and_come_back(
         assert SECRET_KEY not in service.log_text()
 
 
+def test_maintenance_packs_files_in_the_store(tmp_path: Path, store: ObjectStore) -> None:
+    with (
+        _service(tmp_path, store, store.endpoint) as service,
+        StreamhouseClient(service.endpoint) as client,
+    ):
+        client.create_table("default.t", SCHEMA, primary_key=["id"], properties=EXPIRING)
+        for number in range(10):
+            client.upsert("default.t", _rows(number * 5, number * 5 + 50))
+            tier_once(client, "default.t")
+
+        table = load_catalog("judge", type="rest", uri=f"{service.endpoint}/iceberg").load_table(
+            "default.t"
+        )
+        assert len(list(table.scan().plan_files())) < 10
+        assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(95))
+        assert sorted(client.read("default.t")["id"].to_pylist()) == list(range(95))
+
+
 def test_secrets_come_only_to_those_who_ask_for_them(tmp_path: Path, store: ObjectStore) -> None:
     with (
         _service(tmp_path, store, store.endpoint) as service,
