@@ -103,7 +103,9 @@ def _check_store(
             report.error(
                 where, f"{len(wrong)} row versions {problem}; the first is of offset {wrong[0]}"
             )
-    _check_contents(store, log, info, live, report, where=where, end=marker.applied_offset)
+    if info.schema_id == 0:
+        # Rows of other schema versions are stored in other bytes than the changelog's newest ones.
+        _check_contents(store, log, info, live, report, where=where, end=marker.applied_offset)
 
 
 def _no_offsets() -> npt.NDArray[np.int64]:
