@@ -1,0 +1,90 @@
+"""A day of one-minute rounds in a few minutes, and what became of the lake meanwhile."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.round import TieringRound
+from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.maintenance_world import MaintenanceWorld
+
+__all__ = ["LakeDay", "live_day"]
+
+BUCKETS = 2
+ROWS = 20
+
+
+@dataclass
+class LakeDay:
+    """What was measured after each round; file counts are those of the current snapshot."""
+
+    commit_cpu_s: list[float] = field(default_factory=list)
+    data_files: list[int] = field(default_factory=list)
+    delete_files: list[int] = field(default_factory=list)
+    snapshots: list[int] = field(default_factory=list)
+    manifests: list[int] = field(default_factory=list)
+    metadata_bytes: list[int] = field(default_factory=list)
+    files_on_disk: list[int] = field(default_factory=list)
+
+
+def live_day(world: MaintenanceWorld | KeyTieringWorld, rounds: int, *, max_age: str) -> LakeDay:
+    """Run the rounds of a day by one worker; a primary key table gets updates of older rows."""
+    properties = {"table.datalake.snapshot.max-age": max_age}
+    if isinstance(world, KeyTieringWorld):
+        world.create_key_table(bucket_count=BUCKETS, properties=properties)
+    else:
+        world.create_table(bucket_count=BUCKETS, properties=properties)
+    filesystem = LakeFilesystem(world.catalog.properties)
+    maintainer = Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem)
+    lake = world.lake()
+    day = LakeDay()
+    for number in range(rounds):
+        _write(world, number)
+        marks: dict[str, float] = {}
+
+        def mark(step: str, marks: dict[str, float] = marks) -> None:
+            marks[step] = time.thread_time()
+
+        TieringRound(
+            client=world.service,
+            lake=lake,
+            runner=world.runner,
+            assignment=world.claim(),
+            maintainer=maintainer,
+            checkpoint=mark,
+        ).run()
+        day.commit_cpu_s.append(marks["committed"] - marks["files-written"])
+        if number % 10 == 9 or number + 1 == rounds:
+            _look(world, day)
+    return day
+
+
+def _write(world: MaintenanceWorld | KeyTieringWorld, number: int) -> None:
+    if not isinstance(world, KeyTieringWorld):
+        for bucket in range(BUCKETS):
+            world.append(ROWS, bucket=bucket)
+        return
+    new = range(number * ROWS, number * ROWS + ROWS)
+    updated = range(number * ROWS // 2, number * ROWS // 2 + ROWS // 2)
+    rows = [{"id": i, "region": f"r{i % 3}", "amount": float(number)} for i in (*new, *updated)]
+    world.upsert(*rows)
+
+
+def _look(world: MaintenanceWorld | KeyTieringWorld, day: LakeDay) -> None:
+    table = world.lake_table()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    totals = snapshot.summary.additional_properties
+    day.data_files.append(int(totals["total-data-files"]))
+    day.delete_files.append(int(totals["total-delete-files"]))
+    day.snapshots.append(len(table.metadata.snapshots))
+    day.manifests.append(len(snapshot.manifests(table.io)))
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    day.metadata_bytes.append(metadata.stat().st_size)
+    folder = metadata.parent.parent
+    day.files_on_disk.append(sum(path.is_file() for path in folder.rglob("*")))
