@@ -45,21 +45,12 @@ def _log_table(client: StorageClient, tasks: list[pa.RecordBatch]) -> None:
         client.create_table(name, SCHEMA, bucket_count=BUCKETS, properties=NO_LAKE)
     client.append("warm", tasks[0])
     direct = _spread(ROWS, lambda i: client.append("direct", tasks[i % len(tasks)]))
-    started = time.perf_counter()
-    transaction = client.begin_transaction("staged")
-    parts: dict[int, str] = {}
-
-    def stage(number: int) -> None:
-        parts[number] = transaction.stage(tasks[number % len(tasks)])
-
-    staging = _spread(ROWS, stage)
-    pauses = _Pauses(client, table="staged")
-    committing = time.perf_counter()
-    result = transaction.commit([parts[number] for number in sorted(parts)])
-    commit = time.perf_counter() - committing
+    batches = [tasks[i % len(tasks)] for i in range(ROWS // TASK_ROWS)]
+    staging, commit = _transact(client, "staged", batches)
+    seconds = staging + commit
+    pauses = _Pauses(client, table="mixed")
+    _transact(client, "mixed", batches)
     pauses.stop()
-    seconds = time.perf_counter() - started
-    assert result.row_count == ROWS
     report(
         f"transaction of {ROWS:,} rows to {BUCKETS} buckets, staged by {WRITERS}, then committed",
         measured=f"{seconds:.1f} s (staging {staging:.1f} s, commit {commit:.1f} s)",
@@ -68,11 +59,11 @@ def _log_table(client: StorageClient, tasks: list[pa.RecordBatch]) -> None:
         bar="at most 2.5: everything is written twice",
         reached=seconds / direct <= 2.5,
     )
-    pauses.report(f"while {ROWS:,} rows are committed to a log table")
+    pauses.report(f"while {ROWS:,} rows are staged and committed to a log table")
 
 
 def _key_table(client: StorageClient, tasks: list[pa.RecordBatch]) -> None:
-    for name in ("direct_rows", "staged_rows"):
+    for name in ("direct_rows", "staged_rows", "mixed_rows"):
         client.create_table(
             name, SCHEMA, bucket_count=BUCKETS, primary_key=("id",), properties=NO_LAKE
         )
@@ -80,26 +71,17 @@ def _key_table(client: StorageClient, tasks: list[pa.RecordBatch]) -> None:
     def rows(number: int) -> pa.RecordBatch:
         # The second half updates the first.
         task = tasks[number % len(tasks)]
-        first = (number % (KEYED_ROWS // TASK_ROWS // 2)) * TASK_ROWS
+        first = (number % max(1, KEYED_ROWS // TASK_ROWS // 2)) * TASK_ROWS
         ids = pa.array(range(first, first + TASK_ROWS), pa.int64())
         return task.set_column(0, SCHEMA.field(0), ids)
 
     batches = [rows(number) for number in range(KEYED_ROWS // TASK_ROWS)]
     direct = _spread(KEYED_ROWS, lambda i: client.upsert("direct_rows", batches[i]))
-    started = time.perf_counter()
-    transaction = client.begin_transaction("staged_rows", operation="upsert")
-    parts: dict[int, str] = {}
-
-    def stage(number: int) -> None:
-        parts[number] = transaction.stage(batches[number])
-
-    staging = _spread(KEYED_ROWS, stage)
-    pauses = _Pauses(client, table="staged_rows")
-    committing = time.perf_counter()
-    transaction.commit([parts[number] for number in sorted(parts)])
-    commit = time.perf_counter() - committing
+    staging, commit = _transact(client, "staged_rows", batches)
+    seconds = staging + commit
+    pauses = _Pauses(client, table="mixed_rows")
+    _transact(client, "mixed_rows", batches)
     pauses.stop()
-    seconds = time.perf_counter() - started
     assert client.count("staged_rows") == client.count("direct_rows")
     report(
         f"transaction of {KEYED_ROWS:,} upserts to {BUCKETS} buckets, half of them updates",
@@ -109,7 +91,7 @@ def _key_table(client: StorageClient, tasks: list[pa.RecordBatch]) -> None:
         bar="at most 2.5",
         reached=seconds / direct <= 2.5,
     )
-    pauses.report(f"while {KEYED_ROWS:,} upserts are committed")
+    pauses.report(f"while {KEYED_ROWS:,} upserts are staged and committed")
 
 
 def _small_commits(client: StorageClient) -> None:
@@ -135,6 +117,24 @@ def _small_commits(client: StorageClient) -> None:
         bar="at most 20 ms more",
         reached=more_ms <= 20,
     )
+
+
+def _transact(
+    client: StorageClient, table: str, batches: list[pa.RecordBatch]
+) -> tuple[float, float]:
+    """Write all in one transaction; return the seconds of staging and of the commit."""
+    operation = "upsert" if table.endswith("rows") else "append"
+    transaction = client.begin_transaction(table, operation=operation)
+    parts: dict[int, str] = {}
+
+    def stage(number: int) -> None:
+        parts[number] = transaction.stage(batches[number])
+
+    staging = _spread(len(batches) * TASK_ROWS, stage)
+    started = time.perf_counter()
+    result = transaction.commit([parts[number] for number in sorted(parts)])
+    assert result.row_count == len(batches) * TASK_ROWS
+    return staging, time.perf_counter() - started
 
 
 def _spread(row_count: int, work: Callable[[int], object]) -> float:
