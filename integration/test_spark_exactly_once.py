@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -196,28 +197,38 @@ def test_a_stream_killed_again_and_again_copies_every_row_once(
     world.client.create_table(path, world.client.describe_table(source).schema.to_arrow())
     program = [sys.executable, "-m", "integration.stream_copy_program"]
     arguments = [world.endpoint, source, path, str(tmp_path / "checkpoint"), how]
-    kills = 0
+    log = tmp_path / "program.log"
     for wanted_rows in (1, 2_500, None):
-        with subprocess.Popen(
-            [*program, *arguments],
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*program, *arguments],
+                cwd=Path(__file__).parents[1],
+                env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
             if wanted_rows is None:
-                assert process.wait(240) == 0
-                break
-            positions = dict.fromkeys(world.client.positions(path), 0)
-            while end_offsets(world, path) < wanted_rows:
-                # Woken by the commit itself: the kill falls right after it.
-                world.client.table_state(path, after=positions, max_wait_ms=10_000)
-                positions = {b: p.high_watermark for b, p in world.client.positions(path).items()}
-                assert process.poll() is None
-            os.killpg(process.pid, 9)
-            kills += 1
+                assert process.wait(240) == 0, log.read_text()[-4_000:]
+            else:
+                _wait_for_rows(world, path, wanted_rows, process, log)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
-    assert kills == 2
+    assert (tmp_path / "checkpoint" / "done").exists()
     assert world.ids(world.load(path)) == list(range(6_000))
     assert end_offsets(world, path) == 6_000
+
+
+def _wait_for_rows(
+    world: SparkWorld, path: str, row_count: int, process: subprocess.Popen[bytes], log: Path
+) -> None:
+    """Return right after the commit that made the rows visible."""
+    ends = dict.fromkeys(world.client.positions(path), 0)
+    while sum(ends.values()) < row_count:
+        world.client.table_state(path, after=ends, max_wait_ms=10_000)
+        ends = {b: p.high_watermark for b, p in world.client.positions(path).items()}
+        assert process.poll() is None, log.read_text()[-4_000:]
