@@ -37,6 +37,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import RETRACTS_COLUMN
+from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 
@@ -119,7 +120,7 @@ def retracted_by(
                 f"table '{table.path}', bucket {tail.bucket}: changes [{tail.start}, {tail.end})"
                 " left the log after the table was loaded; load it again to find them in the lake"
             ) from error
-        return tail.bucket, np.unique(np.concatenate(found))
+        return tail.bucket, distinct(np.concatenate(found))
 
     ranges = list(tails)
     if not ranges:

@@ -15,6 +15,7 @@ from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
+from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["lake_problems"]
@@ -106,9 +107,9 @@ def _row_problems(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> li
         twice = offsets[1:][offsets[1:] == offsets[:-1]]
         if len(twice):
             problems.append(f"bucket {bucket}: offset {twice[0]} is in the lake more than once")
-        if not table.is_primary_key_table and len(np.unique(offsets)) != end:
+        if not table.is_primary_key_table and len(distinct(offsets)) != end:
             problems.append(
-                f"bucket {bucket}: the lake has {len(np.unique(offsets))} of the {end} rows below"
+                f"bucket {bucket}: the lake has {len(distinct(offsets))} of the {end} rows below"
                 " its tiered offset"
             )
     return problems

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from streamhouse.connector.scan import LakePiece
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["read_deleted_positions"]
 
@@ -31,7 +32,7 @@ def read_deleted_positions(
     found = [
         _positions_in(filesystem, delete.path, data_path=piece.path) for delete in piece.deletes
     ]
-    return np.unique(np.concatenate(found))
+    return distinct(np.concatenate(found))
 
 
 def _positions_in(

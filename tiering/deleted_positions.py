@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["data_paths_of", "read_deleted_positions"]
 
@@ -31,7 +32,7 @@ def read_deleted_positions(
         rows = rows.filter(pc.is_in(rows.column(_PATH), value_set=wanted))
         for data_path, positions in _by_path(rows):
             found.setdefault(data_path, []).append(positions)
-    return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
+    return {path: distinct(np.concatenate(parts)) for path, parts in found.items()}
 
 
 def data_paths_of(filesystem: LakeFilesystem, delete_path: str) -> Mapping[str, int]:

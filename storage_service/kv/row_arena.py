@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.byte_runs import binary_parts, validity_buffer
 from streamhouse.storage_service.kv.row_codec import VALUE_BYTES_MIN
+from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["SEGMENT_BYTES_MAX", "RowArena"]
 
@@ -125,7 +126,7 @@ class RowArena:
     @staticmethod
     def segments_of(locations: Locations) -> set[int]:
         """Return the segments that these locations are in."""
-        return set(np.unique(locations >> _SEGMENT_SHIFT).tolist())
+        return set(distinct(locations >> _SEGMENT_SHIFT).tolist())
 
     @staticmethod
     def in_segment(locations: Locations, segment: int) -> npt.NDArray[np.int64]:

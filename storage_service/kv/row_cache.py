@@ -20,6 +20,7 @@ import pyarrow as pa
 from streamhouse.storage_service.kv.hash_index import HashIndex
 from streamhouse.storage_service.kv.key_hash import KeyHasher
 from streamhouse.storage_service.kv.row_arena import SEGMENT_BYTES_MAX, RowArena
+from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["CachedRows", "RowCache"]
 
@@ -153,7 +154,7 @@ class RowCache:
             return
         hashes = [np.concatenate(parts) for parts in zip(*self._deleted, strict=True)]
         self._deleted.clear()
-        slots = np.unique(self._index.find(hashes[0], hashes[1]))
+        slots = distinct(self._index.find(hashes[0], hashes[1]))
         slots = slots[slots >= 0]
         self._changes += 1
         with self._lock:

@@ -29,6 +29,7 @@ from streamhouse.storage_service.model.schema import (
     RETRACTS_COLUMN,
     Schema,
 )
+from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = [
     "APPEND",
@@ -151,7 +152,7 @@ def fold_tail(
     assert len(change_types) == len(retracts) == len(offsets)
     assert len(offsets) == 0 or offsets[0] >= boundary
     retracted = retracts[retracts >= 0]
-    below = _distinct(retracted[retracted < boundary])
+    below = distinct(retracted[retracted < boundary])
     survives = (change_types == INSERT) | (change_types == UPDATE_AFTER) | (change_types == APPEND)
     inside = retracted[retracted >= boundary]
     if len(inside):
@@ -160,11 +161,3 @@ def fold_tail(
         positions[positions == len(offsets)] = 0
         survives[positions[offsets[positions] == inside]] = False
     return FoldedTail(below, survives)
-
-
-def _distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """As `np.unique`, whose hash table costs several times a sort of what is nearly sorted."""
-    ordered = np.sort(values, kind="stable")
-    is_first = np.ones(len(ordered), dtype=np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return ordered[is_first]

@@ -24,6 +24,7 @@ from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions, v
 from streamhouse.storage_service.kv.write_input import TableRules, check_keys
 from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
+from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_log import CheckedLog
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
@@ -126,7 +127,7 @@ def _changes(log: CheckedLog, end: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
         written.append(offsets[_is_version(batch)])
         replaced = batch.column(RETRACTS_COLUMN).drop_null()
         retracted.append(replaced.to_numpy(zero_copy_only=False))
-    return np.concatenate(written), np.unique(np.concatenate(retracted))
+    return np.concatenate(written), distinct(np.concatenate(retracted))
 
 
 def _is_version(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:

@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operat
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version
+from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.append_route import writer_id_of
 from streamhouse.storage_service.server.http_exchange import HttpExchange
@@ -223,7 +224,7 @@ def _by_bucket(parts: Sequence[_Piece], request: KeyRequest) -> Iterator[_Piece]
 
 def _split(part: _Piece, buckets: npt.NDArray[np.int32], start: int) -> Iterator[_Piece]:
     """Yield the rows of each bucket; the first row of `part` has the number `start`."""
-    for bucket in np.unique(buckets):
+    for bucket in distinct(buckets):
         chosen = np.flatnonzero(buckets == bucket)
         operations = None if part.operations is None else part.operations[chosen]
         yield _Piece(int(bucket), part.rows.take(pa.array(chosen)), operations, chosen + start)

@@ -19,6 +19,7 @@ from streamhouse.storage_service.kv.lookup import FoundRows, check_lookup_keys, 
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
+from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket, table_rules
 
@@ -128,7 +129,7 @@ def _positions_by_bucket(info: TableInfo, keys: pa.RecordBatch) -> dict[int, np.
     conformed = conform(keys, part, table=rules.table)
     key = info.descriptor.effective_bucket_key
     numbers = buckets_for_rows(conformed, key, info.bucket_count)
-    return {int(number): np.flatnonzero(numbers == number) for number in np.unique(numbers)}
+    return {int(number): np.flatnonzero(numbers == number) for number in distinct(numbers)}
 
 
 def _buckets_of_prefix(info: TableInfo, prefix: pa.RecordBatch) -> Sequence[int]:
