@@ -7,48 +7,49 @@ Run by `make quickstart`. It starts everything it needs in a temporary directory
 3. tiering moves them into Iceberg
 4. Spark writes the flights of October and November, which stay in the log
 5. Spark reads both tiers as one table
-6. a stream bootstraps from Iceberg, reaches the log, and goes on live while an application appends
-   the flights of December
+6. Spark creates primary key tables: airlines, planes, and the delays of each airline
+7. a stream bootstraps from Iceberg, reaches the log, and goes on live while an application appends
+   the flights of December; each micro-batch updates planes and delays, exactly once
+8. rows are looked up by key, changes are read, and all of it is checked against a full count
+9. the primary key tables are tiered too, and DuckDB reads them from Iceberg
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from flights import FLIGHT_COUNT, load_flights
-from rich.console import Console
-from rich.table import Table
-
-# Spark's Python workers run what this variable names, not the Python that started them.
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-# Without it Spark warns about the address it found for this machine's name.
-os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-
-from pyspark.sql import DataFrame, SparkSession
+from key_tables import (
+    AIRLINES,
+    DELAYS,
+    FLIGHTS,
+    PLANES,
+    KeyTableUpdater,
+    check_delays,
+    create_delays,
+    look_up,
+    read_with_duckdb,
+    show_changes,
+    write_airlines_and_planes,
+)
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from rich.table import Table
+from stage import console, run_command, spark_session, step, storage_service
 
 import streamhouse
 
-TABLE = "nyc.flights"
 LIVE_BATCHES = 12
-LOG4J = Path(__file__).resolve().parents[1] / "spark_conf" / "log4j2.properties"
-console = Console(highlight=False, width=100)
 
 
 def main() -> None:
-    """Run the six steps and print what happened, with times."""
+    """Run the steps and print what happened, with times."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="streamhouse-quickstart-") as directory:
         home = Path(directory)
@@ -59,67 +60,26 @@ def main() -> None:
             with step("Spark writes January to September into a new table"):
                 write_with_spark(spark, home, history, creates_table=True)
             with step("Tiering moves the log into Iceberg"):
-                run_command("tier", "--once", "--table", TABLE)
+                run_command("tier", "--once", "--table", FLIGHTS)
             with step("Spark writes October and November; they stay in the log"):
                 write_with_spark(spark, home, recent)
             with step("Spark reads Iceberg and the log as one table"):
                 read_union(spark, expected_rows=history.num_rows + recent.num_rows)
-            with step("A stream starts in Iceberg and goes on live"):
+            with step("Airlines, planes and delays become primary key tables"):
+                write_airlines_and_planes(spark)
+                create_delays(spark)
+            with step("A stream starts in Iceberg, goes on live, and keeps planes and delays"):
                 follow_live(spark, home, live, before=history.num_rows + recent.num_rows)
+            with step("Rows by key, and what changed"):
+                look_up()
+                show_changes(spark)
+                check_delays(spark)
+            with step("Primary key tables are Iceberg tables too"):
+                run_command("tier", "--once", *tables_named(AIRLINES, PLANES, DELAYS))
+                read_with_duckdb()
             with step("What is where"):
                 run_command("tables")
     console.print(f"\n[bold]Everything stopped after {time.perf_counter() - started:.0f} s.[/]")
-
-
-@contextlib.contextmanager
-def step(title: str) -> Iterator[None]:
-    """Print a heading, and after the work how long it took."""
-    console.print(f"\n[bold cyan]{title}[/]")
-    started = time.perf_counter()
-    yield
-    console.print(f"[dim]took {time.perf_counter() - started:.1f} s[/]")
-
-
-@contextlib.contextmanager
-def storage_service(data_dir: Path) -> Iterator[None]:
-    """Run `streamhouse serve` on a free port, and name it to everything started after it."""
-    arguments = ["serve", "--data-dir", str(data_dir), "--port", "0", "--log-level", "warning"]
-    command = [str(streamhouse_command()), *arguments]
-    console.print("[dim]$ streamhouse serve --data-dir DIR --port 0[/]")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
-        try:
-            assert service.stdout is not None
-            ready = service.stdout.readline().strip()
-            if not ready.startswith("streamhouse listening on "):
-                raise SystemExit("the storage service did not start; its message is above")
-            console.print(ready)
-            os.environ["STREAMHOUSE_ENDPOINT"] = ready.removeprefix("streamhouse listening on ")
-            yield
-        finally:
-            service.terminate()
-
-
-@contextlib.contextmanager
-def spark_session(home: Path) -> Iterator[SparkSession]:
-    """Start Spark on both cores, quietly."""
-    console.print("[dim]starting Spark ...[/]")
-    spark = (
-        SparkSession.builder.appName("streamhouse quickstart")
-        .master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(home / "warehouse"))
-        # Stopping a stream inside foreachBatch prints a stack overflow with the default stack.
-        .config("spark.driver.extraJavaOptions", f"-Xss16m -Dlog4j2.configurationFile={LOG4J}")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def split_by_month(flights: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
@@ -143,13 +103,13 @@ def write_with_spark(
     writer = spark.read.parquet(str(source)).write.format("streamhouse").mode("append")
     if creates_table:
         writer = writer.option("bucket.num", "4").option("partitioned.by", "month(event_time)")
-    writer.save(TABLE)
-    console.print(f"{flights.num_rows:,} flights written to {TABLE}")
+    writer.save(FLIGHTS)
+    console.print(f"{flights.num_rows:,} flights written to {FLIGHTS}")
 
 
 def read_union(spark: SparkSession, *, expected_rows: int) -> None:
     """Show the delays per carrier over both tiers, and check the count."""
-    flights = spark.read.format("streamhouse").load(TABLE)
+    flights = spark.read.format("streamhouse").load(FLIGHTS)
     delays = (
         flights.groupBy("carrier")
         .agg(F.count("*").alias("flights"), F.avg("departure_delay").alias("delay"))
@@ -161,42 +121,19 @@ def read_union(spark: SparkSession, *, expected_rows: int) -> None:
         shown.add_row(row.carrier, f"{row.flights:,}", f"{row.delay:.1f} min")
     console.print(shown)
     rows = sum(row.flights for row in delays)
-    in_lake = spark.read.format("streamhouse").load(f"{TABLE}$lake").count()
+    in_lake = spark.read.format("streamhouse").load(f"{FLIGHTS}$lake").count()
     console.print(f"{rows:,} rows = {in_lake:,} from Iceberg + {rows - in_lake:,} from the log")
     if rows != expected_rows:
         raise SystemExit(f"expected {expected_rows:,} rows: this is a bug")
 
 
-class Follower:
-    """foreachBatch: counts rows, and tells of each batch until the history is read."""
-
-    def __init__(self, *, before: int) -> None:
-        self.before = before
-        self.rows = 0
-        self.changed = threading.Condition()
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        rows = batch.count()
-        if self.rows < self.before:
-            console.print(f"  batch {batch_id}: {rows:,} rows of history")
-        with self.changed:
-            self.rows += rows
-            self.changed.notify_all()
-
-    def wait_for_rows(self, wanted: int) -> None:
-        """Return when `wanted` rows have come; end the program after a minute without."""
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.rows >= wanted, timeout=60):
-                raise SystemExit(f"the stream stopped at {self.rows:,} of {wanted:,} rows")
-
-
 def follow_live(spark: SparkSession, home: Path, live: pa.Table, *, before: int) -> None:
     """Stream the whole table while an application appends December in small batches."""
-    follower = Follower(before=before)
+    follower = KeyTableUpdater(before=before)
     stream = (
         spark.readStream.format("streamhouse")
         .option("maxOffsetsPerTrigger", "120000")
-        .load(TABLE)
+        .load(FLIGHTS)
         .writeStream.foreachBatch(follower)
         .option("checkpointLocation", str(home / "checkpoint"))
         .start()
@@ -211,7 +148,7 @@ def follow_live(spark: SparkSession, home: Path, live: pa.Table, *, before: int)
             for start in range(0, live.num_rows, size):
                 batch = live.slice(start, size)
                 appended = time.perf_counter()
-                application.append(TABLE, batch)
+                application.append(FLIGHTS, batch)
                 sent += batch.num_rows
                 follower.wait_for_rows(before + sent)
                 delays.append(time.perf_counter() - appended)
@@ -219,23 +156,17 @@ def follow_live(spark: SparkSession, home: Path, live: pa.Table, *, before: int)
         stream.stop()
     delays.sort()
     console.print(
-        f"  {sent:,} live flights in {len(delays)} appends; from append to foreachBatch"
-        f" {1000 * delays[len(delays) // 2]:.0f} ms (median)"
+        f"  {sent:,} live flights in {len(delays)} appends; from append to updated planes and"
+        f" delays {1000 * delays[len(delays) // 2]:.0f} ms (median)"
     )
     if follower.rows != FLIGHT_COUNT:
         raise SystemExit(f"{follower.rows:,} rows instead of {FLIGHT_COUNT:,}: this is a bug")
     console.print(f"  {follower.rows:,} rows in all, every flight once")
 
 
-def run_command(*arguments: str) -> None:
-    """Run a `streamhouse` command as a user would."""
-    console.print(f"[dim]$ streamhouse {' '.join(arguments)}[/]")
-    subprocess.run([str(streamhouse_command()), *arguments], check=True)
-
-
-def streamhouse_command() -> Path:
-    """Return the installed command that belongs to this Python."""
-    return Path(sys.executable).with_name("streamhouse")
+def tables_named(*tables: str) -> list[str]:
+    """Return the command line options that name `tables`."""
+    return [part for table in tables for part in ("--table", table)]
 
 
 if __name__ == "__main__":
