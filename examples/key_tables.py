@@ -77,8 +77,8 @@ class KeyTableUpdater:
             .groupBy("tail_number")
             .agg(F.max("event_time").alias("last_seen"))
         )
-        options = {"app_id": "quickstart-planes", "write.mode": "partial"}
-        write_batch(last_seen, batch_id, table=PLANES, **options)
+        options = {"write.mode": "partial"}
+        write_batch(last_seen, batch_id, table=PLANES, app_id="quickstart-planes", **options)
         rows = flights.count()
         flights.unpersist()
         if self.rows < self.before:

@@ -45,7 +45,7 @@ from stage import console, run_command, spark_session, step, storage_service
 
 import streamhouse
 
-LIVE_BATCHES = 12
+LIVE_BATCHES = 8
 
 
 def main() -> None:
