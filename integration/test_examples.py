@@ -55,3 +55,6 @@ def test_the_quickstart_reads_back_every_flight(tmp_path: Path) -> None:
 
     assert "308,497 rows = 252,392 from Iceberg + 56,105 from the log" in finished.stdout
     assert "336,776 rows in all, every flight once" in finished.stdout
+    assert "United: 58,665 flights" in finished.stdout
+    assert "16 carriers, each equal to a full count over all flights" in finished.stdout
+    assert "DuckDB on Iceberg" in finished.stdout
