@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    StorageFailedError,
+    UnknownOutcomeError,
+)
 
 __all__ = ["read_json", "replace_json", "sync_directory"]
 
@@ -18,7 +22,8 @@ _TEMPORARY_SUFFIX: Final = ".tmp"
 def replace_json(path: Path, value: Mapping[str, Any]) -> None:
     """Make `value` the content of `path`; it is durable on return.
 
-    Raises `StorageFailedError`, and then `path` has its old content.
+    Raises `StorageFailedError`, and then `path` has its old content, or `UnknownOutcomeError`, and
+    then it has the new one, which a crash may undo.
     """
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     try:
@@ -27,9 +32,17 @@ def replace_json(path: Path, value: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise StorageFailedError(
+            f"cannot write {path.name}: {error.strerror}; nothing was changed"
+        ) from error
+    try:
         sync_directory(path.parent)
     except OSError as error:
-        raise StorageFailedError(f"cannot write {path.name}: {error.strerror}") from error
+        raise UnknownOutcomeError(
+            f"the disk failed to sync {path.parent.name} after {path.name} was replaced:"
+            f" {error.strerror}; check the disk, restart the service and look what it has"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,18 +1,22 @@
 """Which databases and tables exist, durably.
 
 Invariants:
-- every change is on disk before a method returns, and happens as a whole or not at all
+- every change is on disk before a method returns, and happens as a whole or not at all; only after
+  an UnknownOutcomeError does the next start tell which
 - a table id is used once, also across crashes: the next id is durable before an id is used
-- a table exists exactly while its `table.json` is in a directory named by its id alone
+- a table exists exactly while its `table.json` is in a directory named by its id alone; of several
+  for one path (a creation or drop that the disk failed) the latest is the table
 Logs and lake state are others' files in the same directory. One caller at a time (the manager).
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -23,6 +27,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     StorageFailedError,
+    StreamhouseError,
     TableExistsError,
     TableNotFoundError,
     UnsupportedError,
@@ -151,12 +156,27 @@ class TableRegistry:
         )
         try:
             self._directory.table(table_id).mkdir()
+            replace_json(self._directory.table_file(table_id), info.to_json())
+            sync_directory(self._directory.tables)
         except OSError as error:
+            self._remove_files(table_id)
             raise StorageFailedError(f"cannot create table '{path}': {error.strerror}") from error
-        replace_json(self._directory.table_file(table_id), info.to_json())
-        sync_directory(self._directory.tables)
+        except StreamhouseError:
+            self._remove_files(table_id)
+            raise
         self._tables[path] = info
         return info
+
+    def withdraw_table(self, info: TableInfo) -> None:
+        """Forget a table that was just created and that nobody has seen."""
+        del self._tables[info.path]
+        self._remove_files(info.table_id)
+
+    def _remove_files(self, table_id: int) -> None:
+        """Delete what is there of a table; what cannot be is no table once another has its path."""
+        with contextlib.suppress(OSError):
+            self._directory.table(table_id).rename(self._directory.dropped(table_id))
+            self.purge(table_id)
 
     def alter_properties(
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
@@ -242,7 +262,7 @@ class TableRegistry:
         self.service_id = str(value["service_id"])
         self._next_table_id = int(value["next_table_id"])
         self._databases = {DEFAULT_DATABASE, *map(str, value["databases"])}
-        for directory in sorted(self._directory.tables.iterdir()):
+        for directory in sorted(self._directory.tables.iterdir(), key=_table_id_of):
             if directory.name.endswith(DROPPED_SUFFIX) or not (directory / "table.json").exists():
                 # Dropped, or its creation was cut off by a crash: either way it is no table.
                 shutil.rmtree(directory)
@@ -250,4 +270,14 @@ class TableRegistry:
             info = TableInfo.from_json(read_json(directory / "table.json"))
             if directory.name != str(info.table_id) or info.table_id >= self._next_table_id:
                 raise CorruptDataError(f"{directory}: its table.json is of table {info.table_id}")
+            older = self._tables.get(info.path)
+            if older is not None:
+                # Its creation failed and its files could not be deleted, or its drop was undone by
+                # a crash: else there would be no later one.
+                shutil.rmtree(self._directory.table(older.table_id))
             self._tables[info.path] = info
+
+
+def _table_id_of(directory: Path) -> int:
+    number = directory.name.removesuffix(DROPPED_SUFFIX)
+    return int(number) if number.isdecimal() else -1

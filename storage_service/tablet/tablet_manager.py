@@ -231,8 +231,7 @@ class TabletManager:
                 table = await self._opener.open(info)
             except StreamhouseError:
                 # No disk space or no files left: half a table would be in everybody's way.
-                await self._run_blocking(self._registry.drop_table, descriptor.path)
-                await self._run_blocking(self._registry.purge, info.table_id)
+                await self._run_blocking(self._registry.withdraw_table, info)
                 raise
             self._add(table)
             await self.transactions.open(table)

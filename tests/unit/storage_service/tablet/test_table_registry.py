@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
     UnknownOptionError,
+    UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
@@ -237,3 +240,58 @@ def test_a_table_file_in_the_wrong_place_is_refused(directory: DataDirectory) ->
 
     with pytest.raises(CorruptDataError, match=r"/50: its table\.json is of table 1"):
         _open(directory)
+
+
+def _fail(monkeypatch: pytest.MonkeyPatch, *names: str, after: int = 0) -> None:
+    """Make these functions of `os` fail, each after `after` calls that work."""
+    for name in names:
+        real, calls = getattr(os, name), [0]
+
+        def fail(*args: Any, real: Any = real, calls: list[int] = calls, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > after:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, fail)
+
+
+@pytest.mark.parametrize("synced", range(6))
+def test_a_table_made_again_after_a_failed_sync_is_the_one_a_restart_finds(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, synced: int
+) -> None:
+    registry = _open(directory)
+    for number in range(9):
+        registry.create_table(table_descriptor(f"before_{number}"), created_at_us=1)
+        registry.drop_table(TablePath.parse(f"before_{number}"))
+    with monkeypatch.context() as failing:
+        # The sync fails, and then the files cannot be deleted either.
+        _fail(failing, "fsync", after=synced)
+        _fail(failing, "rename")
+        try:
+            registry.create_table(table_descriptor("orders"), created_at_us=1)
+        except (StorageFailedError, UnknownOutcomeError):
+            assert registry.tables() == []
+            made = None
+        else:
+            made = registry.table(TablePath.parse("orders"))
+    if made is None:
+        # Ids of two digits: the later one is not the one whose name sorts last.
+        made = registry.create_table(table_descriptor("orders"), created_at_us=1)
+
+    assert _open(directory).tables() == [made]
+    assert _open(directory).tables() == [made]
+
+
+def test_a_change_whose_name_is_not_synced_has_an_unknown_outcome(
+    registry: TableRegistry, directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create_table(table_descriptor("orders"), created_at_us=1)
+    path = TablePath.parse("orders")
+    for synced, expected in ((0, StorageFailedError), (1, UnknownOutcomeError)):
+        with monkeypatch.context() as failing:
+            _fail(failing, "fsync", after=synced)
+            with pytest.raises(expected):
+                registry.alter_properties(path, updates={"table.log.ttl": "1h"}, removals=())
+        found = _open(directory).table(path).descriptor.properties.get("table.log.ttl")
+        assert found == (None if expected is StorageFailedError else "1h")
