@@ -50,13 +50,17 @@ COMMIT_ATTEMPTS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeReplacement:
-    """`added` holds exactly the live rows of `removed`, as of the snapshot `base_sequence`."""
+    """`added` holds exactly the live rows of `removed`, as of the snapshot `base_sequence`.
+
+    `has_changes`: it is the lake table of the table's full history.
+    """
 
     added: Sequence[DataFile]
     removed: Sequence[DataFile]
     base_sequence: int
     table_id: int
     epoch: int
+    has_changes: bool = False
 
 
 def commit_replacement(
@@ -97,14 +101,19 @@ def commit_replacement(
 
 
 def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
-    covered = covered_offsets(table.metadata, table_id=rewrite.table_id)
+    covered = covered_offsets(
+        table.metadata, table_id=rewrite.table_id, has_changes=rewrite.has_changes
+    )
     if covered is None or covered.epoch > rewrite.epoch:
         raise FencedError(
             f"lake table '{name}' was advanced by tiering epoch {covered.epoch if covered else 0};"
             f" this worker has epoch {rewrite.epoch}"
         )
     properties = round_properties(
-        table_id=rewrite.table_id, epoch=rewrite.epoch, tiered_offsets=covered.tiered_offsets
+        table_id=rewrite.table_id,
+        epoch=rewrite.epoch,
+        tiered_offsets=covered.tiered_offsets,
+        has_changes=rewrite.has_changes,
     )
     with catalog_errors(f"write metadata of lake table '{name}'"):
         _check_no_new_deletes(table, rewrite, name)

@@ -93,6 +93,7 @@ class Rewrite:
                     base_sequence=self.inventory.sequence_number,
                     table_id=self.table_id,
                     epoch=self.epoch,
+                    has_changes=self.lake_table.has_changes,
                 ),
                 check_lease=self.check_lease,
                 checkpoint=self.checkpoint,

@@ -16,7 +16,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lease import Lease
 from streamhouse.tiering.maintenance import (
@@ -37,8 +38,8 @@ PASSES_MAX: Final = 10_000
 
 def maintain_table(
     client: StorageClient, catalog: LakeCatalog, runner: TaskRunner, path: str
-) -> Iterator[MaintenanceReport]:
-    """Do everything that helps the lake table of `path`; yield what each pass did.
+) -> Iterator[tuple[str, MaintenanceReport]]:
+    """Do everything that helps the lake tables of `path`; yield what each pass did to which.
 
     Raises:
         UnavailableError: a tiering worker has the table just now.
@@ -52,48 +53,76 @@ def maintain_table(
                 f"table '{path}' cannot be maintained now: {answer.reason}; try again in"
                 f" {max(1, answer.retry_after_ms // 1000)} s"
             )
-        state = answer.state
-        lease = Lease(client, table=path, epoch=answer.epoch, lease_ms=answer.lease_ms)
-        lake_table = lake.open_or_create(state.table, state.lake)
+        maintenance = _claimed(client, lake, runner, answer)
+        policy = MaintenancePolicy.of(answer.state.table.properties()).on_demand()
+        with maintenance.lease:
+            try:
+                for lake_table in maintenance.lake_tables:
+                    for _ in range(PASSES_MAX):
+                        report = maintenance.run(lake_table, policy)
+                        yield lake_table.name, report
+                        if not report.has_more:
+                            break
+            finally:
+                with contextlib.suppress(StreamhouseError):
+                    maintenance.report(keep_lease=False)
+
+
+def _claimed(
+    client: StorageClient, lake: IcebergLake, runner: TaskRunner, claim: TieringAssignment
+) -> ClaimedMaintenance:
+    """Open the lake tables; when that fails, the claim is given back."""
+    state = claim.state
+    path = str(state.table.path)
+    try:
+        lake_table, history = _open(lake, state)
         covered = lake_table.covered
-        if covered is None or covered.epoch > answer.epoch:
+        if covered is None or covered.epoch > claim.epoch:
             raise FencedError(
                 f"lake table '{path}' was rolled back or advanced by another worker; run"
                 " 'streamhouse tier --once' to see which"
             )
-        maintenance = ClaimedMaintenance(
-            maintainer=_maintainer(client, lake, runner),
-            client=client,
-            lake_table=lake_table,
-            info=state.table,
-            epoch=answer.epoch,
-            lease=lease,
-            tiered_offsets=covered.tiered_offsets,
-        )
-        policy = MaintenancePolicy.of(state.table.properties()).on_demand()
-        with lease:
-            try:
-                for _ in range(PASSES_MAX):
-                    report = maintenance.run(lake_table.snapshot_id, policy)
-                    yield report
-                    if not report.has_more:
-                        break
-            finally:
-                with contextlib.suppress(StreamhouseError):
-                    snapshot_id = lake_table.snapshot_id
-                    assert snapshot_id is not None
-                    maintenance.report(snapshot_id, keep_lease=False)
+    except StreamhouseError as error:
+        with contextlib.suppress(StreamhouseError):
+            client.fail_tiering(path, epoch=claim.epoch, error=f"{error.code}: {error}")
+        raise
+    return ClaimedMaintenance(
+        maintainer=_maintainer(client, lake, runner),
+        client=client,
+        lake_table=lake_table,
+        history=history,
+        info=state.table,
+        epoch=claim.epoch,
+        lease=Lease(client, table=path, epoch=claim.epoch, lease_ms=claim.lease_ms),
+        registered=state.lake,
+        tiered_offsets=covered.tiered_offsets,
+    )
 
 
 def plan_table(
     client: StorageClient, catalog: LakeCatalog, runner: TaskRunner, path: str
-) -> MaintenancePlan:
-    """Return what `maintain_table` would begin with; changes nothing."""
+) -> list[tuple[str, MaintenancePlan]]:
+    """Return what `maintain_table` would begin with for each lake table; changes nothing."""
     with _opened(catalog) as lake:
         state = _lake_state(client, path)
-        lake_table = lake.open_or_create(state.table, state.lake)
         policy = MaintenancePolicy.of(state.table.properties()).on_demand()
-        return _maintainer(client, lake, runner).plan(lake_table, policy, path=path)
+        maintainer = _maintainer(client, lake, runner)
+        return [
+            (lake_table.name, maintainer.plan(lake_table, policy, path=path))
+            for lake_table in _open(lake, state)
+            if lake_table is not None
+        ]
+
+
+def _open(lake: IcebergLake, state: TableState) -> tuple[IcebergLakeTable, IcebergLakeTable | None]:
+    """Return the lake table of the rows, and that of the full history if there is one."""
+    changelog = state.lake.changelog
+    return (
+        lake.open_or_create(state.table, state.lake),
+        None
+        if changelog is None
+        else lake.open_or_create(state.table, changelog, has_changes=True),
+    )
 
 
 def plan_text(path: str, plan: MaintenancePlan) -> str:

@@ -296,7 +296,7 @@ class Maintainer:
         if plan.is_empty:
             return None
         rewritten = Rewrite(
-            table=str(info.path),
+            table=lake_table.name,
             lake_table=lake_table,
             inventory=inventory,
             plan=plan,
@@ -310,7 +310,7 @@ class Maintainer:
         ).run()
         memory.planned_at = head_of(lake_table.iceberg).sequence_number
         claim.on_snapshot(rewritten.snapshot_id)
-        _logger.info("rewrote files of lake table %s: %s", info.path, rewritten)
+        _logger.info("rewrote files of lake table %s: %s", lake_table.name, rewritten)
         return rewritten
 
     def _is_rewrite_due(

@@ -150,14 +150,14 @@ class TieringRound:
             # Before the rows: the history is never behind them, whenever a worker dies.
             changelog = self._advance_history(history, plan, writer)
         landed = writer.advance(lake_table, plan)
-        maintenance = self._maintenance(lake_table, lease, plan)
-        is_untidy = maintenance is not None and maintenance.is_due(state.positions)
-        self._complete(
+        maintenance = self._maintenance(lake_table, history, lease, plan)
+        untidy = () if maintenance is None else maintenance.due(state.positions)
+        registered = self._complete(
             lake_table,
             landed.snapshot_id,
             plan.target_offsets,
             changelog=changelog,
-            keep_lease=is_untidy,
+            keep_lease=bool(untidy),
         )
         writer.drop_leftovers(landed)
         written = [file for result in landed.results for file in result.files]
@@ -171,8 +171,9 @@ class TieringRound:
             size_bytes=sum(file.size_bytes for file in written),
             seconds=time.monotonic() - started_s,
         )
-        if maintenance is not None and is_untidy:
-            maintenance.after_round(landed.snapshot_id)
+        if maintenance is not None and untidy:
+            maintenance.registered = registered
+            maintenance.after_round(untidy)
         return result
 
     def _writer(self, lease: Lease) -> RoundWriter:
@@ -223,7 +224,11 @@ class TieringRound:
         )
 
     def _maintenance(
-        self, lake_table: IcebergLakeTable, lease: Lease, plan: RoundPlan
+        self,
+        lake_table: IcebergLakeTable,
+        history: IcebergLakeTable | None,
+        lease: Lease,
+        plan: RoundPlan,
     ) -> ClaimedMaintenance | None:
         if self.maintainer is None:
             return None
@@ -231,9 +236,11 @@ class TieringRound:
             maintainer=self.maintainer,
             client=self.client,
             lake_table=lake_table,
+            history=history,
             info=self.assignment.state.table,
             epoch=self.assignment.epoch,
             lease=lease,
+            registered=self.assignment.state.lake,
             tiered_offsets=plan.target_offsets,
             is_stopping=self.is_stopping,
         )
@@ -269,9 +276,9 @@ class TieringRound:
         *,
         changelog: ChangelogLakeState | None,
         keep_lease: bool = False,
-    ) -> None:
+    ) -> LakeState:
         table = self.assignment.state.table
-        self.client.complete_tiering(
+        return self.client.complete_tiering(
             str(table.path),
             table_id=table.table_id,
             epoch=self.assignment.epoch,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
@@ -29,72 +30,102 @@ __all__ = ["ClaimedMaintenance"]
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ClaimedMaintenance:
-    """Maintains one lake table under the claim `epoch`, whose `lease` the caller keeps alive.
+    """Maintains the lake tables of one table under the claim `epoch`, whose `lease` lasts.
 
-    `tiered_offsets` are those that the service knows for the table.
+    `registered` is what the service last said it knows of them: what readers use. `tiered_offsets`
+    are those that `lake_table` covers. `history` is the full history, if the table has one.
     """
 
     maintainer: Maintainer
     client: TieringClient
     lake_table: IcebergLakeTable
+    history: IcebergLakeTable | None = None
     info: TableInfo
     epoch: int
     lease: Lease
+    registered: LakeState
     tiered_offsets: Mapping[int, int]
     is_stopping: Callable[[], bool] = lambda: False
 
-    def is_due(self, positions: Mapping[int, BucketPositions]) -> bool:
-        """Whether to maintain now; `positions` say whether rows still wait. Never raises."""
+    @property
+    def lake_tables(self) -> tuple[IcebergLakeTable, ...]:
+        """Every lake table of the table that has a snapshot."""
+        found = (self.lake_table, *(() if self.history is None else (self.history,)))
+        return tuple(lake_table for lake_table in found if lake_table.snapshot_id is not None)
+
+    def due(self, positions: Mapping[int, BucketPositions]) -> tuple[IcebergLakeTable, ...]:
+        """Return what to maintain now; `positions` say whether rows still wait. Never raises."""
         is_behind = any(
             end < positions[bucket].high_watermark for bucket, end in self.tiered_offsets.items()
         )
         try:
-            return self.maintainer.is_due(self.lake_table, self.info, is_behind=is_behind)
+            return tuple(
+                lake_table
+                for lake_table in self.lake_tables
+                if self.maintainer.is_due(lake_table, self.info, is_behind=is_behind)
+            )
         except Exception:  # the round is done: no bug of maintenance may undo that
             _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
-            return False
+            return ()
 
-    def after_round(self, snapshot_id: int) -> None:
+    def after_round(self, due: Iterable[IcebergLakeTable]) -> None:
         """Do what is due and give the claim back; never raises."""
-        try:
-            self.run(snapshot_id)
-        except FencedError as error:
-            # The next owner of the table goes on.
-            _logger.info("maintenance of table %s stopped: %s", self.info.path, error)
-            return
-        except StreamhouseError as error:
-            _logger.warning("maintenance of table %s failed: %s", self.info.path, error)
-        except Exception:  # the round is done: no bug of maintenance may undo that
-            _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
+        for lake_table in due:
+            try:
+                self.run(lake_table)
+            except FencedError as error:
+                # The next owner of the table goes on.
+                _logger.info("maintenance of lake table %s stopped: %s", lake_table.name, error)
+                return
+            except StreamhouseError as error:
+                _logger.warning("maintenance of lake table %s failed: %s", lake_table.name, error)
+            except Exception:  # the round is done: no bug of maintenance may undo that
+                _logger.exception("maintenance of lake table %s stopped by a bug", lake_table.name)
         with contextlib.suppress(StreamhouseError):
-            self.report(self.lake_table.snapshot_id or snapshot_id, keep_lease=False)
+            self.report(keep_lease=False)
 
     def run(
-        self, snapshot_id: int | None, policy: MaintenancePolicy | None = None
+        self, lake_table: IcebergLakeTable, policy: MaintenancePolicy | None = None
     ) -> MaintenanceReport:
-        """Do what is due, or what `policy` asks for; the claim stays.
-
-        `snapshot_id` is the one the service tells readers to use.
-        """
+        """Do what is due to one of `lake_tables`, or what `policy` asks for; the claim stays."""
         claim = Claim(
             epoch=self.epoch,
-            snapshot_id=snapshot_id,
+            snapshot_id=self._registered_snapshot(lake_table),
             check=self.lease.check,
             is_cancelled=lambda: self.lease.is_lost or self.is_stopping(),
-            on_snapshot=lambda snapshot_id: self.report(snapshot_id, keep_lease=True),
+            on_snapshot=lambda _: self.report(keep_lease=True),
         )
-        return self.maintainer.maintain(self.lake_table, self.info, claim, policy=policy)
+        return self.maintainer.maintain(lake_table, self.info, claim, policy=policy)
 
-    def report(self, snapshot_id: int, *, keep_lease: bool) -> None:
-        """Tell the service which snapshot readers use from now on."""
-        self.client.complete_tiering(
+    def report(self, *, keep_lease: bool) -> None:
+        """Tell the service which snapshots readers use from now on: the newest."""
+        snapshot_id = self.lake_table.snapshot_id
+        assert snapshot_id is not None
+        self.registered = self.client.complete_tiering(
             str(self.info.path),
             table_id=self.info.table_id,
             epoch=self.epoch,
             lake_snapshot_id=snapshot_id,
             lake_table_uuid=self.lake_table.uuid,
             tiered_offsets=self.tiered_offsets,
+            changelog=self._history_state(),
             keep_lease=keep_lease,
+        )
+
+    def _registered_snapshot(self, lake_table: IcebergLakeTable) -> int | None:
+        if not lake_table.has_changes:
+            return self.registered.snapshot_id
+        known = self.registered.changelog
+        return None if known is None else known.snapshot_id
+
+    def _history_state(self) -> ChangelogLakeState | None:
+        history = self.history
+        if history is None or history.snapshot_id is None or history.covered is None:
+            return None
+        return ChangelogLakeState(
+            snapshot_id=history.snapshot_id,
+            table_uuid=history.uuid,
+            tiered_offsets=history.covered.tiered_offsets,
         )

@@ -50,6 +50,41 @@ def _fill(client: StorageClient, path: str, *, rounds: int) -> None:
         tier_once(client, path)
 
 
+def test_the_full_history_is_tidied_too(client: StorageClient) -> None:
+    properties = {"table.datalake.changelog": "true", "table.datalake.auto-maintenance": "false"}
+    client.create_table("orders", SCHEMA, primary_key=["id"], properties=properties)
+    for name in ("a", "b", "c"):
+        client.upsert("orders", pa.table({"id": [1, 2], "name": [name, name]}, schema=SCHEMA))
+        tier_once(client, "orders")
+
+    planned = _maintain(client, "orders", "--dry-run")
+    assert "default.orders: 3 data files" in planned.output
+    assert "default.orders$changelog: 3 data files" in planned.output
+
+    done = _maintain(client, "orders")
+    assert done.exception is None, done.output
+    assert "default.orders$changelog: 3 files became 1" in done.output
+    history = _lake_table(client, "orders$changelog")
+    assert len(history.scan().to_arrow()) == 2 + 4 + 4
+    known = client.table_state("orders").lake.changelog
+    assert known is not None
+    assert known.snapshot_id == history.metadata.current_snapshot_id
+
+
+def test_the_claim_is_given_back_when_the_lake_cannot_be_opened(client: StorageClient) -> None:
+    _fill(client, "moved", rounds=1)
+    described = client.lake_catalog()
+    catalog = load_catalog(described.name, **described.properties)
+    catalog.rename_table("default.moved", "default.elsewhere")
+
+    refused = _maintain(client, "moved")
+
+    assert isinstance(refused.exception, NotFoundError)
+    assert "'default.moved' is not in catalog" in refused.exception.message
+    claim = client.claim_tiering("worker", tables=["moved"], force=True, include_idle=True)
+    assert not isinstance(claim, TieringIdle)
+
+
 def _lake_table(client: StorageClient, path: str) -> Table:
     catalog = client.lake_catalog()
     return load_catalog(catalog.name, **catalog.properties).load_table(f"default.{path}")

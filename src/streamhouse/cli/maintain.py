@@ -1,4 +1,4 @@
-"""`streamhouse maintain`: tidy one lake table now, or say what that would do."""
+"""`streamhouse maintain`: tidy the lake tables of one table now, or say what that would do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
     token_file: Path | None,
     threads: int | None,
 ) -> None:
-    """Pack small files of DB.TABLE's lake table, fold deletes, expire snapshots, remove orphans.
+    """Pack small files of DB.TABLE's lake tables, fold deletes, expire snapshots, remove orphans.
 
     Waits for nobody: while a tiering worker has the table it says so, with exit code 1.
     """
@@ -48,7 +48,8 @@ def command(
         catalog = client.lake_catalog()
         runner = ThreadRunner(threads)
         if dry_run:
-            click.echo(plan_text(table, plan_table(client, catalog, runner, table)))
+            for name, plan in plan_table(client, catalog, runner, table):
+                click.echo(plan_text(name, plan))
             return
-        for report in maintain_table(client, catalog, runner, table):
-            click.echo(report_text(table, report))
+        for name, report in maintain_table(client, catalog, runner, table):
+            click.echo(report_text(name, report))

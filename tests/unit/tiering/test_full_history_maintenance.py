@@ -1,0 +1,127 @@
+"""The full history of a table is kept as tidy as its rows, and has every change whatever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.table.snapshots import Operation
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import StorageFailedError
+from streamhouse.tiering.maintenance import Maintainer
+from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.tiering_world import Killed
+
+HISTORY = "db.t$changelog"
+PROPERTIES = {
+    "table.datalake.changelog": "true",
+    "table.datalake.snapshot.max-age": "1ms",
+    "table.datalake.snapshot.min-count": "2",
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
+    with KeyTieringWorld(tmp_path) as opened:
+        yield opened
+
+
+def _maintainer(world: KeyTieringWorld, **more: Any) -> Maintainer:
+    filesystem = LakeFilesystem(world.catalog.properties)
+    return Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem, **more)
+
+
+def _rounds(world: KeyTieringWorld, numbers: range, maintainer: Maintainer, **more: Any) -> None:
+    for number in numbers:
+        rows = ({"id": key, "region": "eu", "amount": float(number)} for key in range(6))
+        world.upsert(*rows)
+        world.delete({"id": number % 6, "region": None, "amount": None})
+        world.round(world.claim(), maintainer=maintainer, **more).run()
+
+
+def _check(world: KeyTieringWorld) -> None:
+    assert world.history() == world.changes
+    assert world.in_lake() == world.live
+    lake = world.service.table_state("db.t").lake
+    assert lake.changelog is not None
+    assert lake.changelog.tiered_offsets == lake.tiered_offsets
+
+
+def test_its_files_and_snapshots_stay_few(world: KeyTieringWorld) -> None:
+    world.create_key_table(bucket_count=2, properties=PROPERTIES)
+    maintainer = _maintainer(world)
+    for number in range(30):
+        _rounds(world, range(number, number + 1), maintainer)
+        # Readers are always pointed at the newest snapshot, rewritten or not.
+        known = world.service.table_state("db.t").lake.changelog
+        assert known is not None
+        assert known.snapshot_id == world.lake_table(HISTORY).metadata.current_snapshot_id
+        _check(world)
+
+    table = world.lake_table(HISTORY)
+    assert len(table.inspect.files()) <= 2 * 12
+    assert len(table.metadata.snapshots) <= 15
+    operations = {s.summary.operation for s in table.metadata.snapshots if s.summary is not None}
+    assert operations <= {Operation.APPEND, Operation.REPLACE}
+    offsets = table.scan().to_arrow()["__offset"]
+    assert offsets.null_count == 0
+
+
+def test_a_pinned_snapshot_of_it_stays(world: KeyTieringWorld) -> None:
+    world.create_key_table(properties=PROPERTIES)
+    maintainer = _maintainer(world)
+    _rounds(world, range(3), maintainer)
+    pinned = world.lake_table(HISTORY).metadata.current_snapshot_id
+    assert pinned is not None
+    before = world.history()
+    world.service.pin_snapshot("db.t", pinned, holder="reader")
+
+    _rounds(world, range(3, 30), maintainer)
+
+    table = world.lake_table(HISTORY)
+    assert len(table.metadata.snapshots) <= 16
+    assert table.scan(snapshot_id=pinned).to_arrow().num_rows == len(before)
+
+
+def _raising(step: str, error: BaseException) -> Callable[[str], None]:
+    def checkpoint(reached: str) -> None:
+        if reached == step:
+            raise error
+
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"],
+)
+def test_a_worker_may_die_in_its_maintenance(world: KeyTieringWorld, step: str) -> None:
+    world.create_key_table(properties=PROPERTIES)
+    _rounds(world, range(7), _maintainer(world))
+    with pytest.raises(Killed):
+        _rounds(world, range(7, 8), _maintainer(world, checkpoint=_raising(step, Killed())))
+    world.service.release("db.t")
+
+    _rounds(world, range(8, 20), _maintainer(world))
+    _check(world)
+    assert len(world.lake_table(HISTORY).inspect.files()) <= 12
+
+
+def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTieringWorld) -> None:
+    world.create_key_table(properties=PROPERTIES)
+    steps: list[str] = []
+
+    def fail_first(step: str) -> None:
+        steps.append(step)
+        if len(steps) == 1:
+            raise StorageFailedError("disk full")
+
+    _rounds(world, range(8), _maintainer(world, checkpoint=fail_first))
+
+    assert steps[0] == "rewrite-planned"
+    assert len(world.lake_table().inspect.data_files()) == 8
+    assert len(world.lake_table(HISTORY).inspect.data_files()) == 1
+    _check(world)
