@@ -119,6 +119,8 @@ OPTIONS: Final = (
            " a commit the service drops a transaction; at most its `transaction_timeout_ms_max`."),
     Option("sequence.column", "", (WRITE,), "Of several rows with one key the one with the greater"
            " value here wins."),
+    Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns to the table,"
+           " widens types, and writes null for columns that it lacks."),
     Option("bucket.num", "1", (WRITE,), "Buckets of the table, if this write creates it."),
     Option("bucket.key", "", (WRITE,), "Columns `a,b` whose equal rows share a bucket, if this"
            " write creates the table."),

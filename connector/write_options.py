@@ -58,6 +58,7 @@ class WriteOptions:
     app_version: int | None
     timeout_ms: int
     sequence_column: str | None
+    merges_schema: bool
     bucket_count: int | None
     bucket_key: tuple[str, ...] | None
     primary_key: tuple[str, ...] | None
@@ -90,6 +91,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
             name="option 'transaction.timeout'",
         ),
         sequence_column=(given.get("sequence.column") or "").strip() or None,
+        merges_schema=parse_boolean(given.get("mergeschema", "false"), key="mergeSchema"),
         bucket_count=_optional(given, "bucket.num", parse_positive),
         bucket_key=_optional(given, "bucket.key", parse_names),
         primary_key=_optional(given, "primary.key", parse_names),

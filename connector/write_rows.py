@@ -21,10 +21,14 @@ CHANGELOG_COLUMNS = frozenset({BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
-    """How rows leave a task: `types` of the columns by name, without those in `dropped`."""
+    """How rows leave a task: `types` of the columns by name, without those in `dropped`.
+
+    `filled` are columns that the rows lack; they become null.
+    """
 
     types: pa.Schema
     dropped: frozenset[str] = frozenset()
+    filled: tuple[pa.Field, ...] = ()
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch to send.
@@ -43,4 +47,7 @@ class RowShape:
             except pa.ArrowInvalid as error:
                 raise SchemaMismatchError(f"column '{field.name}': {error}") from error
             fields.append(pa.field(field.name, wanted))
+        for field in self.filled:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            fields.append(field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

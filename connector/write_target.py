@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from streamhouse.connector.options import ConnectionOptions
+from streamhouse.connector.schema_merge import merge_schema, missing_columns
 from streamhouse.connector.write_options import WriteMode, WriteOptions
 from streamhouse.connector.write_rows import CHANGELOG_COLUMNS, RowShape
 from streamhouse.connector.write_table import existing_or_created
@@ -20,6 +21,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema
+from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["WriteTarget", "resolve_target"]
@@ -64,15 +66,35 @@ def resolve_target(
     if has_changes:
         _check_takes_changes(info, mode)
     data = pa.schema([field for field in schema if field.name in columns])
-    _check_columns(data, info, mode, has_changes=has_changes)
+    if options.merges_schema and mode is not WriteMode.DELETE:
+        info = merge_schema(client, info, data)
+    filled = _filled(options, info, mode, data)
+    _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
     return WriteTarget(
         connection=options.connection,
         table_id=info.table_id,
         mode=mode,
         columns=tuple(columns) if mode is WriteMode.PARTIAL else None,
-        shape=RowShape(types=info.schema.to_arrow(), dropped=frozenset(dropped)),
+        shape=RowShape(types=info.schema.to_arrow(), dropped=frozenset(dropped), filled=filled),
         ordered_by=ordered_by,
     )
+
+
+def _filled(
+    options: WriteOptions, info: TableInfo, mode: WriteMode, data: pa.Schema
+) -> tuple[pa.Field, ...]:
+    """Return the table's columns that rows with the columns of `data` get as nulls.
+
+    Those a DataFrame lacks that merges its schema, and those that were added to the table since a
+    program was written that has exactly the columns of an earlier version.
+    """
+    is_whole = mode in (WriteMode.APPEND, WriteMode.UPSERT)
+    if not is_whole or set(data.names) <= set(info.descriptor.primary_key):
+        return ()
+    is_earlier = version_of(info, data) != info.schema_id and set(data.names) < set(
+        info.schema.names
+    )
+    return missing_columns(info, data) if options.merges_schema or is_earlier else ()
 
 
 def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:

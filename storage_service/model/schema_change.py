@@ -38,6 +38,7 @@ __all__ = [
     "change_schema",
     "convert_rows",
     "in_current_version",
+    "is_wider",
     "read_stored",
     "stored_version_of",
     "version_of",
@@ -267,7 +268,7 @@ class _Change:
     def _widen(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
         column = self._column(name)
         wanted = type_from_json(change.get("to"), where=name)
-        if not _is_wider(wanted, column.type):
+        if not is_wider(wanted, column.type):
             raise InvalidSchemaError(
                 f"table '{self._table}': column '{name}' of type {column.type} cannot become"
                 f" {wanted}: integers widen to larger ones, float to double, a decimal to more"
@@ -328,7 +329,7 @@ def _renamed_properties(properties: Mapping[str, str], name: str, new: str) -> d
     return result
 
 
-def _is_wider(wanted: pa.DataType, given: pa.DataType) -> bool:
+def is_wider(wanted: pa.DataType, given: pa.DataType) -> bool:
     """Whether Iceberg's type promotion leads from `given` to `wanted`, and it is not the same."""
     if wanted in _INTEGERS and given in _INTEGERS:
         return _INTEGERS.index(wanted) > _INTEGERS.index(given)

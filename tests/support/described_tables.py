@@ -17,6 +17,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema_change import change_schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 __all__ = ["DescribedTables", "MemoryTransaction"]
@@ -66,6 +67,11 @@ class DescribedTables(StorageClient):
         self.infos: dict[str, TableInfo] = {}
         self.transactions: list[MemoryTransaction] = []
         self.committed: dict[str, list[list[dict[str, Any]]]] = {}
+
+    def alter_schema(self, path: str, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
+        """Change a table's schema."""
+        self.infos[path] = change_schema(self.infos[path], changes)
+        return self.infos[path]
 
     def begin_transaction(self, path: str, **begun: Any) -> MemoryTransaction:
         """Begin a transaction, or join the open one of the same application and version."""
