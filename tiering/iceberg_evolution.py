@@ -1,4 +1,4 @@
-"""Brings a lake table's schema up to the table's, by field id, before a round writes files for it.
+"""Brings a lake table's schema and partitioning up to the table's, before a round writes files.
 
 Only metadata changes: files that are there keep their columns, and every engine maps them by id
 (Iceberg spec, "Schema Evolution"). Columns that another engine added stay.
@@ -10,22 +10,28 @@ import logging
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table import Table
 from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
     AddSchemaUpdate,
     AssertCurrentSchemaId,
+    AssertDefaultSpecId,
     AssertTableUUID,
     SetCurrentSchemaUpdate,
+    SetDefaultSpecUpdate,
+    TableUpdate,
 )
 from pyiceberg.types import NestedField
 
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import NESTED_FIELD_ID_FIRST, assign_nested_ids
-from streamhouse.tiering.iceberg_schema import known_nested_ids, lake_schema
+from streamhouse.tiering.iceberg_schema import known_nested_ids, lake_partition_spec, lake_schema
+from streamhouse.tiering.partition_layout import lake_partitioning
 
-__all__ = ["evolve_lake_table"]
+__all__ = ["evolve_lake_table", "evolve_partitioning"]
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +69,78 @@ def evolve_lake_table(
     if _wanted(found, table, has_changes=has_changes) is None:
         return found
     return evolve_lake_table(catalog, found, table, has_changes=has_changes)
+
+
+def evolve_partitioning(
+    catalog: Catalog, lake_table: Table, table: TableInfo, *, has_changes: bool
+) -> Table:
+    """Return the lake table with the partition spec of `table` as its default one.
+
+    Files that are there keep their partitions, and every engine reads them by their own spec
+    (Iceberg spec, "Partition Evolution").
+    """
+    schema = lake_table.metadata.schema()
+    wanted = lake_partition_spec(
+        lake_partitioning(table.descriptor, has_changes=has_changes), schema
+    )
+    if _transforms(lake_table.spec()) == _transforms(wanted):
+        return lake_table
+    metadata = lake_table.metadata
+    for spec in metadata.partition_specs:
+        if _transforms(spec) == _transforms(wanted):
+            updates: tuple[TableUpdate, ...] = (
+                SetDefaultSpecUpdate.model_validate({"spec-id": spec.spec_id}),
+            )
+            break
+    else:
+        updates = (
+            AddPartitionSpecUpdate(spec=_numbered(wanted, lake_table)),
+            SetDefaultSpecUpdate.model_validate({"spec-id": -1}),
+        )
+    requirements = (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+    )
+    try:
+        catalog.commit_table(lake_table, requirements, updates)
+    except CommitFailedException:
+        _logger.info("lake table %s changed meanwhile; its spec is looked at again", table.path)
+    else:
+        _logger.info("lake table %s is partitioned by %s now", table.path, wanted)
+    found = catalog.load_table(lake_table.name())
+    return evolve_partitioning(catalog, found, table, has_changes=has_changes)
+
+
+def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:
+    return [(field.source_id, str(field.transform)) for field in spec.fields]
+
+
+def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
+    """Return `wanted` with the field ids that its transforms had before, or ids never used."""
+    metadata = lake_table.metadata
+    known = {
+        (field.source_id, str(field.transform)): field
+        for spec in metadata.partition_specs
+        for field in spec.fields
+    }
+    next_id = max([PARTITION_FIELD_ID_START - 1, *(f.field_id for f in known.values())]) + 1
+    taken = {field.name for field in known.values()}
+    fields = []
+    for field in wanted.fields:
+        before = known.get((field.source_id, str(field.transform)))
+        if before is not None:
+            fields.append(before)
+            continue
+        # Two fields of one name, as bucket[4] and bucket[8] of a column, would be one to engines.
+        name = field.name if field.name not in taken else f"{field.name}_{next_id}"
+        fields.append(
+            PartitionField(
+                source_id=field.source_id, field_id=next_id, transform=field.transform, name=name
+            )
+        )
+        next_id += 1
+    spec_id = max(spec.spec_id for spec in metadata.partition_specs) + 1
+    return PartitionSpec(*fields, spec_id=spec_id)
 
 
 def _wanted(lake_table: Table, table: TableInfo, *, has_changes: bool) -> IcebergSchema | None:

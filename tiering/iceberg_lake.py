@@ -31,7 +31,7 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_creation import create_lake_table, lake_identifier
-from streamhouse.tiering.iceberg_evolution import evolve_lake_table
+from streamhouse.tiering.iceberg_evolution import evolve_lake_table, evolve_partitioning
 from streamhouse.tiering.iceberg_live_files import LiveFilesCache
 
 __all__ = ["IcebergLake"]
@@ -110,6 +110,9 @@ class IcebergLake:
                     if not self._is_of_a_dropped_table(found, table, owner_property):
                         if self._is_of(found, table, owner_property):
                             found = evolve_lake_table(
+                                catalog, found, table, has_changes=has_changes
+                            )
+                            found = evolve_partitioning(
                                 catalog, found, table, has_changes=has_changes
                             )
                         return found

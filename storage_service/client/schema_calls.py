@@ -68,6 +68,18 @@ class SchemaCalls:
         """Hide a column for good; `confirm` repeats its name."""
         return self.alter_schema(path, [{"drop": name, "confirm": confirm}])
 
+    def alter_partitioning(self, path: str, partitioned_by: Sequence[str]) -> TableInfo:
+        """Partition the lake by these expressions from now on, as in `["day(at)"]`.
+
+        Files that are there stay in the partitions they are in.
+        """
+        answer = self._transport.request_json(
+            "PUT",
+            f"/v1/tables/{TablePath.parse(path)}/partitioning",
+            body={"partitioned_by": list(partitioned_by)},
+        )
+        return self._remember(TableInfo.from_json(answer))
+
     def _version(self, path: str, schema_id: int | None) -> int:
         """Return the schema version to read in: the one asked for, else the current one."""
         return self.describe_table(path).schema_id if schema_id is None else schema_id

@@ -27,6 +27,7 @@ from streamhouse.storage_service.server.lake_pin_routes import lake_pin_routes
 from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
 from streamhouse.storage_service.server.parameters import integer, offsets
 from streamhouse.storage_service.server.request_bodies import (
+    AlterPartitioning,
     AlterProperties,
     AlterSchema,
     ClaimTiering,
@@ -160,6 +161,11 @@ def _table_routes(service: Service) -> APIRouter:
         info = await manager.alter_properties(
             service.table(path).path, updates=body.set, removals=body.remove
         )
+        return info.to_json()
+
+    @routes.put("/{path}/partitioning", summary="Partition the lake's future files otherwise.")
+    async def alter_partitioning(path: TableName, body: AlterPartitioning) -> dict[str, Any]:
+        info = await manager.alter_partitioning(service.table(path).path, body.partitioned_by)
         return info.to_json()
 
     @routes.patch("/{path}/schema", summary="Change the schema: all changes or none.")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = [
+    "AlterPartitioning",
     "AlterProperties",
     "AlterSchema",
     "BeginTransaction",
@@ -37,6 +38,12 @@ class CreateDatabase(_RequestBody):
     """A new database."""
 
     name: str
+
+
+class AlterPartitioning(_RequestBody):
+    """The lake partitioning of files to come."""
+
+    partitioned_by: Annotated[list[str], Field(max_length=100)]
 
 
 class AlterProperties(_RequestBody):

@@ -34,6 +34,7 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 from streamhouse.storage_service.model.merge_engine import is_merge_property
+from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import PROPERTY_HELP, TableProperties
 from streamhouse.storage_service.model.schema_change import change_schema
 from streamhouse.storage_service.model.table import (
@@ -204,6 +205,15 @@ class TableRegistry:
         """Change the schema; raises and changes nothing if any change is wrong."""
         changed = change_schema(self.table(path), changes)
         replace_json(self._directory.table_file(changed.table_id), changed.to_json())
+        self._tables[path] = changed
+        return changed
+
+    def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
+        """Change the lake partitioning of rows to come; raises if an expression is wrong."""
+        info = self.table(path)
+        fields = tuple(PartitionField.parse(text) for text in partitioned_by)
+        changed = replace(info, descriptor=replace(info.descriptor, partitioned_by=fields))
+        replace_json(self._directory.table_file(info.table_id), changed.to_json())
         self._tables[path] = changed
         return changed
 

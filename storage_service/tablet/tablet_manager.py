@@ -252,6 +252,13 @@ class TabletManager:
                 tablet.change_segment_bytes_max(info.properties().log_segment_bytes)
             return info
 
+    async def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
+        """Change the lake partitioning of rows that are tiered from now on."""
+        async with self.changing_files:
+            alter = functools.partial(self._registry.alter_partitioning, path, fields)
+            self.table(path).info = info = await self._run_blocking(alter)
+            return info
+
     async def alter_schema(
         self, path: TablePath, changes: Sequence[Mapping[str, Any]]
     ) -> TableInfo:

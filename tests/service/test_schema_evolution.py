@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.errors import InvalidSchemaError, UnsupportedError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -236,3 +236,35 @@ def test_a_schema_does_not_change_under_an_open_transaction_of_a_primary_key_tab
             client.add_column("accounts", "note", pa.string())
         transaction.abort()
         assert client.add_column("accounts", "note", pa.string()).schema_id == 1
+
+
+def test_the_lake_is_partitioned_otherwise_from_the_next_round_on(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("items", FIRST, primary_key=["id"], partitioned_by=["bucket(4, id)"])
+        rows: list[dict[str, Any]] = []
+
+        def write(number: int, region: str) -> None:
+            rows.append({"id": number, "region": region, "size": 0.5})
+            client.upsert("items", pa.Table.from_pylist(rows[-1:], schema=FIRST))
+            tier_once(client)
+
+        write(1, "eu")
+        client.alter_partitioning("items", ["region"])
+        write(2, "us")
+        client.alter_partitioning("items", ["bucket(8, id)"])
+        write(3, "eu")
+        client.alter_partitioning("items", ["bucket(4, id)"])
+        # A row that lies in a file of another spec is replaced.
+        rows[1] = {"id": 2, "region": "zz", "size": 0.5}
+        client.upsert("items", pa.Table.from_pylist(rows[1:2], schema=FIRST))
+        tier_once(client)
+
+        assert _rows(client) == rows
+        assert _lake_rows(client) == rows
+        assert _rows(client, where="region = 'eu'") == [rows[0], rows[2]]
+        catalog = client.lake_catalog()
+        lake = load_catalog(catalog.name, **catalog.properties).load_table("default.items")
+        assert len(lake.metadata.partition_specs) == 3
+        assert [str(field.transform) for field in lake.spec().fields] == ["bucket[4]", "bucket[1]"]
+        with pytest.raises(InvalidSchemaError, match="does not fit column 'region'"):
+            client.alter_partitioning("items", ["day(region)"])
