@@ -252,7 +252,7 @@ class TabletManager:
                 tablet.change_segment_bytes_max(info.properties().log_segment_bytes)
             return info
 
-    async def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
+    async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
         """Change the lake partitioning of rows that are tiered from now on."""
         async with self.changing_files:
             alter = functools.partial(self._registry.alter_partitioning, path, fields)
