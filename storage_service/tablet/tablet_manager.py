@@ -245,9 +245,8 @@ class TabletManager:
             alter = functools.partial(
                 self._registry.alter_properties, path, updates=updates, removals=removals
             )
-            info = await self._run_blocking(alter)
             table = self.table(path)
-            table.info = info
+            table.info = info = await self._run_blocking(alter)
             for tablet in table.tablets:
                 tablet.change_segment_bytes_max(info.properties().log_segment_bytes)
             return info
