@@ -20,9 +20,10 @@ RocksDB is written behind: applied rows are in memory, and handed over in large 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from streamhouse.storage_service.kv.lookup import (
     prefix_end,
     rows_in_key_order,
 )
+from streamhouse.storage_service.kv.older_rows import only_written_since, values_before
 from streamhouse.storage_service.kv.replay_plan import plan_replay
 from streamhouse.storage_service.kv.restore_plan import plan_restore
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
@@ -154,19 +156,22 @@ class KvTablet:
         operations: npt.NDArray[np.int8] | None = None,
         columns: Sequence[str] | None = None,
         row_numbers: npt.NDArray[np.int64] | None = None,
+        since: int = 0,
     ) -> PlannedWrite:
         """Plan upserts, or by `operations` upserts and deletes, of rows of this bucket.
 
         `columns` makes a partial update. Nothing is changed: append the result's changelog to the
-        log, then `apply` it. Raises for the first wrong row, and when too much waits.
+        log, then `apply` it. Raises for the first wrong row, and when too much waits. With `since`
+        rows written below that offset are not seen, and the plan is only good for what it raises.
         """
         assert base_offset == self.planned_offset
         self.check_backlog()
         given = check_rows(
             rows, self.rules, operations=operations, columns=columns, row_numbers=row_numbers
         )
+        newest = functools.partial(self._newest_since, since) if since else self.newest
         planned = plan_write(
-            given, self.newest, rules=self.rules, codec=self.codec, base_offset=base_offset
+            given, newest, rules=self.rules, codec=self.codec, base_offset=base_offset
         )
         self.accept(planned)
         return planned
@@ -311,6 +316,15 @@ class KvTablet:
         self._behind.hand_over()
         self._store.checkpoint(path)
 
+    def keys_written_before(self, offset: int, *, bytes_max: int) -> Generator[pa.RecordBatch]:
+        """Yield the keys of all rows written below `offset`, for about `bytes_max` of rows a time.
+
+        They are those applied at the first `next`; call each on the thread that changes the rows.
+        """
+        self._behind.hand_over()
+        for values in values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
+            yield self.codec.decode(values).select(list(self.rules.primary_key))
+
     def close(self) -> None:
         """Let go of everything; what is not flushed comes back by `replay`."""
         self._loader = None
@@ -334,6 +348,10 @@ class KvTablet:
             self._overlaid += 1
         newer, unknown = self._planned_rows.get(keys)
         return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
+
+    def _newest_since(self, offset: int, keys: pa.Array) -> pa.Array:
+        """Return what `newest` does, without what was written below `offset`."""
+        return only_written_since(self.newest(keys), offset)
 
     def _forget_overlay(self) -> None:
         self._planned_rows = None

@@ -11,11 +11,15 @@ __all__ = ["CommitResult", "TransactionOperation", "TransactionStatus"]
 
 
 class TransactionOperation(StrEnum):
-    """What the rows of a transaction do: appends to log tables, the others by primary key."""
+    """What the rows of a transaction do: appends to log tables, the others by primary key.
+
+    `overwrite` makes the table what its rows make of an empty one.
+    """
 
     APPEND = "append"
     UPSERT = "upsert"
     DELETE = "delete"
+    OVERWRITE = "overwrite"
 
 
 class TransactionStatus(StrEnum):

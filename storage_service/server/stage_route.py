@@ -102,8 +102,10 @@ def _read(
             for batch in routed_batches(body, request)
         ]
         return _Staged(table.log_schema_of(schema_id), batches)
+    is_delete = spec.operation is TransactionOperation.DELETE
+    verb = TransactionOperation.DELETE if is_delete else TransactionOperation.UPSERT
     writes = routed_writes(
-        body, KeyRequest(table=table, verb=str(spec.operation), writer_id=0, config=config)
+        body, KeyRequest(table=table, verb=str(verb), writer_id=0, config=config)
     )
     rules = table_rules(table)
     for write in writes:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
 
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.model.merge_engine import DeleteBehavior
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.parameters import integer
@@ -83,6 +84,8 @@ def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: begin a transaction that upserts or deletes"
         )
+    if body.operation is TransactionOperation.OVERWRITE:
+        _check_overwritten(table)
     if not table.is_primary_key_table and not is_append:
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {body.operation};"
@@ -95,3 +98,17 @@ def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None
             f"transaction of '{table.path}': only an upsert names columns to update"
         )
     return tuple(table.schema.select(body.columns, table=str(table.path)).names)
+
+
+def _check_overwritten(table: TableInfo) -> None:
+    if not table.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{table.path}' has no primary key, and rows of such a table stay: append to it,"
+            " or drop it and create it anew"
+        )
+    behavior = table.descriptor.merge_rules().delete_behavior
+    if behavior is not DeleteBehavior.ALLOW:
+        raise UnsupportedError(
+            f"table '{table.path}' has table.delete.behavior = {behavior}, so rows of it stay, and"
+            " it cannot be overwritten; drop it and create it anew"
+        )

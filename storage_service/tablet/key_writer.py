@@ -29,7 +29,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from streamhouse.storage_service.errors import (
     InternalError,
@@ -49,6 +49,7 @@ from streamhouse.storage_service.tablet.key_request import KeyRequest, KeyWrite
 __all__ = ["KeyWrite", "KeyWriter", "Submit"]
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # A round is planned as a whole before any of it is stored: larger ones would only wait longer.
 _ROUND_ROWS_MAX: Final = 100_000
@@ -105,16 +106,20 @@ class KeyWriter:
         return await request.done
 
     async def write_unpublished(
-        self, writes: Sequence[KeyWrite], *, columns: Sequence[str] | None
+        self,
+        writes: Sequence[KeyWrite],
+        *,
+        columns: Sequence[str] | None,
+        writer_id: int = TRANSACTION_WRITER,
     ) -> Appended:
         """Store and apply a piece of a transaction, which `publish_all` will show.
 
         For who holds the table's write gate, after `settle`. A `sequence` is how many rows of the
         transaction the bucket has then; nothing is taken for a repetition. Until it is published
-        lookups that meet any of it wait.
+        lookups that meet any of it wait. Rows of no transaction have the writer 0.
         """
         request = KeyRequest(
-            writes, columns, TRANSACTION_WRITER, self._loop.create_future(), is_published=False
+            writes, columns, writer_id, self._loop.create_future(), is_published=False
         )
         self._waiting.append(request)
         self._wake()
@@ -135,9 +140,9 @@ class KeyWriter:
         """How many writes wait for their turn."""
         return len(self._waiting)
 
-    async def on_thread(self, function: Callable[[], None]) -> None:
+    async def on_thread(self, function: Callable[[], _T]) -> _T:
         """Run `function` on the thread that changes the rows, between two rounds' steps."""
-        await self._loop.run_in_executor(self._executor, function)
+        return await self._loop.run_in_executor(self._executor, function)
 
     async def stop(self, *, flush: bool) -> None:
         """Finish what waits, take nothing more, close the rows; stopping twice is harmless."""

@@ -12,7 +12,6 @@ with UnknownOutcomeError; the next start of the service completes the transactio
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -20,7 +19,6 @@ from typing import Final, Protocol
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     OverloadedError,
-    RequestTooLargeError,
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
@@ -33,19 +31,15 @@ from streamhouse.storage_service.model.schema_change import stored_version_of
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.group_commit import CommitOutcome, PendingAppend
-from streamhouse.storage_service.tablet.key_writer import KeyWrite, KeyWriter, Submit
+from streamhouse.storage_service.tablet.key_writer import Submit
 from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.transaction_chunks import (
-    StagedRows,
-    chunks_of,
-    key_writes,
-)
+from streamhouse.storage_service.tablet.transaction_chunks import StagedRows, chunks_of
 from streamhouse.storage_service.tablet.transaction_files import Decision
+from streamhouse.storage_service.tablet.transaction_key_sink import KeySink
 
 __all__ = ["CommitProgress", "CommitServices", "TransactionCommit"]
 
 _CHUNK_ROWS: Final = 400_000
-_KEY_ROUND_ROWS: Final = 100_000
 _RETRY_S_MIN: Final = 0.05
 _RETRY_S_MAX: Final = 2.0
 
@@ -76,6 +70,9 @@ class CommitServices:
 class _Sink(Protocol):
     """Where the pieces go."""
 
+    async def begin(self) -> int:
+        """Do what comes before the first row, as far as it is not done; return its timestamp."""
+
     async def store(self, chunk: Sequence[StagedRows]) -> int:
         """Make a chunk durable, not visible; return its timestamp."""
 
@@ -104,7 +101,14 @@ class TransactionCommit:
         self._sink: _Sink = (
             _LogSink(table, buckets, services, self._stored)
             if table.key_writer is None
-            else _KeySink(table, table.key_writer, decision, services, self._stored)
+            else KeySink(
+                table,
+                table.key_writer,
+                decision,
+                run_blocking=services.run_blocking,
+                piece_bytes=services.chunk_bytes,
+                stored=self._stored,
+            )
         )
         self.timestamp_us = 0
 
@@ -112,6 +116,7 @@ class TransactionCommit:
         """Make all rows durable; return bucket -> (start, end)."""
         done = self._positions()
         self._progress.rows_stored = sum(done.values())
+        self.timestamp_us = await self._sink.begin()
         chunks = chunks_of(
             self._parts, done=done, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
         )
@@ -224,6 +229,10 @@ class _LogSink:
         # Groups must not publish what they store: it becomes visible together.
         services.deferred.update(table.tablets)
 
+    async def begin(self) -> int:
+        """See `_Sink.begin`."""
+        return 0
+
     async def store(self, chunk: Sequence[StagedRows]) -> int:
         """See `_Sink.store`."""
         assert not any(staged.skipped for staged in chunk), "a frame is a staged batch"
@@ -254,66 +263,3 @@ class _LogSink:
         for bucket in self._buckets:
             self._table.tablets[bucket].publish()
         self._table.wakeups.wake(self._buckets)
-
-
-class _KeySink:
-    """The one writer of a primary key table."""
-
-    def __init__(
-        self,
-        table: OpenTable,
-        writer: KeyWriter,
-        decision: Decision,
-        services: CommitServices,
-        stored: Callable[[Callable[[], Awaitable[int]], int], Awaitable[int]],
-    ) -> None:
-        self._table = table
-        self._writer = writer
-        self._columns = decision.spec.columns
-        self._run_blocking = services.run_blocking
-        self._stored = stored
-
-    async def store(self, chunk: Sequence[StagedRows]) -> int:
-        """See `_Sink.store`."""
-        return max(
-            [await self._change(writes) for writes in await self._run_blocking(_rounds, chunk)]
-        )
-
-    async def _change(self, writes: list[KeyWrite]) -> int:
-        async def change() -> int:
-            appended = await self._writer.write_unpublished(writes, columns=self._columns)
-            return appended.timestamp_us
-
-        try:
-            return await self._stored(change, sum(write.rows.num_rows for write in writes))
-        except RequestTooLargeError:
-            # Large rows that are replaced make the changes larger than a frame.
-            if all(write.rows.num_rows == 1 for write in writes):
-                raise
-        halves = [_halves(write) for write in writes]
-        first = await self._change([half[0] for half in halves])
-        second = await self._change(list(itertools.chain(*(half[1:] for half in halves))))
-        return max(first, second)
-
-    def publish(self) -> None:
-        """See `_Sink.publish`."""
-        self._writer.publish_all()
-
-
-def _rounds(chunk: Sequence[StagedRows]) -> list[list[KeyWrite]]:
-    return list(key_writes(chunk, rows_max=_KEY_ROUND_ROWS))
-
-
-def _halves(write: KeyWrite) -> list[KeyWrite]:
-    """Cut a write in two, unless it is one row."""
-    half = write.rows.num_rows // 2
-    if half == 0:
-        return [write]
-    operations = write.operations
-    left = None if operations is None else operations[:half]
-    right = None if operations is None else operations[half:]
-    position = write.sequence - (write.rows.num_rows - half)
-    return [
-        KeyWrite(write.bucket, write.rows.slice(0, half), left, sequence=position),
-        KeyWrite(write.bucket, write.rows.slice(half), right, sequence=write.sequence),
-    ]

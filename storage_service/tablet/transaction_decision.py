@@ -17,6 +17,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
 from streamhouse.storage_service.log.staged_part import StagedPart
+from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket
 from streamhouse.storage_service.tablet.key_writer import KeyWrite, KeyWriter
@@ -41,10 +42,14 @@ async def check_and_start(
     """Return bucket -> where the transaction's rows begin; raises if it cannot be committed."""
     if table.key_writer is not None:
         await table.key_writer.settle()
-    buckets = sorted({bucket for part in parts for bucket in part.rows_by_bucket()})
+    buckets = (
+        list(range(len(table.tablets)))
+        if spec.operation is TransactionOperation.OVERWRITE
+        else sorted({bucket for part in parts for bucket in part.rows_by_bucket()})
+    )
     for bucket in buckets:
         _check_writable(table, bucket)
-    _check_space(table, parts, config)
+    _check_space(table, spec, parts, config)
     if table.key_writer is not None and _needs_rehearsal(table, spec):
         await _rehearse(table, table.key_writer, spec, parts, config, run_blocking)
     return {bucket: table.tablets[bucket].log_end_offset for bucket in buckets}
@@ -62,11 +67,16 @@ def _check_writable(table: OpenTable, bucket: int) -> None:
     assert log.high_watermark == log.log_end_offset, "every write has been published"
 
 
-def _check_space(table: OpenTable, parts: Sequence[StagedPart], config: ServiceConfig) -> None:
+def _check_space(
+    table: OpenTable, spec: TransactionSpec, parts: Sequence[StagedPart], config: ServiceConfig
+) -> None:
     """Refuse what will not fit: a decided transaction would hold the table until it does."""
     # Of a primary key table, rows before and after the change, then the rows by key.
     copies = 1 if table.key_writer is None else 3
     needed = copies * sum(part.size_bytes for part in parts) + _SPARE_BYTES
+    if spec.operation is TransactionOperation.OVERWRITE:
+        # Rows that go are in the changelog once more.
+        needed += sum(bucket.rows.memory_bytes()["files"] for bucket in table.key_buckets)
     free = shutil.disk_usage(config.data_dir).free
     if free < needed:
         raise StorageFailedError(
@@ -116,6 +126,7 @@ def _plan(
     writes: Sequence[KeyWrite],
     first: dict[KeyBucket, PlannedWrite],
 ) -> None:
+    is_overwrite = spec.operation is TransactionOperation.OVERWRITE
     for write in writes:
         bucket = table.key_buckets[write.bucket]
         planned = bucket.rows.plan(
@@ -123,6 +134,7 @@ def _plan(
             base_offset=bucket.rows.planned_offset,
             operations=write.operations,
             columns=spec.columns,
+            since=bucket.log.log_end_offset if is_overwrite else 0,
         )
         first.setdefault(bucket, planned)
 

@@ -2,8 +2,9 @@
 
     python -m tests.support.transaction_crash_child <data dir> <table> <step> <passes>
 
-`table` is `events` (a log table) or `rows` (a primary key table). What it does is known from the
-number of each transaction alone; what it has been told is in the file `told`, a line each.
+`table` is `events` (a log table), `rows` (a primary key table), or `replaced` (one that each
+transaction overwrites). What it does is known from the number of each transaction alone; what it
+has been told is in the file `told`, a line each.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ STEPS = (
     "visible",
     "files half deleted",
 )
+OPERATIONS = {
+    "events": TransactionOperation.APPEND,
+    "rows": TransactionOperation.UPSERT,
+    "replaced": TransactionOperation.OVERWRITE,
+}
 DECIDED = STEPS[STEPS.index("decided") :]
 """After these steps the transaction is there, acknowledged or not."""
 
@@ -68,15 +74,18 @@ def part_rows(number: int, part: int, bucket: int) -> pa.RecordBatch:
 
 
 def key_rows(number: int, part: int, bucket: int) -> pa.RecordBatch:
-    """Return the upserts of a part: half of the keys also those of the part before."""
-    ids = [(part * ROWS // 2 + i) * BUCKETS + bucket for i in range(ROWS)]
+    """Return the upserts of a part: half of the keys also those of the part before.
+
+    And some of them others than those of the transaction before.
+    """
+    ids = [(number % 5 * 7 + part * ROWS // 2 + i) * BUCKETS + bucket for i in range(ROWS)]
     return pa.record_batch([pa.array(ids, pa.int64()), [f"t{number}p{part}"] * ROWS], schema=EVENTS)
 
 
 async def make_table(manager: TabletManager, name: str) -> OpenTable:
     """Return the table, made unless it is there."""
     if not manager.list_tables(None):
-        key = ("id",) if name == "rows" else ()
+        key = () if name == "events" else ("id",)
         await manager.create_table(table_descriptor(name, bucket_count=BUCKETS, primary_key=key))
     return next(iter(manager.open_tables()))
 
@@ -103,9 +112,8 @@ async def transact(
     transactions: TableTransactions, name: str, number: int, tell: Callable[[str], None]
 ) -> None:
     """Commit transaction `number`, which is version `number` of an application."""
-    operation = TransactionOperation.APPEND if name == "events" else TransactionOperation.UPSERT
     begun, status = await transactions.begin(
-        operation, columns=None, app_id="app", version=number, timeout_ms=None
+        OPERATIONS[name], columns=None, app_id="app", version=number, timeout_ms=None
     )
     if status is TransactionStatus.SKIPPED:
         tell(f"skipped {number}")
