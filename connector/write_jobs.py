@@ -206,6 +206,8 @@ def _begin(
     join: bool = False,
 ) -> Transaction:
     operation = "upsert" if target.columns is not None else str(target.mode)
+    if target.is_overwrite:
+        operation = "overwrite"
     return client.begin_transaction(
         target.path,
         operation=operation,

@@ -32,7 +32,7 @@ class WriteTarget:
     """Where the rows go and what they do there. Small: it is pickled to every task.
 
     `columns` are those of a partial update, else None. `ordered_by` is the column in whose order
-    rows must come, when that decides which of them wins.
+    rows must come, when that decides which of them wins. With `is_overwrite` they replace all rows.
     """
 
     connection: ConnectionOptions
@@ -41,6 +41,7 @@ class WriteTarget:
     columns: tuple[str, ...] | None
     shape: RowShape
     ordered_by: str | None = None
+    is_overwrite: bool = False
 
     @property
     def path(self) -> str:
@@ -49,13 +50,20 @@ class WriteTarget:
 
 
 def resolve_target(
-    client: StorageClient, options: WriteOptions, schema: pa.Schema, *, is_stream: bool
+    client: StorageClient,
+    options: WriteOptions,
+    schema: pa.Schema,
+    *,
+    is_stream: bool,
+    is_overwrite: bool = False,
 ) -> WriteTarget:
     """Check the write as a whole against the table, which is created if there is none.
 
     `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
     """
-    info = existing_or_created(client, options, schema, is_stream=is_stream)
+    info = existing_or_created(
+        client, options, schema, is_stream=is_stream, is_overwrite=is_overwrite
+    )
     mode = _mode(options, info)
     ordered_by = _ordering(options, info, mode, schema)
     has_changes = CHANGE_TYPE_COLUMN in schema.names
@@ -77,6 +85,7 @@ def resolve_target(
         columns=tuple(columns) if mode is WriteMode.PARTIAL else None,
         shape=RowShape(types=info.schema.to_arrow(), dropped=frozenset(dropped), filled=filled),
         ordered_by=ordered_by,
+        is_overwrite=is_overwrite,
     )
 
 

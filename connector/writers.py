@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.spark_errors import spark_errors
 from streamhouse.connector.write_jobs import DirectJob, StreamJob, TransactionJob, WriteJob
-from streamhouse.connector.write_options import WriteOptions
+from streamhouse.connector.write_options import WriteMode, WriteOptions
 from streamhouse.connector.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError, UnsupportedError
@@ -115,13 +115,12 @@ def _planned(
 ) -> tuple[StorageClient, WriteTarget]:
     table = str(options.connection.name.path)
     if overwrite:
-        raise UnsupportedError(
-            f"table '{table}': overwriting (mode 'overwrite', INSERT OVERWRITE, output mode"
-            " 'complete') is not supported yet; use mode('append')"
-        )
+        _check_overwrite(options, is_stream=is_stream)
     client = client_for(options.connection.endpoint, options.connection.token)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    target = resolve_target(client, options, arrow_schema, is_stream=is_stream)
+    target = resolve_target(
+        client, options, arrow_schema, is_stream=is_stream, is_overwrite=overwrite
+    )
     if target.ordered_by is not None and not options.is_transactional:
         raise UnsupportedError(
             f"table '{table}' keeps the row written last, and without a transaction tasks write at"
@@ -130,3 +129,23 @@ def _planned(
             f" table.merge-engine.versioned.ver-column = {target.ordered_by}"
         )
     return client, target
+
+
+def _check_overwrite(options: WriteOptions, *, is_stream: bool) -> None:
+    table = str(options.connection.name.path)
+    if is_stream:
+        raise UnsupportedError(
+            f"table '{table}': a stream cannot replace the table's rows with every micro-batch"
+            " (output mode 'complete'); use output mode 'update' or 'append', or write in"
+            " foreachBatch with mode('overwrite')"
+        )
+    if not options.is_transactional:
+        raise UnsupportedError(
+            f"table '{table}': mode('overwrite') replaces all rows at one instant, which needs a"
+            " transaction; remove 'write.mode' = 'direct' and 'write.transactional' = 'false'"
+        )
+    if options.mode in (WriteMode.DELETE, WriteMode.PARTIAL):
+        raise InvalidRequestError(
+            f"table '{table}': mode('overwrite') and 'write.mode' = '{options.mode}' contradict"
+            " each other; use one"
+        )

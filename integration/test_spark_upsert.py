@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from integration.spark_world import SparkWorld, last_line, world
 
@@ -190,3 +191,50 @@ def test_what_cannot_be_upserted_is_refused_before_a_row_moves(world: SparkWorld
     with pytest.raises(Exception, match=r"__change_type of row 0 is '\?'"):
         world.write(strange.coalesce(1), path)
     assert world.client.count(path) == 0
+
+
+@pytest.mark.end_to_end
+def test_an_overwrite_replaces_all_rows_in_both_tiers(world: SparkWorld) -> None:
+    path = "shop.replaced"
+    first = world.spark.range(1_000).selectExpr("id", "concat('a', id) as name")
+    world.write(first, path, mode="overwrite", **{"primary.key": "id", "bucket.num": "2"})
+    world.tier(path)
+    world.write(world.spark.range(5).selectExpr("id", "'log' as name"), path)
+
+    def in_lake() -> list[tuple[int, str]]:
+        described = world.client.lake_catalog()
+        catalog = load_catalog(described.name, **described.properties)
+        found = catalog.load_table(path).scan(selected_fields=("id", "name")).to_arrow().to_pylist()
+        return sorted((row["id"], row["name"]) for row in found)
+
+    # From the very table: what a job reads is what was there when it began.
+    kept = world.load(path).where("id % 10 = 1").selectExpr("id + 1 as id", "name")
+    world.write(kept, path, mode="overwrite")
+
+    expected = [(i + 1, f"a{i}" if i > 4 else "log") for i in range(1, 1_000, 10)]
+    assert sorted(tuple(row) for row in world.load(path).collect()) == expected
+    assert world.client.count(path) == 100
+    assert in_lake() == [(i, f"a{i}") for i in range(1_000)]
+    world.tier(path)
+    assert in_lake() == expected
+    assert sorted(tuple(row) for row in world.load(path).collect()) == expected
+    assert rows_of(world, path, range(3)) == [(2, "log")]
+
+    world.write(first.where("id < 0"), path, mode="overwrite")
+    assert world.load(path).count() == 0
+    world.tier(path)
+    assert in_lake() == []
+
+
+def test_overwrites_that_cannot_be_are_refused(world: SparkWorld) -> None:
+    path = accounts(world, "shop.kept")
+    frame = world.spark.range(3).selectExpr("id", "'x' as name", "timestamp_micros(id) as at")
+    world.write(frame, path)
+    for options, sentence in (
+        ({"write.mode": "direct"}, "needs a transaction"),
+        ({"write.mode": "partial"}, "contradict each other"),
+        ({"write.mode": "delete"}, "contradict each other"),
+    ):
+        with pytest.raises(Exception, match=sentence):
+            world.write(frame, path, mode="overwrite", **options)
+    assert world.client.count(path) == 3

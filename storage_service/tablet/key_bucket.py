@@ -147,4 +147,8 @@ class KeyBucket:
                 self.rows.flush()
             except StreamhouseError as error:
                 _logger.warning("event=flush_failed bucket=%r why=%r", self.where, error.message)
-        self.rows.close()
+        try:
+            self.rows.close()
+        except StreamhouseError as error:
+            # Of a dropped table the files are gone, which a flush on its way stumbles over.
+            _logger.warning("event=close_failed bucket=%r why=%r", self.where, error.message)

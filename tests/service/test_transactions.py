@@ -223,3 +223,49 @@ def test_a_commit_that_cannot_be_applied_changes_nothing(client: StorageClient) 
         after.commit([after.stage(pa.table({"id": [2, 3], "n": [1, 1]}, schema))])
     found = client.lookup("sums", pa.table({"id": [1, 2, 3]})).to_pydict()
     assert found["n"] == [100, 2, 1]
+
+
+def test_an_overwrite_leaves_what_its_rows_make_of_an_empty_table(client: StorageClient) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int8())])
+    client.create_table(
+        "sums",
+        schema,
+        primary_key=("id",),
+        bucket_count=2,
+        properties={
+            "table.merge-engine": "aggregation",
+            "fields.n.agg": "sum",
+            "table.delete.behavior": "allow",
+        },
+    )
+    client.upsert("sums", pa.table({"id": [1, 2, 3], "n": [100, 1, 1]}, schema))
+
+    with client.begin_transaction("sums", operation="overwrite") as transaction:
+        # 100 + 100 would overflow, but what is there does not count.
+        first = transaction.stage(pa.table({"id": [1, 4], "n": [100, 1]}, schema))
+        second = transaction.stage(pa.table({"id": [1, 4], "n": [1, 1]}, schema))
+        result = transaction.commit([first, second])
+
+    assert result.row_count == 4
+    keys = pa.table({"id": [1, 2, 3, 4]})
+    assert client.lookup("sums", keys).to_pydict()["n"] == [101, None, None, 2]
+    assert client.count("sums") == 2
+    with client.begin_transaction("sums", operation="overwrite") as transaction:
+        part = transaction.stage(pa.table({"id": [1, 1], "n": [100, 100]}, schema))
+        with pytest.raises(InvalidRequestError, match="overflows"):
+            transaction.commit([part])
+    assert client.count("sums") == 2
+    with client.begin_transaction("sums", operation="overwrite") as transaction:
+        transaction.commit([])
+    assert client.count("sums") == 0
+
+
+def test_what_cannot_be_overwritten_is_refused_at_once(client: StorageClient) -> None:
+    client.create_table("events", SCHEMA)
+    client.create_table(
+        "firsts", SCHEMA, primary_key=("id",), properties={"table.merge-engine": "first_row"}
+    )
+    with pytest.raises(UnsupportedError, match="no primary key"):
+        client.begin_transaction("events", operation="overwrite")
+    with pytest.raises(UnsupportedError, match=r"table.delete.behavior = ignore"):
+        client.begin_transaction("firsts", operation="overwrite")
