@@ -53,7 +53,11 @@ def test_tables_workers_and_errors_are_drawn(tmp_path: Path, artifacts: Path) ->
             client.upsert("customers", rows)
             claimed = client.claim_tiering("worker-1", tables=["orders"], force=True)
             client.fail_tiering("orders", epoch=claimed.epoch, error="the catalog is <b>away</b>")
-            client.claim_tiering("worker-2", tables=["orders"], force=True)
+            claimed = client.claim_tiering("worker-2", tables=["orders"], force=True)
+            client.heartbeat_tiering(
+                "orders", epoch=claimed.epoch, step="writing", rows_done=250, rows_planned=1000
+            )
+            client.claim_tiering("worker-3", tables=["orders"])
 
         page = f"{service.endpoint}/#table-default.orders"
         dom = _look(page, "--dump-dom")
@@ -61,6 +65,8 @@ def test_tables_workers_and_errors_are_drawn(tmp_path: Path, artifacts: Path) ->
         assert 'id="table-default.orders" open' in dom
         assert "primary key table" in dom
         assert "worker-2: default.orders" in dom
+        assert "writing 250 of 1,000 rows" in dom
+        assert "worker-3: idle, other rounds have the tables that are behind" in dom
         # What others wrote is text, never markup.
         assert "the catalog is &lt;b&gt;away&lt;/b&gt;" in dom
         assert dom.count("<svg") >= 4

@@ -21,12 +21,19 @@ class EmbeddedTieringWorker:
     """Tiers the tables of the service at `endpoint` in threads of this process.
 
     `start` returns at once. `stop` ends the running round early, hands its claim back, and returns
-    when the thread has ended, after 30 seconds at most. Both may be called once.
+    when the thread has ended, after 30 seconds at most. Both may be called once. `worker_id` is
+    for the worker that lives and dies with the service itself.
     """
 
     def __init__(
-        self, *, endpoint: str, token: str | None = None, parallelism: int | None = None
+        self,
+        *,
+        endpoint: str,
+        token: str | None = None,
+        parallelism: int | None = None,
+        worker_id: str | None = None,
     ) -> None:
+        self._worker_id = worker_id
         self._endpoint = endpoint
         self._token = token
         # Half of the cores are left to whoever embeds the worker.
@@ -48,7 +55,7 @@ class EmbeddedTieringWorker:
     def _run(self) -> None:
         # pyiceberg takes about a second to import: not on the way to serving.
         from streamhouse.tiering.iceberg_lake import IcebergLake
-        from streamhouse.tiering.service import TieringService
+        from streamhouse.tiering.service import TieringService, new_worker_id
         from streamhouse.tiering.thread_runner import ThreadRunner
 
         try:
@@ -60,6 +67,8 @@ class EmbeddedTieringWorker:
                         lake=lake,
                         runner=ThreadRunner(self._parallelism),
                         token=self._token,
+                        worker_id=self._worker_id or new_worker_id(),
+                        tables_in_flight=max(2, self._parallelism),
                         stopping=self._stopping,
                     ).run_forever()
                 finally:

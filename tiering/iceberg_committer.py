@@ -32,6 +32,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.model.lake import LakeDebt
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
@@ -107,6 +108,19 @@ class IcebergLakeTable:
         """The current snapshot, None before the first commit."""
         snapshot = self._table.metadata.snapshot_by_name(MAIN_BRANCH)
         return None if snapshot is None else snapshot.snapshot_id
+
+    @property
+    def debt(self) -> LakeDebt | None:
+        """What the current snapshot is made of, None before the first commit."""
+        metadata = self._table.metadata
+        snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+        if snapshot is None or snapshot.summary is None:
+            return None
+        return LakeDebt(
+            data_files=int(snapshot.summary.get("total-data-files") or 0),
+            delete_files=int(snapshot.summary.get("total-delete-files") or 0),
+            snapshots=len(metadata.snapshots),
+        )
 
     @property
     def iceberg(self) -> Table:

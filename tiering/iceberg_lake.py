@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -44,9 +45,10 @@ _RETRY_WAIT_S_FIRST: Final = 0.1
 
 
 class IcebergLake:
-    """The lake tables of one service, in one catalog."""
+    """The lake tables of one service, in one catalog; from any thread, a table from one a time."""
 
     def __init__(self, catalog: LakeCatalog) -> None:
+        self._lock = threading.Lock()
         self._described = catalog
         self._catalog: Catalog | None = None
         # By lake table: a long-lived worker reads each manifest once.
@@ -90,11 +92,12 @@ class IcebergLake:
 
     def _live_files_of(self, found: Table) -> LiveFilesCache:
         uuid = found.metadata.table_uuid
-        cache = self._live_files.setdefault(uuid, LiveFilesCache())
-        self._live_files.move_to_end(uuid)
-        while len(self._live_files) > TABLES_REMEMBERED_MAX:
-            self._live_files.popitem(last=False)
-        return cache
+        with self._lock:
+            cache = self._live_files.setdefault(uuid, LiveFilesCache())
+            self._live_files.move_to_end(uuid)
+            while len(self._live_files) > TABLES_REMEMBERED_MAX:
+                self._live_files.popitem(last=False)
+            return cache
 
     def _load_or_create(
         self, table: TableInfo, state: LakeState | ChangelogLakeState | None, *, has_changes: bool
@@ -147,9 +150,10 @@ class IcebergLake:
         raise AssertionError("unreachable")
 
     def _open_catalog(self) -> Catalog:
-        if self._catalog is None:
-            self._catalog = load_catalog(self._described.name, **self._described.properties)
-        return self._catalog
+        with self._lock:
+            if self._catalog is None:
+                self._catalog = load_catalog(self._described.name, **self._described.properties)
+            return self._catalog
 
     @property
     def _service_id(self) -> str:

@@ -25,6 +25,7 @@ from streamhouse.storage_service.model.lake import (
 )
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX
+from streamhouse.tiering.tables_in_flight import TABLES_IN_FLIGHT
 
 __all__ = ["JobOptions", "job_options", "read_token", "run_job"]
 
@@ -40,6 +41,7 @@ class JobOptions:
     tables: tuple[str, ...] = ()
     is_once: bool = False
     rows_per_round_max: int = ROWS_PER_ROUND_MAX
+    tables_in_flight: int = TABLES_IN_FLIGHT
     catalog: LakeCatalog | None = None
 
     @classmethod
@@ -51,6 +53,7 @@ class JobOptions:
         tables: Sequence[str],
         once: bool,
         max_rows_per_round: int,
+        tables_in_flight: int,
         catalog_name: str | None,
         catalog_properties: Sequence[str],
     ) -> JobOptions:
@@ -68,6 +71,7 @@ class JobOptions:
             tables=tuple(tables),
             is_once=once,
             rows_per_round_max=max_rows_per_round,
+            tables_in_flight=tables_in_flight,
             catalog=catalog,
         )
 
@@ -105,6 +109,13 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         default=ROWS_PER_ROUND_MAX,
         show_default=True,
         help="Most rows that one lake commit adds.",
+    ),
+    click.option(
+        "--tables-in-flight",
+        type=click.IntRange(min=1, max=64),
+        default=TABLES_IN_FLIGHT,
+        show_default=True,
+        help="Tables tiered at once; --once takes one after the other.",
     ),
     click.option(
         "--catalog",
@@ -146,6 +157,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
                 token=options.token,
                 tables=options.tables or None,
                 rows_per_round_max=options.rows_per_round_max,
+                tables_in_flight=options.tables_in_flight,
                 observer=progress,
                 stopping=stopping,
             )

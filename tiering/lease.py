@@ -11,16 +11,19 @@ from typing import Final
 
 from streamhouse.storage_service.errors import FencedError, NotFoundError, StreamhouseError
 from streamhouse.tiering.ports import TieringClient
+from streamhouse.tiering.round_tracker import RoundTracker
 
 __all__ = ["Lease"]
 
 _logger = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE: Final = 3
+# People watch the progress that heartbeats carry.
+_BEAT_S_MAX: Final = 2.0
 
 
 class Lease:
-    """One worker's claim on one table, inside a `with` block.
+    """One worker's claim on one table, inside a `with` block. Heartbeats tell what `tracker` knows.
 
     It is lost for good when the service says so, or when no heartbeat was answered for as long as
     the lease lasts: another worker may own the table from then on.
@@ -33,12 +36,14 @@ class Lease:
         table: str,
         epoch: int,
         lease_ms: int,
+        tracker: RoundTracker | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._table = table
         self._epoch = epoch
         self._lease_s = lease_ms / 1000
+        self._tracker = tracker
         self._monotonic_s = monotonic_s
         self._held_until_s = monotonic_s() + self._lease_s
         self._lost: StreamhouseError | None = None
@@ -74,10 +79,10 @@ class Lease:
             )
 
     def _beat(self) -> None:
-        while not self._stop.wait(self._lease_s / _BEATS_PER_LEASE):
+        while not self._stop.wait(min(self._lease_s / _BEATS_PER_LEASE, _BEAT_S_MAX)):
             sent_at_s = self._monotonic_s()
             try:
-                self._client.heartbeat_tiering(self._table, epoch=self._epoch)
+                self._send()
             except (FencedError, NotFoundError) as error:
                 self._lost = error
                 return
@@ -86,3 +91,16 @@ class Lease:
                 _logger.warning("heartbeat for table %s failed: %s", self._table, error)
             else:
                 self._held_until_s = sent_at_s + self._lease_s
+
+    def _send(self) -> None:
+        tracker = self._tracker
+        if tracker is None:
+            self._client.heartbeat_tiering(self._table, epoch=self._epoch)
+        else:
+            self._client.heartbeat_tiering(
+                self._table,
+                epoch=self._epoch,
+                step=tracker.step,
+                rows_done=tracker.rows_done,
+                rows_planned=tracker.rows_planned,
+            )

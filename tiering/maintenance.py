@@ -9,6 +9,7 @@ next maintenance goes on.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -49,6 +50,9 @@ SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
 # So many times more must be due while rows wait in the log.
 PATIENCE_BEHIND: Final = 8
 ON_DEMAND_BYTES_MAX: Final = 4 << 30
+REWRITE_BYTES_MAX: Final = 512 << 20
+# The table's rows wait while its files are rewritten: a slow core does so much in half a freshness.
+REWRITE_BYTES_PER_S: Final = 8 << 20
 _TABLES_REMEMBERED_MAX: Final = 256
 _ORPHANS_EVERY_MS: Final = 86_400_000
 _ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
@@ -75,7 +79,13 @@ class MaintenancePolicy:
     def of(cls, properties: TableProperties) -> MaintenancePolicy:
         """Return what a table's properties ask for."""
         return cls(
-            rewrite=RewriteLimits(target_bytes=properties.datalake_target_file_bytes),
+            rewrite=RewriteLimits(
+                target_bytes=properties.datalake_target_file_bytes,
+                bytes_max=min(
+                    REWRITE_BYTES_MAX,
+                    REWRITE_BYTES_PER_S * properties.datalake_freshness_ms // 1000,
+                ),
+            ),
             expiry=ExpiryRules(
                 age_ms_min=properties.datalake_snapshot_max_age_ms,
                 count_min=properties.datalake_snapshot_min_count,
@@ -155,6 +165,7 @@ class Maintainer:
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     monotonic_s: Callable[[], float] = time.monotonic
     _memories: OrderedDict[str, _Memory] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_due(
         self, lake_table: IcebergLakeTable, info: TableInfo, *, is_behind: bool = False
@@ -338,13 +349,14 @@ class Maintainer:
         return self.pins.pinned_snapshots(path).values()
 
     def _memory(self, lake_table: IcebergLakeTable) -> _Memory:
-        memory = self._memories.setdefault(
-            lake_table.uuid, _Memory(InventoryReader(self.filesystem))
-        )
-        self._memories.move_to_end(lake_table.uuid)
-        while len(self._memories) > _TABLES_REMEMBERED_MAX:
-            self._memories.popitem(last=False)
-        return memory
+        with self._lock:
+            memory = self._memories.setdefault(
+                lake_table.uuid, _Memory(InventoryReader(self.filesystem))
+            )
+            self._memories.move_to_end(lake_table.uuid)
+            while len(self._memories) > _TABLES_REMEMBERED_MAX:
+                self._memories.popitem(last=False)
+            return memory
 
 
 def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:

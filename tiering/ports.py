@@ -9,6 +9,7 @@ from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.model.lake import (
     ChangelogLakeState,
     LakeCatalog,
+    LakeDebt,
     LakeState,
 )
 from streamhouse.storage_service.model.table import TableInfo
@@ -31,7 +32,9 @@ class TieringClient(Protocol):
     ) -> TieringAssignment | TieringIdle:
         """See `StorageClient.claim_tiering`."""
 
-    def heartbeat_tiering(self, path: str, *, epoch: int) -> None:
+    def heartbeat_tiering(
+        self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0
+    ) -> None:
         """See `StorageClient.heartbeat_tiering`."""
 
     def complete_tiering(
@@ -45,6 +48,7 @@ class TieringClient(Protocol):
         tiered_offsets: Mapping[int, int],
         changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
+        debt: LakeDebt | None = None,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""
 

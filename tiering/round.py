@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -39,6 +40,7 @@ from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round_maintenance import ClaimedMaintenance
 from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_history, plan_round
+from streamhouse.tiering.round_tracker import RoundTracker
 from streamhouse.tiering.round_writer import RoundWriter
 
 __all__ = ["HISTORY_STEPS", "ROUND_STEPS", "RoundResult", "TieringRound"]
@@ -82,7 +84,7 @@ class TieringRound:
 
     `token` goes to tasks, which open their own connections. `checkpoint` is called with each step
     once it is done; tests raise or die there. `is_stopping` ends the round early. `maintainer`
-    looks after the lake table once the rows are in it.
+    looks after the lake table once the rows are in it, in one of the `maintenance_slots`.
     """
 
     client: TieringClient
@@ -95,6 +97,11 @@ class TieringRound:
     checkpoint: Callable[[str], None] = lambda _: None
     is_stopping: Callable[[], bool] = lambda: False
     maintainer: Maintainer | None = None
+    maintenance_slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
+    tracker: RoundTracker = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tracker", RoundTracker(self.observer))
 
     def run(self) -> RoundResult:
         """Move the assignment's rows into the lake and tell the service.
@@ -112,6 +119,7 @@ class TieringRound:
             table=table,
             epoch=self.assignment.epoch,
             lease_ms=self.assignment.lease_ms,
+            tracker=self.tracker,
         )
         try:
             with lease:
@@ -151,30 +159,44 @@ class TieringRound:
             changelog = self._advance_history(history, plan, writer)
         landed = writer.advance(lake_table, plan)
         maintenance = self._maintenance(lake_table, history, lease, plan)
-        untidy = () if maintenance is None else maintenance.due(state.positions)
-        registered = self._complete(
-            lake_table,
-            landed.snapshot_id,
-            plan.target_offsets,
-            changelog=changelog,
-            keep_lease=bool(untidy),
-        )
-        writer.drop_leftovers(landed)
-        written = [file for result in landed.results for file in result.files]
-        result = RoundResult(
-            table=str(state.table.path),
-            kind="tiered",
-            snapshot_id=landed.snapshot_id,
-            tiered_offsets=plan.target_offsets,
-            row_count=plan.row_count,
-            file_count=len(written),
-            size_bytes=sum(file.size_bytes for file in written),
-            seconds=time.monotonic() - started_s,
-        )
-        if maintenance is not None and untidy:
-            maintenance.registered = registered
-            maintenance.after_round(untidy)
+        with self._maintenance_turn(maintenance) as untidy:
+            registered = self._complete(
+                lake_table,
+                landed.snapshot_id,
+                plan.target_offsets,
+                changelog=changelog,
+                keep_lease=bool(untidy),
+            )
+            writer.drop_leftovers(landed)
+            written = [file for result in landed.results for file in result.files]
+            result = RoundResult(
+                table=str(state.table.path),
+                kind="tiered",
+                snapshot_id=landed.snapshot_id,
+                tiered_offsets=plan.target_offsets,
+                row_count=plan.row_count,
+                file_count=len(written),
+                size_bytes=sum(file.size_bytes for file in written),
+                seconds=time.monotonic() - started_s,
+            )
+            if maintenance is not None and untidy:
+                self.tracker.maintaining()
+                maintenance.registered = registered
+                maintenance.after_round(untidy)
         return result
+
+    @contextlib.contextmanager
+    def _maintenance_turn(
+        self, maintenance: ClaimedMaintenance | None
+    ) -> Iterator[tuple[IcebergLakeTable, ...]]:
+        """Yield what to maintain now: it is due, and leaves slots to the rounds of other tables."""
+        due = () if maintenance is None else maintenance.due(self.assignment.state.positions)
+        has_slot = bool(due) and self.maintenance_slots.acquire(blocking=False)
+        try:
+            yield due if has_slot else ()
+        finally:
+            if has_slot:
+                self.maintenance_slots.release()
 
     def _writer(self, lease: Lease) -> RoundWriter:
         return RoundWriter(
@@ -184,7 +206,7 @@ class TieringRound:
             epoch=self.assignment.epoch,
             files=LakeFilesystem(self.lake.file_properties),
             runner=self.runner,
-            observer=self.observer,
+            observer=self.tracker,
             lease=lease,
             checkpoint=self.checkpoint,
             is_stopping=self.is_stopping,
@@ -287,4 +309,5 @@ class TieringRound:
             tiered_offsets=offsets,
             changelog=changelog,
             keep_lease=keep_lease,
+            debt=lake_table.debt,
         )

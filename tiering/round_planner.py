@@ -12,7 +12,8 @@ from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRan
 
 __all__ = ["PlanLimits", "RoundPlan", "plan_history", "plan_round"]
 
-ROWS_PER_ROUND_MAX: Final = 50_000_000
+# Other tables may wait for a round, and what a failed one did is done again.
+ROWS_PER_ROUND_MAX: Final = 10_000_000
 ROWS_PER_SPLIT_MIN: Final = 500_000
 # Tasks of a primary key table hold 9 bytes a change of their bucket's range, and sort some of it.
 KEY_ROWS_PER_BUCKET_MAX: Final = 4_000_000

@@ -34,12 +34,17 @@ from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round import RoundResult, TieringRound
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX, PlanLimits
+from streamhouse.tiering.tables_in_flight import (
+    IDLE_WAIT_S_MAX,
+    TABLES_IN_FLIGHT,
+    IdleLog,
+    TablesInFlight,
+)
 
 __all__ = ["TableSummary", "TieringService", "new_worker_id"]
 
 _logger = logging.getLogger(__name__)
 
-IDLE_WAIT_S_MAX: Final = 5.0
 _ERROR_WAIT_S_FIRST: Final = 0.2
 _FAILURES_MAX: Final = 3
 # Errors after which the same call may succeed a moment later.
@@ -98,8 +103,9 @@ class TableSummary:
 class TieringService:
     """One tiering worker. Any number may run: the service hands each table to one of them.
 
-    `tables` limits it to those; None means all. `patience_s` is how long `run_once` waits for a
-    table that another worker holds and does not advance.
+    `tables` limits it to those; None means all. `run_forever` works on up to `tables_in_flight` of
+    them at once, and maintains half of those at most. `patience_s` is how long `run_once` waits for
+    a table that another worker holds and does not advance.
     """
 
     client: TieringClient
@@ -109,13 +115,16 @@ class TieringService:
     tables: Sequence[str] | None = None
     worker_id: str = field(default_factory=new_worker_id)
     rows_per_round_max: int = ROWS_PER_ROUND_MAX
+    tables_in_flight: int = TABLES_IN_FLIGHT
     patience_s: float = 120.0
     observer: RoundObserver = field(default_factory=SilentObserver)
     checkpoint: Callable[[str], None] = lambda _: None
     stopping: threading.Event = field(default_factory=threading.Event)
     maintainer: Maintainer = field(init=False)
+    _maintenance_slots: threading.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
+        self._maintenance_slots = threading.Semaphore(max(1, self.tables_in_flight // 2))
         self.maintainer = Maintainer(
             pins=self.client,
             runner=self.runner,
@@ -130,27 +139,41 @@ class TieringService:
     def run_forever(self) -> None:
         """Work until `stop`. Raises only what waiting cannot mend, such as a wrong token."""
         errors_in_a_row = 0
-        while not self.stopping.is_set():
-            try:
-                answer = self.client.claim_tiering(self.worker_id, tables=self.tables)
-                errors_in_a_row = 0
-            except (*_PASSING, NotFoundError) as error:
-                _logger.warning("no table claimed: %s", error)
-                wait_s = min(_ERROR_WAIT_S_FIRST * 2**errors_in_a_row, IDLE_WAIT_S_MAX)
-                errors_in_a_row = min(errors_in_a_row + 1, 10)
-                self.stopping.wait(wait_s)
-                continue
-            if isinstance(answer, TieringIdle):
-                self.stopping.wait(min(answer.retry_after_ms / 1000, IDLE_WAIT_S_MAX))
-                continue
-            try:
-                self._run_round(answer)
-            except StreamhouseError as error:
-                # The service pauses the table; other tables go on.
-                path = answer.state.table.path
-                _logger.warning("tiering of table %s failed: %s: %s", path, error.code, error)
-            except Exception as error:  # noqa: BLE001 - one table's bug must not stop the others
-                self._report_bug(answer, error)
+        idle_log = IdleLog()
+        with TablesInFlight(
+            self._run_and_report, slots=self.tables_in_flight, stopping=self.stopping
+        ) as in_flight:
+            while not self.stopping.is_set():
+                try:
+                    answer = self.client.claim_tiering(self.worker_id, tables=self.tables)
+                    errors_in_a_row = 0
+                except (*_PASSING, NotFoundError) as error:
+                    _logger.warning("no table claimed: %s", error)
+                    wait_s = min(_ERROR_WAIT_S_FIRST * 2**errors_in_a_row, IDLE_WAIT_S_MAX)
+                    errors_in_a_row = min(errors_in_a_row + 1, 10)
+                    in_flight.wait_idle(wait_s)
+                    continue
+                if isinstance(answer, TieringIdle):
+                    idle_log.idle(answer)
+                    in_flight.wait_idle(min(answer.retry_after_ms / 1000, IDLE_WAIT_S_MAX))
+                    continue
+                in_flight.start(answer)
+                in_flight.wait_for_slot()
+
+    def _run_and_report(self, assignment: TieringAssignment) -> bool:
+        """Run a round whose failures concern its table alone; whether it left rows behind."""
+        try:
+            result = self._run_round(assignment)
+        except StreamhouseError as error:
+            # The service pauses the table; other tables go on.
+            path = assignment.state.table.path
+            _logger.warning("tiering of table %s failed: %s: %s", path, error.code, error)
+            return False
+        except Exception as error:  # noqa: BLE001 - one table's bug must not stop the others
+            self._report_bug(assignment, error)
+            return False
+        positions = assignment.state.positions.items()
+        return any(result.tiered_offsets.get(b, 0) < p.high_watermark for b, p in positions)
 
     def run_once(self) -> list[TableSummary]:
         """Tier every table up to where its log ends now, due or not; return a summary of each.
@@ -257,6 +280,7 @@ class TieringService:
             checkpoint=self.checkpoint,
             is_stopping=self.stopping.is_set,
             maintainer=self.maintainer,
+            maintenance_slots=self._maintenance_slots,
         ).run()
         _logger.info(
             "tiered table=%s kind=%s rows=%d files=%d bytes=%d seconds=%.3f snapshot=%d",

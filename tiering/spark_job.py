@@ -33,6 +33,8 @@ def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
         builder = builder.master(master).config("spark.ui.enabled", "false")
     # Our own progress says rows, not tasks, and both cannot share a terminal.
     builder = builder.config("spark.ui.showConsoleProgress", "false")
+    # Several tables are in flight: the tasks of a small round do not wait for those of a large one.
+    builder = builder.config("spark.scheduler.mode", "FAIR")
     spark = builder.getOrCreate()
     try:
         return run_job(job, SparkRunner(spark))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeDebt, LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 
 __all__ = ["TieringCalls", "TieringIdle"]
@@ -55,14 +56,17 @@ class TieringCalls:
             return TieringAssignment.from_json(answer["assignment"])
         return TieringIdle(reason=answer["reason"], retry_after_ms=int(answer["retry_after_ms"]))
 
-    def heartbeat_tiering(self, path: str, *, epoch: int) -> None:
-        """Keep the claim; raises `FencedError` when another worker has taken over."""
-        self._transport.request_json(
-            "POST",
-            "/v1/tiering/heartbeat",
-            body={"table": str(path), "epoch": epoch},
-            is_repeatable=True,
-        )
+    def heartbeat_tiering(
+        self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0
+    ) -> None:
+        """Keep the claim, and with a `step` tell how far the round is.
+
+        Raises `FencedError` when another worker has taken over.
+        """
+        body: dict[str, Any] = {"table": str(path), "epoch": epoch}
+        if step:
+            body |= {"step": step, "rows_done": rows_done, "rows_planned": rows_planned}
+        self._transport.request_json("POST", "/v1/tiering/heartbeat", body=body, is_repeatable=True)
 
     def complete_tiering(
         self,
@@ -75,11 +79,13 @@ class TieringCalls:
         tiered_offsets: Mapping[int, int],
         changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
+        debt: LakeDebt | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
         `changelog` is the snapshot of the table's full history; without it that stays as it is.
-        With `keep_lease` the claim goes on, and ends with a call without it.
+        With `keep_lease` the claim goes on, and ends with a call without it. `debt` is what the
+        lake table is made of, for people to look at.
 
         Raises `FencedError` when `epoch` is not the current one.
         """
@@ -95,6 +101,7 @@ class TieringCalls:
                 "tiered_offsets": {str(b): end for b, end in tiered_offsets.items()},
                 "changelog": None if changelog is None else changelog.to_json(),
                 "keep_lease": keep_lease,
+                "debt": None if debt is None else debt.to_json(),
             },
             is_repeatable=True,
         )

@@ -21,6 +21,7 @@ __all__ = [
     "LAKE_SYSTEM_FIELDS",
     "ChangelogLakeState",
     "LakeCatalog",
+    "LakeDebt",
     "LakeState",
     "changelog_lake_name",
     "parse_catalog_properties",
@@ -100,12 +101,14 @@ class LakeState:
 
     `tiered_offsets` has every bucket. `snapshot_id` is None until the first round commits;
     `table_uuid` is the Iceberg table's, so that a worker notices a wrong catalog. `changelog` is
-    set once a table with `table.datalake.changelog` was tiered.
+    set once a table with `table.datalake.changelog` was tiered. `tiering_worker` has claimed the
+    round `tiering_epoch` and not ended it; empty when nobody has.
     """
 
     snapshot_id: int | None = None
     table_uuid: str | None = None
     tiering_epoch: int = 0
+    tiering_worker: str = ""
     tiered_offsets: Mapping[int, int] = field(default_factory=dict)
     tiered_at_us: int | None = None
     changelog: ChangelogLakeState | None = None
@@ -116,6 +119,7 @@ class LakeState:
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
             "table_uuid": self.table_uuid,
             "tiering_epoch": self.tiering_epoch,
+            "tiering_worker": self.tiering_worker,
             "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
             "tiered_at_us": self.tiered_at_us,
             "changelog": None if self.changelog is None else self.changelog.to_json(),
@@ -130,10 +134,28 @@ class LakeState:
             snapshot_id=None if snapshot_id is None else int(snapshot_id),
             table_uuid=value.get("table_uuid"),
             tiering_epoch=int(value.get("tiering_epoch", 0)),
+            tiering_worker=str(value.get("tiering_worker", "")),
             tiered_offsets={int(b): int(e) for b, e in value.get("tiered_offsets", {}).items()},
             tiered_at_us=value.get("tiered_at_us"),
             changelog=None if changelog is None else ChangelogLakeState.from_json(changelog),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeDebt:
+    """What a lake table is made of, as its worker saw it last: maintenance makes it fewer."""
+
+    data_files: int
+    delete_files: int
+    snapshots: int
+
+    def to_json(self) -> dict[str, int]:
+        """Return the JSON form."""
+        return {
+            "data_files": self.data_files,
+            "delete_files": self.delete_files,
+            "snapshots": self.snapshots,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

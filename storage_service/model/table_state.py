@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["TableState", "TieringAssignment"]
+__all__ = ["EMBEDDED_WORKER_ID", "TableState", "TieringAssignment"]
+
+EMBEDDED_WORKER_ID: Final = "embedded"
+"""Name of the worker inside the service: when the service has died, so has that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

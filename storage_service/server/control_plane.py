@@ -17,7 +17,11 @@ from streamhouse.storage_service.errors import (
     NotFoundError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, ChangelogLakeState
+from streamhouse.storage_service.model.lake import (
+    SERVICE_ID_PROPERTY,
+    ChangelogLakeState,
+    LakeDebt,
+)
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.access import database_scope
 from streamhouse.storage_service.server.backup_routes import backup_routes
@@ -42,6 +46,7 @@ from streamhouse.storage_service.server.size_route import size_routes
 from streamhouse.storage_service.server.status_page import status_page
 from streamhouse.storage_service.server.transaction_routes import transaction_routes
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tiering_round import RoundProgress
 from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 
 __all__ = ["EXCHANGE_KEY", "build_control_plane"]
@@ -238,7 +243,12 @@ def _tiering_routes(service: Service) -> APIRouter:
 
     @routes.post("/heartbeat", summary="Keep a claim.")
     async def heartbeat(body: HeartbeatTiering) -> dict[str, Any]:
-        await coordinator.heartbeat(service.table(body.table), epoch=body.epoch)
+        progress = RoundProgress(
+            step=body.step, rows_done=body.rows_done, rows_planned=body.rows_planned
+        )
+        await coordinator.heartbeat(
+            service.table(body.table), epoch=body.epoch, progress=progress if body.step else None
+        )
         return {"lease_ms": service.config.tiering_lease_ms}
 
     @routes.post("/complete", summary="Register a committed lake snapshot.")
@@ -254,6 +264,7 @@ def _tiering_routes(service: Service) -> APIRouter:
             if body.changelog is None
             else ChangelogLakeState.from_json(body.changelog.model_dump()),
             keep_lease=body.keep_lease,
+            debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
         )
         return lake.to_json()
 

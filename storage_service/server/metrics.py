@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
 __all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics"]
 
@@ -137,11 +138,12 @@ class ServiceMetrics:
         self,
         *,
         tables: Callable[[], Iterable[OpenTable]],
+        tiering: TieringCoordinator,
         gauges: Callable[[], dict[str, tuple[str, float]]],
         tables_max: int,
     ) -> None:
         """Also report `gauges` (name -> help, value) and the tables' state, read at each scrape."""
-        self.registry.register(_StateCollector(tables, gauges, tables_max))
+        self.registry.register(_StateCollector(tables, tiering, gauges, tables_max))
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format. Call it on the event loop."""
@@ -152,52 +154,78 @@ class _StateCollector(Collector):
     def __init__(
         self,
         tables: Callable[[], Iterable[OpenTable]],
+        tiering: TieringCoordinator,
         gauges: Callable[[], dict[str, tuple[str, float]]],
         tables_max: int,
     ) -> None:
         self._tables = tables
+        self._tiering = tiering
         self._gauges = gauges
         self._tables_max = tables_max
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """Name nothing in advance: registering must not read the state."""
         return iter(())
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Read the service's state."""
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"streamhouse_{name}", text, value=value)
+        rounds = CounterMetricFamily(
+            "streamhouse_tiering_rounds",
+            "Tiering rounds ended: in_time (within the freshness), late or failed.",
+            labels=["how"],
+        )
+        for how in ("in_time", "late", "failed"):
+            rounds.add_metric([how], self._tiering.rounds_ended[how])
+        yield rounds
         yield from self._collect_tables()
 
-    def _collect_tables(self) -> Iterator[GaugeMetricFamily]:
+    def _collect_tables(self) -> Iterator[Metric]:
         families = {
             name: GaugeMetricFamily(f"streamhouse_table_{name}", text, labels=["table"])
-            for name, text in (
-                ("rows", "Rows ever appended: the sum of the buckets' high watermarks."),
-                ("untiered_rows", "Rows in the log that the lake does not have."),
-                ("log_bytes", "Bytes of the table's log files."),
-                ("tiering_epoch", "Tiering rounds ever claimed."),
-            )
+            for name, text in _TABLE_GAUGES.items()
         }
-        sums: dict[str, dict[str, float]] = {name: {} for name in families}
+        found: dict[str, dict[str, float]] = {name: {} for name in families}
         for number, table in enumerate(sorted(self._tables(), key=_path)):
             label = str(table.path) if number < self._tables_max else OTHER_TABLES
-            for name, value in _facts(table).items():
-                sums[name][label] = sums[name].get(label, 0) + value
+            for name, value in _facts(table, self._tiering).items():
+                values = found[name]
+                # Of many tables together: the sum of what is counted, the worst of what is timed.
+                join = max if name.endswith("_seconds") else sum
+                values[label] = join((values[label], value)) if label in values else value
         for name, family in families.items():
-            for label, value in sums[name].items():
+            for label, value in found[name].items():
                 family.add_metric([label], value)
             yield family
+
+
+_TABLE_GAUGES: Final = {
+    "rows": "Rows ever appended: the sum of the buckets' high watermarks.",
+    "untiered_rows": "Rows in the log that the lake does not have.",
+    "log_bytes": "Bytes of the table's log files.",
+    "tiering_epoch": "Tiering rounds ever claimed.",
+    "lag_seconds": "Age of the oldest row that the lake does not have; 0 when it has all.",
+    "freshness_seconds": "The lag wanted: table.datalake.freshness; 0 without a lake.",
+    "last_round_seconds": "Time of the last tiering round.",
+    "tiering_failures": "Tiering rounds failed in a row.",
+}
 
 
 def _path(table: OpenTable) -> TablePath:
     return table.path
 
 
-def _facts(table: OpenTable) -> dict[str, float]:
+def _facts(table: OpenTable, tiering: TieringCoordinator) -> dict[str, float]:
+    is_tiered = table.properties.datalake_enabled
+    tiering_round = tiering.round_of(table)
     return {
         "rows": sum(tablet.high_watermark for tablet in table.tablets),
         "untiered_rows": table.untiered_rows,
         "log_bytes": sum(tablet.size_bytes for tablet in table.tablets),
         "tiering_epoch": table.lake.tiering_epoch,
+        "lag_seconds": tiering.lag_ms(table) / 1000,
+        "freshness_seconds": table.properties.datalake_freshness_ms / 1000 if is_tiered else 0,
+        "last_round_seconds": tiering_round.last_round_ms / 1000,
+        "tiering_failures": tiering_round.failures,
     }

@@ -70,10 +70,21 @@ class ClaimTiering(_RequestBody):
 
 
 class HeartbeatTiering(BaseModel):
-    """A sign of life of a round; fields beside these describe its progress and are ignored."""
+    """A sign of life of a round, and how far it is; unknown fields are ignored."""
 
     table: str
     epoch: _Epoch
+    step: Annotated[str, Field(max_length=100)] = ""
+    rows_done: Annotated[int, Field(ge=0)] = 0
+    rows_planned: Annotated[int, Field(ge=0)] = 0
+
+
+class CompletedDebt(_RequestBody):
+    """What maintenance of the lake table could make fewer of."""
+
+    data_files: Annotated[int, Field(ge=0)]
+    delete_files: Annotated[int, Field(ge=0)]
+    snapshots: Annotated[int, Field(ge=0)]
 
 
 class CompletedChangelog(_RequestBody):
@@ -95,6 +106,7 @@ class CompleteTiering(_RequestBody):
     tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
     changelog: CompletedChangelog | None = None
     keep_lease: bool = False
+    debt: CompletedDebt | None = None
 
 
 class FailTiering(_RequestBody):

@@ -26,6 +26,8 @@ _logger = logging.getLogger(__name__)
 SAMPLES_MAX: Final = 120
 """Samples kept of each table: ten minutes at the default interval."""
 
+_ROUND_FACTS: Final = ("round_ms", "untiered_rows", "lease_left_ms", "progress")
+
 
 class _Sample(NamedTuple):
     """One moment of a table. `lag_ms`: age of the oldest row outside the lake, by bucket."""
@@ -109,9 +111,13 @@ class StatusSampler:
             "tables": [self._table(table) for table in tables],
             "workers": [
                 {"worker_id": status["worker_id"], "table": str(table.path)}
-                | {name: status[name] for name in ("round_ms", "untiered_rows", "lease_left_ms")}
+                | {name: status[name] for name in _ROUND_FACTS}
                 for table in every
                 if (status := self._coordinator.status(table))["lease_left_ms"]
+            ],
+            "idle_workers": [
+                {"worker_id": worker, "reason": reason}
+                for worker, reason in sorted(self._coordinator.idle_workers().items())
             ],
         }
 
@@ -120,7 +126,7 @@ class StatusSampler:
 
     def _table(self, table: OpenTable) -> dict[str, Any]:
         history = self._histories.get(table.info.table_id) or _History()
-        properties = table.info.properties()
+        properties = table.properties
         lags = history.samples[-1].lag_ms if history.samples else ()
         return {
             "table": str(table.path),
@@ -154,7 +160,7 @@ class StatusSampler:
 
 def _sample(table: OpenTable, *, now_s: float, now_us: int) -> _Sample:
     since = {}
-    if table.info.properties().datalake_enabled and table.is_age_known:
+    if table.properties.datalake_enabled and table.is_age_known:
         since = table.untiered_since_us()
     return _Sample(
         at_s=now_s,

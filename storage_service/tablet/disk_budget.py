@@ -103,7 +103,7 @@ class DiskBudget:
     async def _trim(self) -> None:
         for table in list(self._tables()):
             # Without a lake the log is all there is: its age is a promise.
-            if not table.info.properties().datalake_enabled:
+            if not table.properties.datalake_enabled:
                 continue
             try:
                 async with self._changing_files:

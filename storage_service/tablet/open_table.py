@@ -14,6 +14,7 @@ from streamhouse.storage_service.errors import BucketNotFoundError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket
@@ -55,6 +56,7 @@ class OpenTable:
         self.is_dropped = False
         self.read_rows = 0
         """How many rows were sent to readers since the service started."""
+        self._properties = (info, info.properties())
         self._log_schemas: dict[int, pa.Schema] = {}
         self._next_spread_bucket = 0
         # bucket -> (first offset that is not tiered, its timestamp)
@@ -64,6 +66,15 @@ class OpenTable:
     def path(self) -> TablePath:
         """The table's path."""
         return self.info.path
+
+    @property
+    def properties(self) -> TableProperties:
+        """The table's properties, parsed once."""
+        parsed_of, properties = self._properties
+        if parsed_of is not self.info:
+            properties = self.info.properties()
+            self._properties = (self.info, properties)
+        return properties
 
     def tablet(self, bucket: int) -> LogTablet:
         """Return the log of `bucket`; raises `BucketNotFoundError` naming the valid ones."""
@@ -124,6 +135,15 @@ class OpenTable:
                 self._untiered_since[bucket] = (offset, timestamp_us)
             times[bucket] = timestamp_us
         return times
+
+    @property
+    def known_untiered_since_us(self) -> int | None:
+        """As `oldest_untiered_us`, of the rows whose age was read before: nothing is read."""
+        known = (
+            (offset, *self._untiered_since.get(bucket, (-1, 0)))
+            for bucket, offset in self._first_untiered()
+        )
+        return min((time for offset, first, time in known if first == offset), default=None)
 
     @property
     def is_age_known(self) -> bool:

@@ -4,18 +4,19 @@ Invariants:
 - an epoch is durable before it is handed out, so no two claims of a table ever share one
 - tiered offsets never go backwards, never pass the high watermark, always name every bucket
 - a report under an epoch that is not the current one changes nothing
-Leases are in memory only: after a restart the current epoch is still accepted until somebody
-claims the table anew. Event loop only; disk writes go to `run_blocking`.
+- a table whose worker may be at work is handed to no other: who has it is as durable as the epoch,
+  and after a restart that worker has a whole lease to be heard of
+Event loop only; disk writes go to `run_blocking`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -24,14 +25,19 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeDebt, LakeState
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringAssignment
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tiering_round import (
+    RoundProgress,
+    SeenWorkers,
+    TieringRound,
+)
 from streamhouse.storage_service.tablet.tiering_schedule import TableDue, backoff_ms, due
 
-__all__ = ["ClaimAnswer", "TieringCoordinator", "TieringRound"]
+__all__ = ["ClaimAnswer", "TieringCoordinator"]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,21 +63,6 @@ class ClaimAnswer:
         }
 
 
-@dataclass
-class TieringRound:
-    """What is known in memory about a table's rounds; times are of the monotonic clock."""
-
-    worker_id: str = ""
-    lease_until_s: float = 0.0
-    started_at_s: float = 0.0
-    last_round_ms: int = 0
-    failures: int = 0
-    paused_until_s: float = 0.0
-    last_error: str = ""
-    is_over: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class TieringCoordinator:
     """Hands out tiering rounds of this service's tables."""
 
@@ -95,13 +86,31 @@ class TieringCoordinator:
         self._backoff_ms_min = backoff_ms_min
         self._backoff_ms_max = backoff_ms_max
         self._monotonic_s = monotonic_s
+        self._started_at_s = monotonic_s()
         self._rounds: dict[int, TieringRound] = {}
+        self._workers = SeenWorkers()
+        self.rounds_ended: Counter[str] = Counter()
+        """How many rounds ended `in_time`, `late` or `failed` since the service started."""
         self.is_early = False
         """Whether tables are handed out before they are due, to make room in the log."""
 
     def round_of(self, table: OpenTable) -> TieringRound:
         """Return what is known about the table's rounds."""
-        return self._rounds.setdefault(table.info.table_id, TieringRound())
+        state = self._rounds.get(table.info.table_id)
+        if state is None:
+            state = self._rounds[table.info.table_id] = self._restored(table.lake)
+        return state
+
+    def _restored(self, lake: LakeState) -> TieringRound:
+        """Return what a table's state on disk says of a round that was running."""
+        # A worker inside the service died with it; any other may be at work.
+        if lake.tiering_worker in ("", EMBEDDED_WORKER_ID):
+            return TieringRound()
+        return TieringRound(
+            worker_id=lake.tiering_worker,
+            started_at_s=self._started_at_s,
+            lease_until_s=self._started_at_s + self._lease_ms / 1000,
+        )
 
     def forget(self, table: OpenTable) -> None:
         """Drop what is known about a dropped table."""
@@ -119,6 +128,18 @@ class TieringCoordinator:
 
         With `include_idle` also one whose rows are all in the lake, to maintain that.
         """
+        answer = await self._claim(worker_id, tables=tables, force=force, include_idle=include_idle)
+        self._workers.asked(worker_id, answer.reason, now_s=self._monotonic_s())
+        return answer
+
+    async def _claim(
+        self,
+        worker_id: str,
+        *,
+        tables: Iterable[OpenTable] | None,
+        force: bool,
+        include_idle: bool,
+    ) -> ClaimAnswer:
         candidates = []
         reason, retry_ms = "no_tables", 1 << 62
         wanted = tuple(self._tables() if tables is None else tables)
@@ -128,7 +149,7 @@ class TieringCoordinator:
         for table in wanted:
             word, wait = self._claimable(table, force=force, include_idle=include_idle)
             if not word:
-                candidates.append((wait.lag_ratio, table.info.table_id, table))
+                candidates.append((wait.urgency, table.info.table_id, table))
             elif wait.wait_ms <= retry_ms:
                 reason, retry_ms = word, wait.wait_ms
         for _, _, table in sorted(candidates, reverse=True, key=lambda c: c[:2]):
@@ -145,8 +166,8 @@ class TieringCoordinator:
         """Return ('', urgency), or the word for why not and how long that will last."""
         now_s = self._monotonic_s()
         state = self.round_of(table)
-        properties = table.info.properties()
-        later = TableDue(wait_ms=_RETRY_MS_MAX, lag_ratio=0.0)
+        properties = table.properties
+        later = TableDue(wait_ms=_RETRY_MS_MAX, urgency=0.0)
         if not properties.datalake_enabled:
             return "datalake_disabled", later
         try:
@@ -155,19 +176,19 @@ class TieringCoordinator:
             # A damaged log must not keep the other tables from being tiered.
             _logger.warning("event=tiering_unreadable table=%s why=%r", table.path, error.message)
             return "unreadable", later
-        if oldest_us is None and not include_idle:
-            return "nothing_to_tier", later
-        if state.lease_until_s > now_s:
-            return "leased", replace(later, wait_ms=int((state.lease_until_s - now_s) * 1000) + 1)
-        if oldest_us is None:
-            return "", TableDue(wait_ms=0, lag_ratio=0.0)
-        age_ms = max(0, self._clock_us() - oldest_us) // 1000
+        age_ms = 0 if oldest_us is None else max(0, self._clock_us() - oldest_us) // 1000
         urgency = due(
             oldest_untiered_age_ms=age_ms,
             freshness_ms=properties.datalake_freshness_ms,
             last_round_ms=state.last_round_ms,
+            since_last_round_ms=state.since_last_ms(now_s),
         )
-        if force:
+        if oldest_us is None and not include_idle:
+            # A row that is written this moment is due so much later.
+            return "nothing_to_tier", urgency
+        if state.lease_until_s > now_s:
+            return "leased", replace(later, wait_ms=int((state.lease_until_s - now_s) * 1000) + 1)
+        if force or oldest_us is None:
             return "", urgency
         if state.paused_until_s > now_s:
             pause_ms = int((state.paused_until_s - now_s) * 1000) + 1
@@ -182,22 +203,29 @@ class TieringCoordinator:
             # Another claim may have won while this one waited for the lock.
             if self._claimable(table, force=force, include_idle=include_idle)[0]:
                 return None
-            lake = replace(table.lake, tiering_epoch=table.lake.tiering_epoch + 1)
+            oldest_us = table.oldest_untiered_us()
+            lake = replace(
+                table.lake,
+                tiering_epoch=table.lake.tiering_epoch + 1,
+                tiering_worker=worker_id,
+            )
             await self._run_blocking(self._save, table, lake)
             table.lake = lake
-            state.worker_id, state.is_over = worker_id, False
-            state.started_at_s = self._monotonic_s()
+            state.begin(worker_id, now_s=self._monotonic_s(), oldest_us=oldest_us)
             self._renew(state)
             return TieringAssignment(
                 epoch=lake.tiering_epoch, lease_ms=self._lease_ms, state=table.state()
             )
 
-    async def heartbeat(self, table: OpenTable, *, epoch: int) -> None:
+    async def heartbeat(
+        self, table: OpenTable, *, epoch: int, progress: RoundProgress | None = None
+    ) -> None:
         """Renew the lease of the round `epoch`; after its completion nothing is left to renew."""
         state = self.round_of(table)
         self._check_epoch(table, epoch)
         if not state.is_over:
             self._renew(state)
+            state.progress = progress or state.progress
 
     async def complete(
         self,
@@ -210,6 +238,7 @@ class TieringCoordinator:
         tiered_offsets: Mapping[int, int],
         changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
+        debt: LakeDebt | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
@@ -228,29 +257,50 @@ class TieringCoordinator:
                 if history is not None:
                     recorded = {} if lake.changelog is None else lake.changelog.tiered_offsets
                     _check_offsets(table, history.tiered_offsets, recorded=recorded)
-                lake = LakeState(
+                lake = replace(
+                    lake,
                     snapshot_id=snapshot_id,
                     table_uuid=table_uuid,
-                    tiering_epoch=epoch,
                     tiered_offsets=dict(tiered_offsets),
                     tiered_at_us=self._clock_us(),
                     changelog=history,
                 )
-                await self._run_blocking(self._save, table, lake)
-                table.lake = lake
+            await self._save_if_changed(
+                table, replace(lake, tiering_worker=state.worker_id if keep_lease else "")
+            )
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
-            if state.started_at_s:
-                state.last_round_ms = int((self._monotonic_s() - state.started_at_s) * 1000)
+            state.debt = debt or state.debt
+            self._count_round(table, state)
             if keep_lease:
                 self._renew(state)
             else:
-                _give_up_lease(state)
-            return lake
+                state.end(self._monotonic_s())
+            return table.lake
+
+    async def _save_if_changed(self, table: OpenTable, lake: LakeState) -> None:
+        if lake != table.lake:
+            await self._run_blocking(self._save, table, lake)
+            table.lake = lake
+
+    def _count_round(self, table: OpenTable, state: TieringRound) -> None:
+        """Count a round once; maintenance under the same claim is not part of it."""
+        if state.oldest_us is not None:
+            age_ms = (self._clock_us() - state.oldest_us) // 1000
+            is_in_time = age_ms <= table.properties.datalake_freshness_ms
+            self.rounds_ended["in_time" if is_in_time else "late"] += 1
+            state.oldest_us = None
+            state.last_round_ms = int((self._monotonic_s() - state.started_at_s) * 1000)
 
     async def fail(self, table: OpenTable, *, epoch: int, error: str) -> int:
         """Give up the round `epoch`; return the pause before the next one, in milliseconds."""
         state = self.round_of(table)
-        self._check_epoch(table, epoch)
+        async with state.lock:
+            self._check_epoch(table, epoch)
+            await self._save_if_changed(table, replace(table.lake, tiering_worker=""))
+            return self._fail(table, state, epoch, error)
+
+    def _fail(self, table: OpenTable, state: TieringRound, epoch: int, error: str) -> int:
+        self.rounds_ended["failed"] += 1
         state.failures += 1
         pause_ms = backoff_ms(
             state.failures,
@@ -266,25 +316,29 @@ class TieringCoordinator:
             error[:_LOGGED_ERROR_CHARACTERS_MAX],
         )
         state.paused_until_s = self._monotonic_s() + pause_ms / 1000
-        _give_up_lease(state)
+        state.end(self._monotonic_s())
         return pause_ms
 
     def status(self, table: OpenTable) -> dict[str, Any]:
         """Return what people look at when a table is not tiered: JSON."""
-        state = self.round_of(table)
-        now_s = self._monotonic_s()
         return {
             "tiering_epoch": table.lake.tiering_epoch,
             "tiered_at_us": table.lake.tiered_at_us,
             "untiered_rows": table.untiered_rows,
-            "worker_id": state.worker_id,
-            "lease_left_ms": _left_ms(state.lease_until_s, now_s),
-            "failures": state.failures,
-            "last_error": state.last_error,
-            "pause_left_ms": _left_ms(state.paused_until_s, now_s),
-            "last_round_ms": state.last_round_ms,
-            "round_ms": int((now_s - state.started_at_s) * 1000) if state.worker_id else 0,
+            **self.round_of(table).to_json(self._monotonic_s()),
         }
+
+    def lag_ms(self, table: OpenTable) -> int:
+        """Return the age of the oldest row outside the lake, of those whose age is known."""
+        since_us = table.known_untiered_since_us if table.properties.datalake_enabled else None
+        return 0 if since_us is None else max(0, self._clock_us() - since_us) // 1000
+
+    def idle_workers(self) -> dict[str, str]:
+        """Return worker -> the word for why it has no table, of those heard of lately."""
+        now_s = self._monotonic_s()
+        busy = {state.worker_id for state in self._rounds.values() if state.lease_until_s > now_s}
+        reasons = self._workers.reasons(now_s)
+        return {w: reason for w, reason in reasons.items() if reason and w not in busy}
 
     def _renew(self, state: TieringRound) -> None:
         state.lease_until_s = self._monotonic_s() + self._lease_ms / 1000
@@ -300,19 +354,10 @@ class TieringCoordinator:
             )
 
 
-def _left_ms(until_s: float, now_s: float) -> int:
-    return max(0, int((until_s - now_s) * 1000))
-
-
 def _read_ages(tables: Iterable[OpenTable]) -> None:
     for table in tables:
         with contextlib.suppress(StreamhouseError):
             table.oldest_untiered_us()
-
-
-def _give_up_lease(state: TieringRound) -> None:
-    # A heartbeat still under way must not take the lease back.
-    state.worker_id, state.lease_until_s, state.is_over = "", 0.0, True
 
 
 def _check_table_id(table: OpenTable, table_id: int) -> None:

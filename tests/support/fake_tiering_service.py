@@ -23,6 +23,7 @@ from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.lake import (
     ChangelogLakeState,
     LakeCatalog,
+    LakeDebt,
     LakeState,
 )
 from streamhouse.storage_service.model.offsets import BucketPositions
@@ -164,7 +165,9 @@ class FakeTieringService:
                     )
             return TieringIdle(reason=reason, retry_after_ms=50)
 
-    def heartbeat_tiering(self, path: str, *, epoch: int) -> None:
+    def heartbeat_tiering(
+        self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0
+    ) -> None:
         with self._lock:
             self.heartbeats += 1
             self._check_epoch(self._table(path), epoch)
@@ -180,6 +183,7 @@ class FakeTieringService:
         tiered_offsets: Mapping[int, int],
         changelog: ChangelogLakeState | None = None,
         keep_lease: bool = False,
+        debt: LakeDebt | None = None,
     ) -> LakeState:
         with self._lock:
             table = self._table(path)

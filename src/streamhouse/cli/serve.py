@@ -28,6 +28,7 @@ from streamhouse.storage_service.model.lake import (
 )
 from streamhouse.storage_service.model.properties import parse_bytes
 from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.tablet.key_recovery import LakeBucket, LakeRows
@@ -227,7 +228,9 @@ def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
     if config.tls_certificate_file is not None:
         # The name in the certificate need not be the address that this process calls itself by.
         endpoint += f"#sha256={certificate_fingerprint(config.tls_certificate_file)}"
-    worker = EmbeddedTieringWorker(endpoint=endpoint, token=config.token)
+    worker = EmbeddedTieringWorker(
+        endpoint=endpoint, token=config.token, worker_id=EMBEDDED_WORKER_ID
+    )
     worker.start()
     return worker.stop
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from rich.console import Console
 from rich.table import Table
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import ForbiddenError, InvalidRequestError
 
 __all__ = ["command"]
 
@@ -38,6 +40,8 @@ def _overview(client: StorageClient) -> Table:
     overview.add_column("table", no_wrap=True)
     for heading in ("columns", "buckets", "rows", "in the log", "in the lake", "untiered"):
         overview.add_column(heading, justify="right")
+    overview.add_column("tiering")
+    rounds = _rounds(client)
     for path in client.list_tables():
         state = client.table_state(path)
         positions = state.positions.values()
@@ -51,8 +55,31 @@ def _overview(client: StorageClient) -> Table:
             f"{sum(p.high_watermark - p.log_start_offset for p in positions):,}",
             f"{tiered:,}",
             f"{rows - tiered:,}",
+            _tiering(rounds.get(path), is_tiered=state.table.properties().datalake_enabled),
         )
     return overview
+
+
+def _rounds(client: StorageClient) -> dict[str, dict[str, Any]]:
+    """Return what is known of each table's rounds; nothing for a token that may not read it."""
+    try:
+        return {table["table"]: table["tiering"] for table in client.status()["tables"]}
+    except ForbiddenError:
+        return {}
+
+
+def _tiering(status: dict[str, Any] | None, *, is_tiered: bool) -> str:
+    """Return what a table's tiering does now, in a few words."""
+    if not is_tiered or status is None:
+        return "" if is_tiered else "off"
+    if status["worker_id"]:
+        progress = status["progress"]
+        if progress["step"] == "writing" and progress["rows_planned"]:
+            return f"writing {progress['rows_done'] / progress['rows_planned']:.0%}"
+        return str(progress["step"] or "in a round")
+    if status["failures"]:
+        return f"failed {status['failures']} times"
+    return ""
 
 
 def _describe(client: StorageClient, path: str, console: Console) -> None:

@@ -26,20 +26,29 @@ __all__ = ["command"]
     help="Tasks at once without --master. Default: one per core.",
 )
 @click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Log each round, and why the worker is idle: --log-level info.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
     help="What is logged to stderr.",
 )
-def command(*, master: str | None, threads: int | None, log_level: str, **options: Any) -> None:
+def command(
+    *, master: str | None, threads: int | None, log_level: str, verbose: bool, **options: Any
+) -> None:
     """Move rows from the log into their Iceberg tables.
 
     Several workers may run at once, here and on other machines: each table is tiered by one of
     them at a time. Exit code 1 when a table could not be tiered.
     """
     logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level="INFO" if verbose and log_level == "warning" else log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     job = JobOptions.from_command_line(**options)
     if master is None:

@@ -64,7 +64,10 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"
+            f"{_progress(worker['progress'])}"
         )
+    for worker in status["idle_workers"]:
+        lines.append(Text(f"{worker['worker_id']} is idle: {worker['reason']}", style="dim"))
     for table in status["tables"]:
         if error := table["tiering"]["last_error"]:
             lines.append(Text(f"{table['table']}: {error}", style="red"))
@@ -76,6 +79,15 @@ def _lag(table: dict[str, Any]) -> Text:
         return Text("no lake", style="dim")
     is_late = table["lag_ms"] > table["freshness_ms"]
     return Text(_age(table["lag_ms"]), style="red" if is_late else "green")
+
+
+def _progress(progress: dict[str, Any] | None) -> str:
+    if progress is None or not progress["step"]:
+        return ""
+    if progress["step"] != "writing":
+        return f", {progress['step']}"
+    done, planned = progress["rows_done"], progress["rows_planned"]
+    return f", writing {_short(done)} of {_short(planned)} rows"
 
 
 def _short(number: float) -> str:

@@ -186,7 +186,7 @@ def _forever(world: TieringWorld, monkeypatch: pytest.MonkeyPatch, *answers: Any
     """Run the loop over scripted answers to its claims; return how long it waited after each."""
     script = list(answers)
     waits: list[float] = []
-    worker = world.worker()
+    worker = world.worker(tables_in_flight=1)
 
     def claim(*_: Any, **__: Any) -> Any:
         if len(script) == 1:
@@ -248,7 +248,7 @@ def test_stopping_ends_the_running_round_early_and_gives_the_claim_back(
     world: TieringWorld,
 ) -> None:
     _table(world, "db.t")
-    worker = world.worker()
+    worker = world.worker(tables_in_flight=1)
     worker.checkpoint = lambda step: worker.stop() if step == "planned" else None
 
     worker.run_forever()

@@ -45,6 +45,40 @@ def test_requests_rows_commits_and_tables_are_counted(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_lag_freshness_and_rounds_are_reported(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, metrics_tables_max=1) as service:
+            for name, freshness in (("a", "5s"), ("b", "1s"), ("c", "9s")):
+                properties = {"table.datalake.freshness": freshness}
+                await service.create_table(name, properties=properties)
+            await service.append([(0, 0, event_rows(0, 2))], path="a")
+            body = {"worker_id": "w", "force": True}
+            claimed = (await service.call("POST", "/v1/tiering/claim", json_body=body)).json()
+            report = {
+                "table": "a",
+                "table_id": claimed["assignment"]["state"]["table"]["table_id"],
+                "epoch": 1,
+                "lake_snapshot_id": "7",
+                "lake_table_uuid": "u",
+            }
+
+            behind = await _samples(service)
+            assert behind["streamhouse_table_lag_seconds", "default.a"] > 0
+            assert behind["streamhouse_table_freshness_seconds", "default.a"] == 5
+            # Of several tables the worst is told, not a sum.
+            assert behind["streamhouse_table_freshness_seconds", "(other)"] == 9
+            assert behind["streamhouse_tiering_rounds_total", "in_time"] == 0
+            done = {**report, "tiered_offsets": {"0": 2}}
+            await service.call("POST", "/v1/tiering/complete", json_body=done)
+
+            level = await _samples(service)
+            assert level["streamhouse_table_lag_seconds", "default.a"] == 0
+            assert level["streamhouse_tiering_rounds_total", "in_time"] == 1
+            assert level["streamhouse_tiering_rounds_total", "failed"] == 0
+
+    asyncio.run(scenario())
+
+
 def test_paths_nobody_serves_add_no_labels(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with in_process_service(tmp_path) as service:

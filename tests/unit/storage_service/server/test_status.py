@@ -76,6 +76,17 @@ def test_a_running_round_is_shown_with_its_worker(tmp_path: Path) -> None:
             assert worker["worker_id"] == "w1"
             assert worker["table"] == "default.events"
             assert worker["untiered_rows"] == 3
+            assert worker["progress"] == {"step": "", "rows_done": 0, "rows_planned": 0}
+
+            beat = {"table": "events", "epoch": 1, "future": "field"}
+            beat |= {"step": "writing", "rows_done": 1, "rows_planned": 3}
+            await service.call("POST", "/v1/tiering/heartbeat", json_body=beat)
+            await service.call("POST", "/v1/tiering/claim", json_body={**claim, "worker_id": "w2"})
+
+            status = (await service.call("GET", "/v1/status")).json()
+            progress = {"step": "writing", "rows_done": 1, "rows_planned": 3}
+            assert status["workers"][0]["progress"] == progress
+            assert status["idle_workers"] == [{"worker_id": "w2", "reason": "leased"}]
 
     asyncio.run(scenario())
 

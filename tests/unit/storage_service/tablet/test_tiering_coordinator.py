@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,75 +16,8 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
 )
 from streamhouse.storage_service.model.lake import ChangelogLakeState
-from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from streamhouse.storage_service.tablet.tiering_coordinator import (
-    ClaimAnswer,
-    TieringCoordinator,
-)
-from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
-
-
-class World:
-    """One service with tables to tier, and clocks that a test moves."""
-
-    def __init__(self, manager: TabletManager) -> None:
-        self.manager = manager
-        self.seconds = 1_000.0
-        self.tiering = TieringCoordinator(
-            tables=manager.open_tables,
-            save=manager._save_lake_state,
-            run_blocking=manager._run_blocking,
-            clock_us=self._clock_us,
-            lease_ms=10_000,
-            backoff_ms_min=1_000,
-            backoff_ms_max=4_000,
-            monotonic_s=lambda: self.seconds,
-        )
-        self._last_append_us = 0
-
-    def _clock_us(self) -> int:
-        return self._last_append_us + int((self.seconds - 1_000.0) * 1_000_000)
-
-    async def table(self, path: str = "events", **fields: Any) -> OpenTable:
-        """Make a table with 5 rows in each of its two buckets."""
-        table = await self.manager.create_table(table_descriptor(path, bucket_count=2, **fields))
-        return await self.append(table)
-
-    async def append(self, table: OpenTable) -> OpenTable:
-        rows = event_rows(0, 5)
-        appended = await self.manager.append(table, [routed(0, rows), routed(1, rows)], writer_id=0)
-        self._last_append_us = appended.timestamp_us
-        return table
-
-    async def claim(self, worker: str = "one", **arguments: Any) -> ClaimAnswer:
-        return await self.tiering.claim(worker, **{"tables": None, "force": True, **arguments})
-
-    async def granted(self, worker: str = "one", **arguments: Any) -> TieringAssignment:
-        answer = await self.claim(worker, **arguments)
-        assert answer.assignment is not None, answer
-        return answer.assignment
-
-    async def complete(self, table: OpenTable, epoch: int, **changes: Any) -> Any:
-        report = {
-            "table_id": table.info.table_id,
-            "snapshot_id": 11,
-            "table_uuid": "uuid",
-            "tiered_offsets": {0: 5, 1: 5},
-            **changes,
-        }
-        return await self.tiering.complete(table, epoch=epoch, **report)
-
-
-def run(data_dir: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    """Run a scenario in a world of its own."""
-
-    async def main() -> None:
-        async with open_manager(data_dir) as manager:
-            await scenario(World(manager))
-
-    asyncio.run(main())
+from tests.support.claim_world import World, run
+from tests.support.in_process_service import table_descriptor
 
 
 def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Path) -> None:
@@ -99,6 +31,7 @@ def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Pat
         assert assignment.state.positions == table.positions()
 
     async def after_restart(world: World) -> None:
+        world.seconds += 10
         assert (await world.granted()).epoch == 2
 
     run(tmp_path, scenario)
@@ -326,8 +259,8 @@ def test_a_table_is_handed_out_when_its_rows_get_too_old(tmp_path: Path) -> None
         await world.table(properties={"table.datalake.freshness": "3s"})
 
         answer = await world.claim(force=False)
-        assert (answer.reason, answer.retry_after_ms) == ("not_due", 3_000)
-        world.seconds += 3
+        assert (answer.reason, answer.retry_after_ms) == ("not_due", 2_400)
+        world.seconds += 2.4
 
         assert (await world.granted(force=False)).epoch == 1
 

@@ -10,12 +10,14 @@ from streamhouse.storage_service.tablet.tiering_schedule import backoff_ms, due
 @pytest.mark.parametrize(
     ("age_ms", "last_round_ms", "wait_ms"),
     [
-        (0, 0, 60_000),
-        (60_000, 0, 0),
+        # A fifth of the freshness is left for waiting until a worker is free.
+        (0, 0, 48_000),
+        (47_999, 0, 1),
+        (48_000, 0, 0),
         (90_000, 0, 0),
         # A round that takes 10 s starts 10 s early, so that its rows arrive in time.
-        (49_999, 10_000, 1),
-        (50_000, 10_000, 0),
+        (37_999, 10_000, 1),
+        (38_000, 10_000, 0),
         # However long rounds take, they do not follow each other without a pause.
         (29_999, 500_000, 1),
     ],
@@ -23,16 +25,37 @@ from streamhouse.storage_service.tablet.tiering_schedule import backoff_ms, due
 def test_a_table_is_due_so_that_rows_arrive_within_its_freshness(
     age_ms: int, last_round_ms: int, wait_ms: int
 ) -> None:
-    found = due(oldest_untiered_age_ms=age_ms, freshness_ms=60_000, last_round_ms=last_round_ms)
+    found = due(
+        oldest_untiered_age_ms=age_ms,
+        freshness_ms=60_000,
+        last_round_ms=last_round_ms,
+        since_last_round_ms=None,
+    )
 
     assert found.wait_ms == wait_ms
 
 
-def test_tables_are_ranked_by_how_far_they_lag_behind_their_own_freshness() -> None:
-    slow = due(oldest_untiered_age_ms=120_000, freshness_ms=3_600_000, last_round_ms=0)
-    fast = due(oldest_untiered_age_ms=6_000, freshness_ms=5_000, last_round_ms=0)
+def _urgency(age_ms: int, *, freshness_ms: int, since_last_round_ms: int | None = None) -> float:
+    return due(
+        oldest_untiered_age_ms=age_ms,
+        freshness_ms=freshness_ms,
+        last_round_ms=0,
+        since_last_round_ms=since_last_round_ms,
+    ).urgency
 
-    assert fast.lag_ratio > slow.lag_ratio
+
+def test_tables_are_ranked_by_how_long_they_wait_measured_in_their_own_freshness() -> None:
+    slow = _urgency(3_700_000, freshness_ms=3_600_000)
+    fast = _urgency(6_000, freshness_ms=5_000)
+
+    assert fast > slow
+
+
+def test_a_backlog_waits_its_turn_after_each_of_its_rounds() -> None:
+    backlog = _urgency(3_600_000, freshness_ms=60_000, since_last_round_ms=1_000)
+    small = _urgency(50_000, freshness_ms=60_000, since_last_round_ms=50_000)
+
+    assert small > backlog
 
 
 def test_the_pause_after_failures_doubles_up_to_its_bound() -> None:

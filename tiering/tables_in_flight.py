@@ -1,0 +1,119 @@
+"""Several rounds at once in one worker: a claim for each free slot, the most overdue table first.
+
+The service decides which table is next; this decides when to ask. It asks when a slot is free, and
+after an answer without a table waits as long as that said, or until a round ends that left rows
+behind or took so long that its table may be due again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.model.table_state import TieringAssignment
+
+__all__ = ["TABLES_IN_FLIGHT", "IdleLog", "TablesInFlight"]
+
+_logger = logging.getLogger(__name__)
+
+TABLES_IN_FLIGHT: Final = 4
+IDLE_WAIT_S_MAX: Final = 5.0
+_LONG_ROUND_S: Final = 0.5
+_LOG_AGAIN_S: Final = 60.0
+_LOG_CHANGE_S: Final = 5.0
+_IDLE_SENTENCES: Final = {
+    "no_tables": "there are no tables",
+    "datalake_disabled": "no table is to be tiered (table.datalake.enabled is false)",
+    "nothing_to_tier": "the lake has every row",
+    "not_due": "every table is fresh enough",
+    "leased": "other rounds have the tables that are behind",
+    "paused_after_failure": "tables rest after a failed round (GET /v1/tiering has the errors)",
+    "unreadable": "a table's log cannot be read (the service's log says why)",
+}
+
+RunRound = Callable[[TieringAssignment], bool]
+"""Runs a round; returns whether it left rows behind. Never raises."""
+
+
+class IdleLog:
+    """Says why a worker has nothing to do: when that changes, and once a minute."""
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        self._reason = ""
+        self._logged_at_s = -_LOG_AGAIN_S
+
+    def idle(self, answer: TieringIdle) -> None:
+        """The service had no table."""
+        now_s = self._monotonic_s()
+        pause_s = _LOG_AGAIN_S if answer.reason == self._reason else _LOG_CHANGE_S
+        if now_s - self._logged_at_s >= pause_s:
+            self._reason, self._logged_at_s = answer.reason, now_s
+            _logger.info(
+                "idle reason=%s: %s; asking again in %.1f s",
+                answer.reason,
+                _IDLE_SENTENCES.get(answer.reason, "the service did not say more"),
+                min(answer.retry_after_ms / 1000, IDLE_WAIT_S_MAX),
+            )
+
+
+class TablesInFlight:
+    """Runs up to `slots` rounds at once, in a `with` block whose end waits for them.
+
+    Used by one thread. A table that is claimed again while its last round still ends here, because
+    the claim was lost, waits for that.
+    """
+
+    def __init__(self, run: RunRound, *, slots: int, stopping: threading.Event) -> None:
+        self._run = run
+        self._slots = slots
+        self._stopping = stopping
+        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="tiering-round")
+        self._running: dict[Future[bool], str] = {}
+
+    def __enter__(self) -> TablesInFlight:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+
+    def start(self, assignment: TieringAssignment) -> None:
+        """Run the round in a free slot."""
+        table = str(assignment.state.table.path)
+        before = [future for future, running in self._running.items() if running == table]
+
+        def run() -> bool:
+            started_s = time.monotonic()
+            wait(before)
+            has_more = self._run(assignment)
+            return has_more or time.monotonic() - started_s >= _LONG_ROUND_S
+
+        self._running[self._pool.submit(run)] = table
+
+    def wait_for_slot(self) -> None:
+        """Return when a slot is free."""
+        while len(self._running) >= self._slots:
+            self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
+
+    def wait_idle(self, seconds: float) -> None:
+        """Wait so long, or until it is worth asking again, or the worker stops."""
+        end_s = time.monotonic() + seconds
+        # The rounds end early when the worker stops, so waiting for them is waiting for that too.
+        while self._running and (left_s := end_s - time.monotonic()) > 0:
+            done = wait(self._running, timeout=left_s, return_when=FIRST_COMPLETED).done
+            if self._collect(done):
+                return
+            seconds = end_s - time.monotonic()
+        if seconds > 0:
+            self._stopping.wait(seconds)
+
+    def _collect(self, done: set[Future[bool]]) -> bool:
+        """Forget rounds that ended; return whether one of them makes asking worth while."""
+        for future in done:
+            del self._running[future]
+        return any(future.result() for future in done)
