@@ -19,8 +19,8 @@ from streamhouse.tiering.maintenance import (
     Claim,
     Maintainer,
     MaintenancePolicy,
-    MaintenanceReport,
 )
+from streamhouse.tiering.maintenance_report import MaintenanceReport
 from tests.support.key_tiering_world import KeyTieringWorld
 
 pytestmark = pytest.mark.slow

@@ -34,6 +34,7 @@ __all__ = ["Head", "Inventory", "InventoryReader", "head_of", "path_bounds"]
 
 _BUCKET_ID: Final = SYSTEM_FIELD_ID_FIRST
 _OFFSET_ID: Final = SYSTEM_FIELD_ID_FIRST + 1
+_TIMESTAMP_ID: Final = SYSTEM_FIELD_ID_FIRST + 2
 _PATH_ID: Final = 2_147_483_546
 # What is remembered of a table between two looks; beyond it manifests are read again.
 FILES_REMEMBERED_MAX: Final = 50_000
@@ -159,6 +160,7 @@ def _live_file(file: DataFile) -> LiveFile:
     lower: Mapping[int, bytes] = file.lower_bounds or {}
     upper: Mapping[int, bytes] = file.upper_bounds or {}
     bucket, offset = lower.get(_BUCKET_ID), lower.get(_OFFSET_ID)
+    written = upper.get(_TIMESTAMP_ID)
     is_one_bucket = bucket is not None and bucket == upper.get(_BUCKET_ID) and offset is not None
     return LiveFile(
         path=file.file_path,
@@ -168,6 +170,7 @@ def _live_file(file: DataFile) -> LiveFile:
         start_offset=0 if offset is None else struct.unpack("<q", offset)[0],
         size_bytes=file.file_size_in_bytes,
         row_count=file.record_count,
+        last_timestamp_us=None if written is None else struct.unpack("<q", written)[0],
         is_fixed=file.file_format is not FileFormat.PARQUET,
     )
 

@@ -1,11 +1,12 @@
-"""Commits a rewrite of lake files: one REPLACE snapshot with the same rows and tiered offsets.
+"""Commits of maintenance: one snapshot that replaces lake files, or drops them for good.
 
-What it promises:
+What it promises of a rewrite, a REPLACE snapshot with the same rows:
 - it lands at most once, and only while every file it replaces is still live and no row of them
   was deleted since the rewrite was planned
 - rewritten rows keep the sequence number of the snapshot they were read from, as Iceberg's own
   RewriteFiles can: what others delete by value meanwhile still applies to them
 - it carries the tiered offsets that the table covers at that moment, so it hides no round
+A removal, a DELETE snapshot, promises the same, but that rows deleted meanwhile do not stop it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ COMMIT_ATTEMPTS_MAX: Final = 4
 class LakeReplacement:
     """`added` holds exactly the live rows of `removed`, as of the snapshot `base_sequence`.
 
+    With the operation DELETE there is no `added`: the rows of `removed` are gone.
+
     `has_changes`: it is the lake table of the table's full history.
     """
 
@@ -61,6 +64,7 @@ class LakeReplacement:
     table_id: int
     epoch: int
     has_changes: bool = False
+    operation: Operation = Operation.REPLACE
 
 
 def commit_replacement(
@@ -83,7 +87,8 @@ def commit_replacement(
     for _ in range(COMMIT_ATTEMPTS_MAX):
         staged = _stage(table, rewrite, name)
         try:
-            checkpoint("rewrite-staged")
+            is_removal = rewrite.operation is Operation.DELETE
+            checkpoint("removal-staged" if is_removal else "rewrite-staged")
             check_lease()
         except Exception:
             _clean_up(table, staged)
@@ -116,12 +121,13 @@ def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
         has_changes=rewrite.has_changes,
     )
     with catalog_errors(f"write metadata of lake table '{name}'"):
-        _check_no_new_deletes(table, rewrite, name)
+        if rewrite.added:
+            _check_no_new_deletes(table, rewrite, name)
         try:
             return stage_snapshot(
                 table,
                 SnapshotChanges(
-                    operation=Operation.REPLACE,
+                    operation=rewrite.operation,
                     added=rewrite.added,
                     removed=rewrite.removed,
                     data_sequence_number=rewrite.base_sequence,

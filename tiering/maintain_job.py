@@ -20,17 +20,13 @@ from streamhouse.storage_service.model.table_state import TableState, TieringAss
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lease import Lease
-from streamhouse.tiering.maintenance import (
-    Maintainer,
-    MaintenancePlan,
-    MaintenancePolicy,
-    MaintenanceReport,
-)
+from streamhouse.tiering.maintenance import Maintainer, MaintenancePolicy
+from streamhouse.tiering.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_maintenance import ClaimedMaintenance
 from streamhouse.tiering.service import new_worker_id
 
-__all__ = ["maintain_table", "plan_table", "plan_text", "report_text"]
+__all__ = ["maintain_table", "plan_table"]
 
 # Each pass reads at most four gigabytes; a table that never ends is written faster than packed.
 PASSES_MAX: Final = 10_000
@@ -125,53 +121,6 @@ def _open(lake: IcebergLake, state: TableState) -> tuple[IcebergLakeTable, Icebe
     )
 
 
-def plan_text(path: str, plan: MaintenancePlan) -> str:
-    """Return a plan as lines for people."""
-    inventory, rewrite = plan.inventory, plan.rewrite
-    if inventory is None:
-        return f"{path}: the lake table is empty"
-    size = sum(file.size_bytes for file in inventory.files)
-    merged = sum(len(group.files) for group in rewrite.groups)
-    deletes = sum(len(merge) for merge in rewrite.merges)
-    more = ", and more after that" if rewrite.has_more else ""
-    return "\n".join(
-        [
-            f"{path}: {len(inventory.files):,} data files ({_size(size)}),"
-            f" {len(inventory.deletes):,} delete files, {plan.snapshots:,} snapshots",
-            f"  rewrite {merged:,} files into about {len(rewrite.groups):,}"
-            f" ({_size(rewrite.size_bytes)} to read){more}",
-            f"  merge {deletes:,} delete files, drop {len(rewrite.dropped):,} that hide nothing",
-            f"  expire {plan.expirable:,} snapshots",
-            f"  delete {plan.orphans:,} orphans ({_size(plan.orphan_bytes)})",
-        ]
-    )
-
-
-def report_text(path: str, report: MaintenanceReport) -> str:
-    """Return what a pass did as one line for people."""
-    parts = []
-    if (rewritten := report.rewritten) is not None:
-        parts.append(
-            f"{rewritten.files_before:,} files became {rewritten.files_after:,}"
-            f" ({_size(rewritten.bytes_read)} read, {_size(rewritten.bytes_written)} written,"
-            f" {rewritten.rows_dropped:,} deleted rows dropped)"
-        )
-        if rewritten.deletes_before:
-            parts.append(
-                f"{rewritten.deletes_before:,} delete files became {rewritten.deletes_after:,}"
-            )
-    if report.expired.snapshots:
-        parts.append(
-            f"{report.expired.snapshots:,} snapshots expired"
-            f" ({report.expired.files:,} files deleted)"
-        )
-    if report.orphans.files:
-        parts.append(
-            f"{report.orphans.files:,} orphans deleted ({_size(report.orphans.size_bytes)})"
-        )
-    return f"{path}: {'; '.join(parts) if parts else 'nothing to do'}"
-
-
 def _lake_state(client: StorageClient, path: str) -> TableState:
     state = client.table_state(str(TablePath.parse(path)))
     if state.lake.snapshot_id is None:
@@ -190,7 +139,3 @@ def _opened(catalog: LakeCatalog) -> Iterator[IcebergLake]:
         yield lake
     finally:
         lake.close()
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"

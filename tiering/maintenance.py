@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -20,6 +20,12 @@ from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+from streamhouse.tiering.iceberg_due import (
+    ORPHANS_PROPERTY,
+    TableMemory,
+    are_orphans_due,
+    is_expiry_due,
+)
 from streamhouse.tiering.iceberg_expiry import (
     Expired,
     ExpiryRules,
@@ -28,34 +34,36 @@ from streamhouse.tiering.iceberg_expiry import (
 )
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
 from streamhouse.tiering.iceberg_orphans import OrphansRemoved, find_orphans, remove_orphans
+from streamhouse.tiering.iceberg_removal import Removed, files_written_before, remove_files
 from streamhouse.tiering.iceberg_rewrite import Rewrite, Rewritten
 from streamhouse.tiering.iceberg_schema import METADATA_PROPERTIES
-from streamhouse.tiering.maintenance_plan import RewriteLimits, RewritePlan, plan_rewrite
+from streamhouse.tiering.maintenance_plan import (
+    LiveFile,
+    RewriteLimits,
+    RewritePlan,
+    plan_rewrite,
+)
+from streamhouse.tiering.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.ports import TaskRunner
 
 __all__ = [
     "Claim",
     "Maintainer",
-    "MaintenancePlan",
     "MaintenancePolicy",
-    "MaintenanceReport",
     "Pins",
 ]
 
 _logger = logging.getLogger(__name__)
 
-# A round adds a file a bucket and partition, so there is nothing to merge before that many.
-ROUNDS_BETWEEN_PLANS: Final = 8
-SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
 # So many times more must be due while rows wait in the log.
 PATIENCE_BEHIND: Final = 8
 ON_DEMAND_BYTES_MAX: Final = 4 << 30
 REWRITE_BYTES_MAX: Final = 512 << 20
 # The table's rows wait while its files are rewritten: a slow core does so much in half a freshness.
 REWRITE_BYTES_PER_S: Final = 8 << 20
+# A file holds rows of about a slice of the time they stay, and old ones leave a slice at a time.
+SLICES_PER_TTL: Final = 10
 _TABLES_REMEMBERED_MAX: Final = 256
-_ORPHANS_EVERY_MS: Final = 86_400_000
-_ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
 _PAUSE_S_FIRST: Final = 60.0
 _PAUSE_S_MAX: Final = 3_600.0
 
@@ -69,22 +77,32 @@ class Pins(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenancePolicy:
-    """What is worth doing to a table, and what must be left alone."""
+    """What is worth doing to a table, and what must be left alone.
+
+    Files of which all rows are older than `ttl_us` are removed, once one is so by `ttl_slack_us`.
+    """
 
     rewrite: RewriteLimits
     expiry: ExpiryRules
     orphan_age_ms_min: int
+    ttl_us: int | None = None
+    ttl_slack_us: int = 0
 
     @classmethod
     def of(cls, properties: TableProperties) -> MaintenancePolicy:
         """Return what a table's properties ask for."""
+        ttl_us = None if properties.datalake_ttl_ms is None else properties.datalake_ttl_ms * 1000
+        slice_us = None if ttl_us is None else max(1, ttl_us // SLICES_PER_TTL)
         return cls(
+            ttl_us=ttl_us,
+            ttl_slack_us=slice_us or 0,
             rewrite=RewriteLimits(
                 target_bytes=properties.datalake_target_file_bytes,
                 bytes_max=min(
                     REWRITE_BYTES_MAX,
                     REWRITE_BYTES_PER_S * properties.datalake_freshness_ms // 1000,
                 ),
+                slice_us=slice_us,
             ),
             expiry=ExpiryRules(
                 age_ms_min=properties.datalake_snapshot_max_age_ms,
@@ -103,7 +121,7 @@ class MaintenancePolicy:
             bytes_max=ON_DEMAND_BYTES_MAX,
             is_eager=True,
         )
-        return replace(self, rewrite=eager)
+        return replace(self, rewrite=eager, ttl_slack_us=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,39 +139,6 @@ class Claim:
     on_snapshot: Callable[[int], None] = lambda _: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenancePlan:
-    """What maintenance would do now; for people."""
-
-    inventory: Inventory | None
-    rewrite: RewritePlan
-    snapshots: int
-    expirable: int
-    orphans: int
-    orphan_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenanceReport:
-    """What maintenance did; `has_more` says that its limits left work undone."""
-
-    rewritten: Rewritten | None = None
-    expired: Expired = field(default_factory=Expired)
-    orphans: OrphansRemoved = field(default_factory=OrphansRemoved)
-    has_more: bool = False
-
-
-@dataclass
-class _Memory:
-    """What a worker knows of a table between two maintenances; losing it costs a look."""
-
-    reader: InventoryReader
-    planned_at: int | None = None
-    has_more: bool = False
-    failures: int = 0
-    paused_until_s: float = 0.0
-
-
 @dataclass(kw_only=True)
 class Maintainer:
     """Maintains the lake tables of one catalog for one worker. Not thread-safe a table."""
@@ -164,7 +149,7 @@ class Maintainer:
     checkpoint: Callable[[str], None] = lambda _: None
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     monotonic_s: Callable[[], float] = time.monotonic
-    _memories: OrderedDict[str, _Memory] = field(default_factory=OrderedDict)
+    _memories: OrderedDict[str, TableMemory] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_due(
@@ -181,10 +166,13 @@ class Maintainer:
         if self.monotonic_s() < memory.paused_until_s:
             return False
         patience = PATIENCE_BEHIND if is_behind else 1
+        table, now_ms = lake_table.iceberg, self.clock_ms()
+        rules = MaintenancePolicy.of(properties)
         return (
-            self._is_rewrite_due(lake_table, memory, patience)
-            or self._is_expiry_due(lake_table, MaintenancePolicy.of(properties), patience)
-            or (self._are_orphans_due(lake_table) and not is_behind)
+            memory.is_rewrite_due(table, patience)
+            or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience)
+            or (memory.is_removal_due(table, self._late_us(rules)) and not is_behind)
+            or (are_orphans_due(table, now_ms=now_ms) and not is_behind)
         )
 
     def maintain(
@@ -229,6 +217,7 @@ class Maintainer:
         )
         return MaintenancePlan(
             inventory=inventory,
+            removable=tuple(self._removable(inventory, policy)),
             rewrite=RewritePlan() if inventory is None else _planned(inventory, policy),
             snapshots=len(metadata.snapshots),
             expirable=len(expirable),
@@ -242,15 +231,19 @@ class Maintainer:
         info: TableInfo,
         claim: Claim,
         policy: MaintenancePolicy | None,
-        memory: _Memory,
+        memory: TableMemory,
     ) -> MaintenanceReport:
         is_asked = policy is not None
         rules = policy or MaintenancePolicy.of(info.properties())
         table = lake_table.iceberg
         path = str(info.path)
-        rewritten = None
+        removed = rewritten = None
         in_use = claim.snapshot_id
-        if is_asked or self._is_rewrite_due(lake_table, memory):
+        if is_asked or memory.is_removal_due(table, self._late_us(rules)):
+            # First, because what goes need not be packed.
+            removed = self._remove_old(lake_table, info, claim, rules, memory)
+            in_use = in_use if removed is None else removed.snapshot_id
+        if is_asked or memory.is_rewrite_due(table):
             rewritten = self._rewrite(lake_table, info, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.
@@ -261,7 +254,7 @@ class Maintainer:
         }
         orphans = OrphansRemoved()
         now_ms = self.clock_ms()
-        if is_asked or self._are_orphans_due(lake_table):
+        if is_asked or are_orphans_due(table, now_ms=now_ms):
             claim.check()
             orphans = remove_orphans(
                 table,
@@ -270,12 +263,12 @@ class Maintainer:
                 check_lease=claim.check,
             )
             self.checkpoint("orphans-removed")
-            properties[_ORPHANS_PROPERTY] = str(now_ms)
+            properties[ORPHANS_PROPERTY] = str(now_ms)
         expired = Expired()
-        if is_asked or properties or self._is_expiry_due(lake_table, rules):
-            if _ORPHANS_PROPERTY not in table.metadata.properties:
+        if is_asked or properties or is_expiry_due(table, rules.expiry, now_ms=now_ms):
+            if ORPHANS_PROPERTY not in table.metadata.properties:
                 # The first look comes a day after the first maintenance.
-                properties.setdefault(_ORPHANS_PROPERTY, str(now_ms))
+                properties.setdefault(ORPHANS_PROPERTY, str(now_ms))
             expired = expire_snapshots(
                 table,
                 rules.expiry,
@@ -287,8 +280,52 @@ class Maintainer:
                 checkpoint=self.checkpoint,
             )
         return MaintenanceReport(
-            rewritten=rewritten, expired=expired, orphans=orphans, has_more=memory.has_more
+            removed=removed,
+            rewritten=rewritten,
+            expired=expired,
+            orphans=orphans,
+            has_more=memory.has_more,
         )
+
+    def _remove_old(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        rules: MaintenancePolicy,
+        memory: TableMemory,
+    ) -> Removed | None:
+        inventory = memory.reader.read(lake_table.iceberg)
+        found = self._removable(inventory, rules)
+        if inventory is None or not found:
+            memory.looked(inventory, now_ms=self.clock_ms())
+            return None
+        removed = remove_files(
+            lake_table,
+            inventory,
+            found,
+            table_id=info.table_id,
+            epoch=claim.epoch,
+            check_lease=claim.check,
+            checkpoint=self.checkpoint,
+        )
+        memory.looked(memory.reader.read(lake_table.iceberg), now_ms=self.clock_ms())
+        claim.on_snapshot(removed.snapshot_id)
+        _logger.info("removed old rows of lake table %s: %s", lake_table.name, removed)
+        return removed
+
+    def _removable(
+        self, inventory: Inventory | None, rules: MaintenancePolicy
+    ) -> Sequence[LiveFile]:
+        if inventory is None or rules.ttl_us is None:
+            return ()
+        return files_written_before(inventory, self.clock_ms() * 1000 - rules.ttl_us)
+
+    def _late_us(self, rules: MaintenancePolicy) -> int | None:
+        """Return until when the newest row of a file was written that is overdue to go."""
+        if rules.ttl_us is None:
+            return None
+        return self.clock_ms() * 1000 - rules.ttl_us - rules.ttl_slack_us
 
     def _rewrite(
         self,
@@ -296,7 +333,7 @@ class Maintainer:
         info: TableInfo,
         claim: Claim,
         rules: MaintenancePolicy,
-        memory: _Memory,
+        memory: TableMemory,
     ) -> Rewritten | None:
         inventory = memory.reader.read(lake_table.iceberg)
         if inventory is None:
@@ -324,34 +361,13 @@ class Maintainer:
         _logger.info("rewrote files of lake table %s: %s", lake_table.name, rewritten)
         return rewritten
 
-    def _is_rewrite_due(
-        self, lake_table: IcebergLakeTable, memory: _Memory, patience: int = 1
-    ) -> bool:
-        head = head_of(lake_table.iceberg)
-        if memory.planned_at is not None:
-            rounds = head.sequence_number - memory.planned_at
-            is_cut_off = memory.has_more and patience == 1
-            return is_cut_off or rounds >= ROUNDS_BETWEEN_PLANS * patience
-        return head.file_count >= ROUNDS_BETWEEN_PLANS * patience
-
-    def _is_expiry_due(
-        self, lake_table: IcebergLakeTable, rules: MaintenancePolicy, patience: int = 1
-    ) -> bool:
-        metadata = lake_table.iceberg.metadata
-        found = expirable_snapshots(metadata, rules.expiry, now_ms=self.clock_ms())
-        return len(found) >= SNAPSHOTS_BETWEEN_EXPIRIES * patience
-
-    def _are_orphans_due(self, lake_table: IcebergLakeTable) -> bool:
-        last_ms = lake_table.iceberg.metadata.properties.get(_ORPHANS_PROPERTY)
-        return last_ms is not None and int(last_ms) + _ORPHANS_EVERY_MS < self.clock_ms()
-
     def _pinned(self, path: str) -> Collection[int]:
         return self.pins.pinned_snapshots(path).values()
 
-    def _memory(self, lake_table: IcebergLakeTable) -> _Memory:
+    def _memory(self, lake_table: IcebergLakeTable) -> TableMemory:
         with self._lock:
             memory = self._memories.setdefault(
-                lake_table.uuid, _Memory(InventoryReader(self.filesystem))
+                lake_table.uuid, TableMemory(InventoryReader(self.filesystem))
             )
             self._memories.move_to_end(lake_table.uuid)
             while len(self._memories) > _TABLES_REMEMBERED_MAX:

@@ -8,6 +8,7 @@ most, and the number of files stays logarithmic in the number of rounds.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,8 +38,9 @@ _SIZE_SLACK: Final = 1.15
 class LiveFile:
     """One data file of a snapshot; `deletes` names the delete files that name it.
 
-    `bucket` is None when the file may hold rows of several. A file that `is_fixed` is left alone:
-    something that cannot be folded, such as equality deletes, applies to it.
+    `bucket` is None when the file may hold rows of several, `last_timestamp_us` when the file does
+    not say when its newest row was written. A file that `is_fixed` is left alone: something that
+    cannot be folded, such as equality deletes, applies to it.
     """
 
     path: str
@@ -48,6 +50,7 @@ class LiveFile:
     start_offset: int
     size_bytes: int
     row_count: int
+    last_timestamp_us: int | None = None
     deleted_rows: int = 0
     deletes: tuple[str, ...] = ()
     is_fixed: bool = False
@@ -81,7 +84,8 @@ class RewriteLimits:
     """When files are worth rewriting, and how much of that is done at once.
 
     At least one group is planned, however small `bytes_max` is. With `is_eager` any neighbours
-    that are too small are merged, whatever their size class.
+    that are too small are merged, whatever their size class. Files are not merged across slices of
+    `slice_us`, so that old rows can leave file by file.
     """
 
     target_bytes: int
@@ -90,6 +94,7 @@ class RewriteLimits:
     deleted_share_min: float = 0.2
     bytes_max: int = 512 << 20
     is_eager: bool = False
+    slice_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,11 @@ def plan_rewrite(
     """Plan one rewrite of the files of one snapshot."""
     files = list(files)
     found = sorted(
-        (group for neighbours in _neighbours(files) for group in _groups(neighbours, limits)),
+        (
+            group
+            for neighbours in _neighbours(files, limits.slice_us)
+            for group in _groups(neighbours, limits)
+        ),
         key=_bytes_per_gain,
     )
     chosen: list[RewriteGroup] = []
@@ -202,14 +211,24 @@ def _spans(flags: Sequence[bool]) -> Iterator[range]:
             start = None
 
 
-def _neighbours(files: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
-    """Yield the files of each bucket and partition in offset order."""
-    found: Mapping[tuple[int, PartitionValues, int], list[LiveFile]] = defaultdict(list)
+def _neighbours(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
+    """Yield the files of each bucket, partition and slice of time in offset order."""
+    found: dict[tuple[int, PartitionValues, int], list[LiveFile]] = defaultdict(list)
     for file in files:
         if file.bucket is not None:
             found[(file.spec_id, file.partition, file.bucket)].append(file)
     for neighbours in found.values():
-        yield sorted(neighbours, key=lambda file: (file.start_offset, file.path))
+        neighbours.sort(key=lambda file: (file.start_offset, file.path))
+        for _, found_in_slice in itertools.groupby(
+            neighbours, key=lambda file: _slice(file, slice_us)
+        ):
+            yield list(found_in_slice)
+
+
+def _slice(file: LiveFile, slice_us: int | None) -> int | None:
+    if slice_us is None or file.last_timestamp_us is None:
+        return None
+    return file.last_timestamp_us // slice_us
 
 
 def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[RewriteGroup]:

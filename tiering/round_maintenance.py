@@ -21,8 +21,8 @@ from streamhouse.tiering.maintenance import (
     Claim,
     Maintainer,
     MaintenancePolicy,
-    MaintenanceReport,
 )
+from streamhouse.tiering.maintenance_report import MaintenanceReport
 from streamhouse.tiering.ports import TieringClient
 
 __all__ = ["ClaimedMaintenance"]

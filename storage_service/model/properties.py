@@ -69,6 +69,10 @@ def _parse_boolean(text: str, *, name: str) -> bool:
     return lowered == "true"
 
 
+def _parse_ttl(text: str, *, name: str) -> int | None:
+    return None if text.strip().lower() == "forever" else parse_duration_ms(text, name=name)
+
+
 _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.enabled": (
         "datalake_enabled",
@@ -119,6 +123,13 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         parse_duration_ms,
         "How old a lake file that no metadata refers to must be before it is deleted.",
     ),
+    "table.datalake.ttl": (
+        "datalake_ttl_ms",
+        "forever",
+        _parse_ttl,
+        "How long rows stay in the lake after they were written; older ones may be gone. Log tables"
+        " only.",
+    ),
     "table.log.ttl": (
         "log_ttl_ms",
         "7d",
@@ -156,6 +167,7 @@ class TableProperties:
     datalake_snapshot_max_age_ms: int
     datalake_snapshot_min_count: int
     datalake_orphan_min_age_ms: int
+    datalake_ttl_ms: int | None
     log_ttl_ms: int
     log_segment_bytes: int
 

@@ -108,8 +108,15 @@ class TableDescriptor:
                     f"table '{table}': partition field '{partition_field}' is given twice"
                 )
             seen.add(partition_field.name)
-        if TableProperties.parse(self.properties, table=table).datalake_changelog:
+        properties = TableProperties.parse(self.properties, table=table)
+        if properties.datalake_changelog:
             self._check_full_history()
+        if properties.datalake_ttl_ms is not None and self.primary_key:
+            # Lookups by key, and rows by key made again from the lake, would have other rows.
+            raise InvalidSchemaError(
+                f"table '{table}': property table.datalake.ttl is for tables without a primary key;"
+                " the lake has the rows that the table has: delete rows by key instead"
+            )
         self.merge_rules()
 
     def _check_full_history(self) -> None:

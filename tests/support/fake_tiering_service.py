@@ -101,6 +101,14 @@ class FakeTieringService:
             )
         )
 
+    @property
+    def now_ms(self) -> int:
+        return self._now_us // 1_000
+
+    def sleep(self, seconds: float) -> None:
+        """Let time go by."""
+        self._now_us += int(seconds * 1_000_000)
+
     def expire_log(self, path: str, bucket: int, before: int) -> None:
         self._table(path).log_starts[bucket] = before
 

@@ -11,8 +11,8 @@ from streamhouse.tiering.maintenance import (
     Claim,
     Maintainer,
     MaintenancePolicy,
-    MaintenanceReport,
 )
+from streamhouse.tiering.maintenance_report import MaintenanceReport
 from streamhouse.tiering.round import RoundResult
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.tiering_world import TieringWorld, rows

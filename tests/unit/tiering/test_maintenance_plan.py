@@ -65,6 +65,20 @@ def test_only_files_of_one_partition_spec_and_bucket_are_merged(field: str) -> N
     assert sorted(map(len, _names(both))) == [4, 4]
 
 
+def test_files_of_different_slices_of_time_are_not_merged() -> None:
+    sliced = replace(LIMITS, files_min=4, slice_us=1_000)
+    files = [_file(n, last_timestamp_us=n * 100) for n in range(20)]
+    assert _names(plan_rewrite(files, [], sliced)) == [
+        [f"f{n:04d}" for n in range(10)],
+        [f"f{n:04d}" for n in range(10, 20)],
+    ]
+    # Whatever their times are, only neighbours are merged.
+    mixed = [_file(n, last_timestamp_us=n % 2 * 5_000) for n in range(20)]
+    assert plan_rewrite(mixed, [], sliced).is_empty
+    ageless = [_file(n) for n in range(20)]
+    assert _names(plan_rewrite(ageless, [], sliced)) == [[f"f{n:04d}" for n in range(20)]]
+
+
 def test_files_that_cannot_be_folded_or_have_no_bucket_are_walls() -> None:
     files = [_file(n, is_fixed=n == 4) for n in range(9)]
     assert plan_rewrite(files, [], LIMITS).is_empty

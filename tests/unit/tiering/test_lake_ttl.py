@@ -1,0 +1,195 @@
+"""`table.datalake.ttl`: old rows leave the lake file by file, young ones never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyiceberg.table.snapshots import Operation
+
+from streamhouse.storage_service.errors import InvalidSchemaError, UnavailableError
+from streamhouse.storage_service.model.lake import TIERED_OFFSETS_PROPERTY
+from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintenance_report import plan_text, report_text
+from tests.support.maintenance_world import Address, MaintenanceWorld
+from tests.support.tiering_world import Killed
+
+TTL_S = 100
+TTL = {"table.datalake.ttl": f"{TTL_S}s"}
+
+
+def _maintainer(lake: MaintenanceWorld, **more: Any) -> Maintainer:
+    return lake.maintainer(clock_ms=lambda: lake.service.now_ms, **more)
+
+
+def _ages_s(lake: MaintenanceWorld) -> dict[Address, float]:
+    """(bucket, offset) -> age of every row in the lake."""
+    found = lake.lake_table().scan().to_arrow()
+    written = found["__timestamp"].cast("int64").to_pylist()
+    places = zip(found["__bucket"].to_pylist(), found["__offset"].to_pylist(), strict=True)
+    return {
+        place: (lake.service.now_ms * 1_000 - at) / 1e6
+        for place, at in zip(places, written, strict=True)
+    }
+
+
+def test_rows_leave_in_time_and_never_early(lake: MaintenanceWorld) -> None:
+    lake.create_table(bucket_count=2, properties=TTL)
+    maintainer = _maintainer(lake)
+    counts = []
+    written: dict[Address, int] = {}
+    for number in range(60):
+        lake.service.sleep(5)
+        for bucket in (0, 1):
+            lake.append(3, bucket=bucket)
+            written |= {(bucket, number * 3 + n): lake.service.now_ms for n in range(3)}
+        lake.round(lake.claim(), maintainer=maintainer).run()
+        ages = _ages_s(lake)
+        young = {a for a, ms in written.items() if lake.service.now_ms - ms < TTL_S * 1_000}
+        assert set(ages) >= young
+        # A slice late, in a file of a slice, after the round that came next.
+        assert max(ages.values()) <= TTL_S * 1.2 + 6
+        counts.append(len(lake.lake_table().inspect.files()))
+
+    assert len(ages) < 60 * 3
+    assert max(counts) <= 60
+    state = lake.service.table_state("db.t").lake
+    snapshots = lake.lake_table().metadata.snapshots
+    assert state.snapshot_id == snapshots[-1].snapshot_id
+    assert state.tiered_offsets == {0: 180, 1: 180}
+    removals = [
+        snapshot.summary
+        for snapshot in snapshots
+        if snapshot.summary is not None and snapshot.summary.operation is Operation.DELETE
+    ]
+    assert 5 <= len(removals) <= 30
+    assert all(TIERED_OFFSETS_PROPERTY in s.additional_properties for s in removals)
+
+
+def test_a_file_with_one_young_row_stays(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    lake.append(5)
+    lake.service.sleep(TTL_S)
+    lake.tier_rows(1)
+
+    assert lake.maintain(_maintainer(lake), policy=lake.on_demand()).removed is None
+    lake.check()
+
+
+def test_a_partition_whose_rows_are_old_is_gone(lake: MaintenanceWorld) -> None:
+    lake.create_table(partitioned_by=["truncate(1000, id)"], properties=TTL)
+    lake.tier_rows(1_000)
+    lake.service.sleep(TTL_S / 2)
+    lake.tier_rows(1_000)
+    lake.service.sleep(TTL_S / 2)
+
+    report = lake.maintain(_maintainer(lake), policy=lake.on_demand())
+
+    assert report.removed is not None
+    assert (report.removed.files, report.removed.rows) == (1, 1_000)
+    assert [row["partition"] for row in lake.lake_table().inspect.partitions().to_pylist()] == [
+        {"id_trunc": 1_000, "__bucket": 0}
+    ]
+
+
+def test_deletes_of_rows_that_are_gone_go_with_them(lake: MaintenanceWorld) -> None:
+    lake.create_table(bucket_count=2, properties=TTL)
+    lake.tier_rows(10, bucket=0)
+    lake.service.sleep(TTL_S)
+    lake.tier_rows(10, bucket=1)
+    lake.delete((0, 3), (1, 4))
+
+    policy = lake.policy()
+    maintainer = _maintainer(lake)
+    plan = maintainer.plan(lake.open(), lake.on_demand(), path="db.t")
+    assert "remove 1 files of 9 rows that are too old" in plan_text("db.t", plan)
+    report = lake.maintain(maintainer, policy=policy)
+
+    assert report.removed is not None
+    assert report.removed.rows == 9
+    assert "9 rows that were too old removed (1 files" in report_text("db.t", report)
+    assert lake.addresses() == [(1, n) for n in range(10) if n != 4]
+    assert len(lake.lake_table().inspect.delete_files()) == 1
+
+
+def test_a_table_may_lose_all_its_rows_and_go_on(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    lake.tier_rows(10)
+    lake.service.sleep(TTL_S + 1)
+    maintainer = _maintainer(lake)
+    assert lake.maintain(maintainer, policy=lake.on_demand()).removed is not None
+    assert lake.addresses() == []
+
+    result = lake.tier_rows(5)
+
+    assert (result.kind, result.tiered_offsets) == ("tiered", {0: 15})
+    assert lake.addresses() == [(0, n) for n in range(10, 15)]
+    assert lake.maintain(maintainer, policy=lake.on_demand()).removed is None
+
+
+def test_without_it_rows_stay_for_ever(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties={"table.datalake.ttl": "forever"})
+    lake.tier_rows(10)
+    lake.service.sleep(1e9)
+    assert lake.maintain(_maintainer(lake), policy=lake.on_demand()).removed is None
+    lake.check()
+
+
+def test_tables_with_a_key_cannot_have_it(lake: MaintenanceWorld) -> None:
+    with pytest.raises(InvalidSchemaError, match="ttl is for tables without a primary key"):
+        lake.create_table(primary_key=["id"], properties=TTL)
+
+
+def test_rows_are_not_removed_from_files_that_another_engine_rewrote(
+    lake: MaintenanceWorld,
+) -> None:
+    lake.create_table(properties=TTL)
+    for _ in range(3):
+        lake.tier_rows(10)
+    lake.service.sleep(TTL_S + 1)
+    lake.tier_rows(10)
+
+    def rewrite_meanwhile(step: str) -> None:
+        if step == "removal-staged":
+            lake.lake_table().overwrite(lake.lake_table().scan().to_arrow())
+
+    with pytest.raises(UnavailableError, match="no longer part of it"):
+        lake.maintain(_maintainer(lake, checkpoint=rewrite_meanwhile), policy=lake.on_demand())
+    lake.check()
+
+
+def _dying(step: str) -> Callable[[str], None]:
+    def checkpoint(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    return checkpoint
+
+
+@pytest.mark.parametrize("step", ["removal-staged", "removal-committed"])
+def test_a_worker_may_die_at_it(lake: MaintenanceWorld, step: str) -> None:
+    lake.create_table(properties={**TTL, "table.datalake.snapshot.max-age": "1ms"})
+    for _ in range(12):
+        lake.tier_rows(5)
+    lake.service.sleep(TTL_S + 11)
+    maintainer = _maintainer(lake, checkpoint=_dying(step))
+    lake.append(5)
+    with pytest.raises(Killed):
+        lake.round(lake.claim(), maintainer=maintainer).run()
+    lake.service.release("db.t")
+
+    lake.append(5)
+    lake.round(lake.claim(), maintainer=_maintainer(lake)).run()
+    if step == "removal-committed":
+        # The next worker found a lake ahead of the service, and only registered it.
+        lake.append(5)
+    while any(p.tiered_offset < p.high_watermark for p in _positions(lake)):
+        lake.round(lake.claim(), maintainer=_maintainer(lake)).run()
+
+    kept = [offset for _, offset in lake.addresses()]
+    assert kept == list(range(60, _positions(lake)[0].high_watermark))
+
+
+def _positions(lake: MaintenanceWorld) -> list[Any]:
+    return list(lake.service.table_state("db.t").positions.values())
