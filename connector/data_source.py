@@ -102,6 +102,8 @@ class StreamhouseDataSource(DataSource):
 
         options = read_options(self._options(STREAM), use=STREAM)
         name = options.connection.name
+        if name.is_iceberg:
+            return self._append_stream(options, schema)
         if name.is_metadata or name.part == LAKE:
             raise UnsupportedError(
                 f"'{name}' cannot be read as a stream; use spark.read, or stream '{name.path}'"
@@ -112,6 +114,15 @@ class StreamhouseDataSource(DataSource):
         context = read_context(self._pinned(), options, output)
         check_columns(context, stream_form(self._pinned().table, options, output), name)
         return StreamhouseStreamReader(options, self._pinned(), output, arrow_schema)
+
+    def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
+        from streamhouse.connector.append_stream import AppendStreamReader
+        from streamhouse.connector.iceberg_read import source_context
+
+        arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        output = self._output(options, arrow_schema)
+        context = source_context(self._client(), self._pinned(), options, output)
+        return AppendStreamReader(options, self._pinned().table.schema, context, arrow_schema)
 
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -141,9 +152,18 @@ class StreamhouseDataSource(DataSource):
 
     def _pinned(self) -> TableState:
         if self._state is None:
-            path = str(connection_options(self._options(*ALL_USES)).name.path)
-            self._state = self._client().table_state(path)
+            name = connection_options(self._options(*ALL_USES)).name
+            if name.is_iceberg:
+                self._state = self._pinned_source()
+            else:
+                self._state = self._client().table_state(str(name.path))
         return self._state
+
+    def _pinned_source(self) -> TableState:
+        from streamhouse.connector.iceberg_read import source_state
+
+        shape = shape_options(self._options(BATCH, STREAM))
+        return source_state(self._client(), shape.connection.name, columns=shape.columns)
 
     def _output(self, options: ReadOptions, wanted: pa.Schema) -> tuple[ScanColumn, ...]:
         """Return the table's columns for the schema that Spark, or `.schema(...)`, asks for."""

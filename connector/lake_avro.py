@@ -24,8 +24,9 @@ from pyiceberg.types import StructType
 
 from streamhouse.storage_service.errors import CorruptDataError
 
-__all__ = ["DELETED_STATUS", "ManifestRow", "read_manifest"]
+__all__ = ["ADDED_STATUS", "DELETED_STATUS", "ManifestRow", "read_manifest"]
 
+ADDED_STATUS: Final = 1
 DELETED_STATUS: Final = 2
 _SYNC_BYTES: Final = 16
 

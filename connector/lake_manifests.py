@@ -18,14 +18,19 @@ import numpy as np
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntry, ManifestFile
 
-from streamhouse.connector.lake_avro import DELETED_STATUS, read_manifest
+from streamhouse.connector.lake_avro import (
+    ADDED_STATUS,
+    DELETED_STATUS,
+    read_manifest,
+)
 from streamhouse.connector.lake_pruning import ManifestFiles
 from streamhouse.storage_service.errors import UnsupportedError
 
-__all__ = ["DeleteEntry", "DeleteIndex", "data_files", "delete_files"]
+__all__ = ["DeleteEntry", "DeleteIndex", "added_files", "data_files", "delete_files"]
 
 FILES_KEPT_MAX: Final = 200_000
 _PATH_FIELD_ID: Final = 2147483546
+_ADDED: Final = "#added"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +109,17 @@ def data_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
     return files
 
 
+def added_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
+    """Return the data files of a manifest that the snapshot which wrote it added."""
+    key = f"{manifest.manifest_path}{_ADDED}"
+    found = _cache.get(key)
+    if found is None:
+        found = _data_columns(io, manifest, only_added=True)
+        _cache.put(key, found)
+    files: ManifestFiles = found
+    return files
+
+
 def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[DeleteEntry]:
     """Return the live delete files of a delete manifest.
 
@@ -130,10 +146,14 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _data_columns(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
+def _data_columns(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -> ManifestFiles:
     codes: dict[tuple[Any, ...], int] = {}
     with _collector_paused():
-        entries = [row for row in read_manifest(io, manifest) if row.status != DELETED_STATUS]
+        entries = [
+            row
+            for row in read_manifest(io, manifest)
+            if (row.status == ADDED_STATUS if only_added else row.status != DELETED_STATUS)
+        ]
     inherited = manifest.sequence_number or 0
     return ManifestFiles(
         paths=[entry.path for entry in entries],

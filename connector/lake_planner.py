@@ -9,13 +9,13 @@ Catalogs are kept per process; what manifests say is pruned in lake_pruning.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.expressions.visitors import (
     expression_evaluator,
     inclusive_projection,
@@ -59,7 +59,7 @@ from streamhouse.storage_service.model.schema import (
     Schema,
 )
 
-__all__ = ["LakeTable", "open_lake_table"]
+__all__ = ["FilePlanner", "LakeTable", "load_table", "open_lake_table"]
 
 _lock: Final = threading.Lock()
 _catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
@@ -84,23 +84,30 @@ def open_lake_table(
     Raises `SnapshotNotFoundError` when the catalog has no such table, or another one than
     `table_uuid`.
     """
-    key = (catalog.name, tuple(sorted(catalog.properties.items())))
-    with _lock:
-        if key not in _catalogs:
-            _catalogs[key] = _load_catalog(catalog)
-        opened = _catalogs[key]
-    try:
-        found = opened.load_table(table)
-    except NoSuchTableError as error:
+    found = load_table(catalog, table)
+    if found is None:
         raise SnapshotNotFoundError(
             f"table '{table}' has no lake table in catalog '{catalog.name}'; was it dropped there?"
-        ) from error
+        )
     if table_uuid is not None and str(found.metadata.table_uuid) != table_uuid:
         raise SnapshotNotFoundError(
             f"table '{table}': the lake table in catalog '{catalog.name}' is another one"
             f" ({found.metadata.table_uuid}) than was tiered to ({table_uuid})"
         )
     return LakeTable(table, found)
+
+
+def load_table(catalog: LakeCatalog, table: str) -> Table | None:
+    """Return an Iceberg table as it is now, None if the catalog has none of that name."""
+    key = (catalog.name, tuple(sorted(catalog.properties.items())))
+    with _lock:
+        if key not in _catalogs:
+            _catalogs[key] = _load_catalog(catalog)
+        opened = _catalogs[key]
+    try:
+        return opened.load_table(table)
+    except (NoSuchNamespaceError, NoSuchTableError):
+        return None
 
 
 def _load_catalog(catalog: LakeCatalog) -> Catalog:
@@ -183,7 +190,7 @@ class LakeTable:
             snapshot = self._snapshot(snapshot_id)
         lake_schema = self._table.schema()
         field_ids = self._field_ids(schema, lake_schema, own_ids)
-        planner = _FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
+        planner = FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
         files = tuple(planner.files(snapshot))
         return LakeFiles(snapshot_id=snapshot.snapshot_id, files=files, field_ids=field_ids)
 
@@ -228,8 +235,12 @@ class LakeTable:
         return found
 
 
-class _FilePlanner:
-    """One plan over the manifests of one snapshot."""
+class FilePlanner:
+    """One plan over the manifests of one snapshot.
+
+    `field_ids` finds the columns of `schema` in the lake's; that of a table which is not
+    Streamhouse's has no system columns.
+    """
 
     def __init__(
         self,
@@ -245,9 +256,9 @@ class _FilePlanner:
         self._lake_schema = lake_schema
         self._query = query
         self._system = SystemFields(
-            bucket=field_ids[BUCKET_COLUMN] or 0,
-            offset=field_ids[OFFSET_COLUMN] or 0,
-            timestamp=field_ids[TIMESTAMP_COLUMN] or 0,
+            bucket=field_ids.get(BUCKET_COLUMN) or 0,
+            offset=field_ids.get(OFFSET_COLUMN) or 0,
+            timestamp=field_ids.get(TIMESTAMP_COLUMN) or 0,
         )
         wanted = () if query.predicate is None else query.predicate.columns
         known = (*schema.to_arrow(), LAKE_CHANGE_TYPE_FIELD, *LAKE_SYSTEM_FIELDS)
@@ -264,13 +275,9 @@ class _FilePlanner:
         self._tests: dict[int, tuple[Callable[[ManifestFile], bool], PartitionTest] | None] = {}
 
     def files(self, snapshot: Snapshot) -> Iterator[LakeFile]:
+        """Yield the snapshot's files that may hold wanted rows, with the deletes of each."""
         manifests = snapshot.manifests(self._table.io)
-        deletes = DeleteIndex(
-            entry
-            for manifest in manifests
-            if manifest.content == ManifestContent.DELETES
-            for entry in delete_files(self._table.io, manifest, table=self._name)
-        )
+        deletes = self.deletes_of(manifests)
         for manifest in manifests:
             if manifest.content != ManifestContent.DATA:
                 continue
@@ -278,14 +285,28 @@ class _FilePlanner:
             if test is not None and not test[0](manifest):
                 continue
             files = data_files(self._table.io, manifest)
-            chosen = select_files(
-                files,
-                self._query,
-                system=self._system,
-                columns=self._columns,
-                partition_may_match=None if test is None else test[1],
-            )
-            yield from self._lake_files(files, chosen.tolist(), deletes)
+            yield from self.lake_files(files, self.select(files), deletes)
+
+    def deletes_of(self, manifests: Iterable[ManifestFile]) -> DeleteIndex:
+        """Return the position deletes of a snapshot's manifests."""
+        return DeleteIndex(
+            entry
+            for manifest in manifests
+            if manifest.content == ManifestContent.DELETES
+            for entry in delete_files(self._table.io, manifest, table=self._name)
+        )
+
+    def select(self, files: ManifestFiles) -> list[int]:
+        """Return the indexes of the files that may hold wanted rows."""
+        test = self._partition_test(files.spec_id)
+        chosen: list[int] = select_files(
+            files,
+            self._query,
+            system=self._system,
+            columns=self._columns,
+            partition_may_match=None if test is None else test[1],
+        ).tolist()
+        return chosen
 
     def _partition_test(
         self, spec_id: int
@@ -318,9 +339,10 @@ class _FilePlanner:
             lambda partition: matches(Record(*partition)),
         )
 
-    def _lake_files(
+    def lake_files(
         self, files: ManifestFiles, chosen: Sequence[int], deletes: DeleteIndex
     ) -> Iterator[LakeFile]:
+        """Yield the chosen files in that order, with the deletes of each."""
         spec = self._table.specs()[files.spec_id]
         buckets = files.integer_bounds(self._system.bucket)
         offsets = files.integer_bounds(self._system.offset)

@@ -105,6 +105,10 @@ OPTIONS: Final = (
            " spread fairly over the buckets."),
     Option("longPollMs", "300", (STREAM,), "How long a trigger waits for new rows at the service,"
            " in milliseconds; other sources of the same query wait too. 0 to 10000."),
+    Option("streaming-skip-overwrite-snapshots", "false", (STREAM,), "Only `$iceberg`: pass over"
+           " snapshots that overwrite rows, which are an error else. The name is Iceberg's."),
+    Option("streaming-skip-delete-snapshots", "false", (STREAM,), "Only `$iceberg`: pass over"
+           " snapshots that delete rows, which are an error else. The name is Iceberg's."),
     Option("write.mode", "", (WRITE,), "What rows do: `append` (log tables, their default),"
            " `upsert` (primary key tables, their default), `delete` the rows with these keys,"
            " `partial`: update only the columns the DataFrame has. `direct`: the default, with"
@@ -131,6 +135,19 @@ OPTIONS: Final = (
 )  # fmt: skip
 """All options; table properties are accepted by writes beside these."""
 
+_SKIP_OPTIONS: Final = ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots")
+# What a read of any Iceberg table understands; the rest is about logs and our own lake tables.
+_ICEBERG_OPTIONS: Final = (
+    "columns",
+    "where",
+    "startingOffsets",
+    "asOfSnapshot",
+    "minPartitions",
+    "maxSplitBytes",
+    "maxOffsetsPerTrigger",
+    "longPollMs",
+    *_SKIP_OPTIONS,
+)
 _BY_KEY: Final = {option.key.lower(): option for option in OPTIONS}
 # Those of a table, and those of its columns under the aggregation engine.
 PROPERTY_PREFIXES: Final = ("table.", "fields.")
@@ -191,6 +208,7 @@ class ReadOptions:
     max_split_bytes: int
     max_offsets_per_trigger: int
     long_poll_ms: int
+    skipped_snapshots: frozenset[str] = frozenset()
 
 
 def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
@@ -314,11 +332,22 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         max_split_bytes=_value(given, "maxSplitBytes", parse_size),
         max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_positive),
         long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
+        skipped_snapshots=frozenset(
+            key for key in _SKIP_OPTIONS if _value(given, key, parse_boolean)
+        ),
     )
 
 
 def _check_part(given: Mapping[str, str], name: TableName) -> None:
-    """Raise for options that choose rows of a table, given for a table about it."""
+    """Raise for options that have no meaning for this part of a table."""
+    if name.is_iceberg:
+        _check_iceberg(given, name)
+        return
+    for key in _SKIP_OPTIONS:
+        if key in given:
+            raise InvalidRequestError(
+                f"option '{key}' is for reads of '{name.path}$iceberg'; remove it"
+            )
     if not name.is_metadata:
         return
     for key in given:
@@ -328,6 +357,22 @@ def _check_part(given: Mapping[str, str], name: TableName) -> None:
                 f"option '{option.key}' has no meaning for '{name}', which describes the table;"
                 " filter the DataFrame"
             )
+
+
+def _check_iceberg(given: Mapping[str, str], name: TableName) -> None:
+    for key in given:
+        option = _BY_KEY.get(key)
+        if option is not None and option.uses != ALL_USES and option.key not in _ICEBERG_OPTIONS:
+            raise InvalidRequestError(
+                f"option '{option.key}' has no meaning for '{name}', which may be anybody's Iceberg"
+                f" table; its options: {', '.join(_ICEBERG_OPTIONS)}"
+            )
+    if given.get("startingoffsets", "full").strip().lower() not in ("full", "latest"):
+        raise InvalidRequestError(
+            f"option 'startingOffsets' of '{name}' is 'full' (the current snapshot's rows, then"
+            f" appends) or 'latest' (only what is appended from now on), not"
+            f" '{given['startingoffsets']}'"
+        )
 
 
 def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "BUCKETS",
     "CHANGELOG",
     "FILES",
+    "ICEBERG",
     "LAKE",
     "LOG",
     "METADATA_PARTS",
@@ -22,16 +23,20 @@ __all__ = [
 LAKE: Final = "lake"
 LOG: Final = "log"
 CHANGELOG: Final = "changelog"
+ICEBERG: Final = "iceberg"
 SNAPSHOTS: Final = "snapshots"
 BUCKETS: Final = "buckets"
 FILES: Final = "files"
 METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES)
-_PARTS: Final = (LAKE, LOG, CHANGELOG, *METADATA_PARTS)
+_PARTS: Final = (LAKE, LOG, CHANGELOG, ICEBERG, *METADATA_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table, and which part of it; an empty part is the union of both tiers."""
+    """A table, and which part of it; an empty part is the union of both tiers.
+
+    With part `iceberg` it is the catalog's table of that name, whoever made it.
+    """
 
     path: TablePath
     part: str = ""
@@ -51,6 +56,11 @@ class TableName:
     def is_metadata(self) -> bool:
         """Whether it describes the table instead of holding its rows."""
         return self.part in METADATA_PARTS
+
+    @property
+    def is_iceberg(self) -> bool:
+        """Whether it is a table of the Iceberg catalog, not the service's."""
+        return self.part == ICEBERG
 
     def __str__(self) -> str:
         return f"{self.path}${self.part}" if self.part else str(self.path)

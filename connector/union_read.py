@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.connector.iceberg_read import plan_source_read, source_state
 from streamhouse.connector.key_table_read import plan_key_table_rows
 from streamhouse.connector.options import ReadOptions, ShapeOptions
 from streamhouse.connector.read_plan import pack
@@ -54,6 +55,8 @@ def plan_batch_read(
 ) -> ReadPlan:
     """Plan a batch read of a table, or of one tier of it, on exactly the cut of `state`."""
     name = options.connection.name
+    if name.is_iceberg:
+        return plan_source_read(client, state, options, output)
     form = batch_form(state.table, name)
     context = read_context(state, options, output)
     check_columns(context, form, name)
@@ -103,7 +106,10 @@ def read_table(client: StorageClient, options: ReadOptions) -> pa.Table:
     from streamhouse.connector.metadata_tables import metadata_rows, metadata_schema
 
     name = options.connection.name
-    state = client.table_state(str(name.path))
+    if name.is_iceberg:
+        state = source_state(client, name, columns=options.columns)
+    else:
+        state = client.table_state(str(name.path))
     if name.is_metadata:
         schema = metadata_schema(name.part, options.columns)
         return metadata_rows(client, state, name.part).select(schema.names)

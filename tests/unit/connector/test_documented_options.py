@@ -24,5 +24,5 @@ def test_every_option_is_documented_as_it_is() -> None:
 def test_every_part_of_a_table_is_documented() -> None:
     documented = set(re.findall(r"db\.table\$(\w+)", TEXT))
 
-    own = {table_name.LAKE, table_name.LOG, table_name.CHANGELOG}
+    own = {table_name.LAKE, table_name.LOG, table_name.CHANGELOG, table_name.ICEBERG}
     assert documented == {*table_name.METADATA_PARTS, *own}

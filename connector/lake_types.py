@@ -1,0 +1,136 @@
+"""Which columns of any Iceberg table Streamhouse reads, and as what; on the driver only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.model.schema import RESERVED_COLUMNS, Column
+
+__all__ = ["readable_columns"]
+
+_SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
+    BooleanType: pa.bool_(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    StringType: pa.string(),
+    BinaryType: pa.binary(),
+    FixedType: pa.binary(),
+    DateType: pa.date32(),
+    TimestamptzType: pa.timestamp("us", tz="UTC"),
+    TimestampType: pa.timestamp("us"),
+}
+
+
+def readable_columns(
+    schema: IcebergSchema, history: Iterable[IcebergSchema]
+) -> tuple[list[Column], dict[str, str]]:
+    """Return a table's columns, and of those that cannot be read by name why not.
+
+    The system columns of a Streamhouse table are in neither. `history` are all schemas that files
+    of the table may have been written with.
+    """
+    versions = list(history)
+    columns, refused = [], {}
+    for field in schema.fields:
+        if field.name in RESERVED_COLUMNS:
+            continue
+        try:
+            data_type = _arrow_type(field.field_type)
+            _check_defaults(field)
+            _check_nested(field, versions)
+        except UnsupportedError as error:
+            refused[field.name] = error.message
+            continue
+        columns.append(
+            Column(
+                column_id=field.field_id,
+                name=field.name,
+                type=data_type,
+                nullable=not field.required,
+                comment=field.doc or "",
+            )
+        )
+    return columns, refused
+
+
+def _arrow_type(iceberg_type: IcebergType) -> pa.DataType:
+    simple = _SIMPLE_TYPES.get(type(iceberg_type))
+    if simple is not None:
+        return simple
+    if isinstance(iceberg_type, DecimalType):
+        return pa.decimal128(iceberg_type.precision, iceberg_type.scale)
+    if isinstance(iceberg_type, ListType):
+        return pa.list_(_arrow_field(iceberg_type.element_field))
+    if isinstance(iceberg_type, MapType):
+        return pa.map_(_arrow_field(iceberg_type.key_field), _arrow_field(iceberg_type.value_field))
+    if isinstance(iceberg_type, StructType):
+        return pa.struct([_arrow_field(field) for field in iceberg_type.fields])
+    raise UnsupportedError(f"its type {iceberg_type} is not supported")
+
+
+def _arrow_field(field: NestedField) -> pa.Field:
+    return pa.field(field.name, _arrow_type(field.field_type), nullable=not field.required)
+
+
+def _check_defaults(field: NestedField) -> None:
+    # Files that are older than the column have its default, not null.
+    nested = (inner for _, inner in _nested(field.field_type, ()))
+    if any(one.initial_default is not None for one in (field, *nested)):
+        raise UnsupportedError("it was added with a default value")
+
+
+def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None:
+    """Raise if a field inside the column was renamed, or made again: there we read by name."""
+    names: dict[int, tuple[str, ...]] = {}
+    ids: dict[tuple[str, ...], int] = {}
+    for version in versions:
+        for other in version.fields:
+            if other.field_id != field.field_id:
+                continue
+            for path, inner in _nested(other.field_type, ()):
+                same_name = names.setdefault(inner.field_id, path) == path
+                if not same_name or ids.setdefault(path, inner.field_id) != inner.field_id:
+                    raise UnsupportedError(
+                        f"its field '{'.'.join(path)}' was renamed, or dropped and added again"
+                    )
+
+
+def _nested(
+    iceberg_type: IcebergType, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], NestedField]]:
+    children: tuple[NestedField, ...] = ()
+    if isinstance(iceberg_type, StructType):
+        children = iceberg_type.fields
+    elif isinstance(iceberg_type, ListType):
+        children = (iceberg_type.element_field,)
+    elif isinstance(iceberg_type, MapType):
+        children = (iceberg_type.key_field, iceberg_type.value_field)
+    for child in children:
+        yield (*path, child.name), child
+        yield from _nested(child.field_type, (*path, child.name))

@@ -1,0 +1,155 @@
+"""Iceberg tables that are not Streamhouse's, in a catalog that a service would name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import Record
+
+from streamhouse.connector.append_stream import AppendStreamReader
+from streamhouse.connector.iceberg_read import source_context, source_state
+from streamhouse.connector.options import BATCH, STREAM, as_options, read_options
+from streamhouse.connector.row_form import table_columns
+from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.union_read import read_table
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.model.lake import LakeCatalog
+from tests.support.foreign_deletes import commit_delete_files, position_delete_file
+
+__all__ = ["IcebergWorld", "ids_of", "numbered"]
+
+
+class _CatalogOnly:
+    """All that such reads ask of the service."""
+
+    def __init__(self, catalog: LakeCatalog) -> None:
+        self._catalog = catalog
+
+    def lake_catalog(self) -> LakeCatalog:
+        return self._catalog
+
+
+class _Rewrite(_OverwriteFiles):
+    """The same rows in other files; the library itself commits no such snapshots."""
+
+    def _summary(self, snapshot_properties: Any = None) -> Summary:
+        return Summary(Operation.REPLACE)
+
+
+class IcebergWorld:
+    """Closed by `with`, because catalogs hold connections."""
+
+    NAME = "shop.clicks"
+
+    def __init__(self, folder: Path) -> None:
+        properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder / 'catalog.db'}",
+            "warehouse": f"file://{folder / 'warehouse'}",
+        }
+        self.client = cast(
+            "StorageClient", _CatalogOnly(LakeCatalog(name="lake", properties=properties))
+        )
+        # Another name would be another catalog in the same database.
+        self.catalog = SqlCatalog("lake", **properties)
+        self.catalog.create_namespace("shop")
+
+    def __enter__(self) -> IcebergWorld:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.catalog.close()
+
+    def create(self, schema: Any, **options: Any) -> Table:
+        return self.catalog.create_table(self.NAME, schema, **options)
+
+    def table(self) -> Table:
+        return self.catalog.load_table(self.NAME)
+
+    def append(self, *parts: pa.Table) -> None:
+        """Append the parts in one snapshot, each in a file of its own."""
+        table = self.table()
+        with (
+            table.transaction() as change,
+            change.update_snapshot().fast_append() as snapshot,
+        ):
+            for part in parts:
+                for file in _dataframe_to_data_files(table.metadata, part, table.io):
+                    snapshot.append_data_file(file)
+
+    def paths(self) -> list[str]:
+        """The data files there are now, oldest first."""
+        return sorted(task.file.file_path for task in self.table().scan().plan_files())
+
+    def delete_at(self, path: str, *positions: int) -> None:
+        """Delete rows of a data file by their positions, as an engine that merges on read."""
+        table = self.table()
+        deletes = position_delete_file(table, [(path, p) for p in positions], partition=Record())
+        commit_delete_files(table, [deletes])
+
+    def rewrite(self) -> None:
+        """Put all rows into one file, as compaction does: a snapshot that replaces."""
+        table = self.table()
+        rows = table.scan().to_arrow()
+        old = [task.file for task in table.scan().plan_files()]
+        new = list(_dataframe_to_data_files(table.metadata, rows.combine_chunks(), table.io))
+        with (
+            table.transaction() as change,
+            _Rewrite(Operation.REPLACE, change, table.io) as snapshot,
+        ):
+            for file in old:
+                snapshot.delete_data_file(file)
+            for file in new:
+                snapshot.append_data_file(file)
+
+    def expire(self, *snapshot_ids: int) -> None:
+        self.table().maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()
+
+    def snapshot_ids(self) -> list[int]:
+        return [entry.snapshot_id for entry in self.table().history()]
+
+    def read(self, **options: Any) -> pa.Table:
+        given = as_options(options) | {"table": f"{self.NAME}$iceberg"}
+        return read_table(self.client, read_options(given, use=BATCH))
+
+    def stream(self, **options: str) -> AppendStreamReader:
+        """A reader as the format makes one."""
+        given = {"table": f"{self.NAME}$iceberg", "longPollMs": "0", **options}
+        read = read_options(given, use=STREAM)
+        state = source_state(self.client, read.connection.name, columns=read.columns)
+        output = table_columns(
+            state.table, columns=read.columns, include_metadata=False, has_change_type=False
+        )
+        context = source_context(self.client, state, read, output)
+        return AppendStreamReader(read, state.table.schema, context, context.output_schema)
+
+
+def numbered(start: int, end: int) -> pa.Table:
+    """Rows with ids [start, end)."""
+    ids = range(start, end)
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())}
+    )
+
+
+def ids_of(stream: AppendStreamReader, start: Any, end: Any) -> list[int]:
+    """The ids of a micro-batch, in the order of its splits."""
+    found: list[int] = []
+    for partition in stream.partitions(start, end):
+        split, context = partition.split, partition.context  # type: ignore[attr-defined]
+        for batch in read_split(split, context):
+            found += batch.column("id").to_pylist()
+    return found
