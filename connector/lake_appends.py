@@ -25,6 +25,7 @@ from streamhouse.connector.lake_pruning import LakeQuery, ManifestFiles
 from streamhouse.connector.lake_types import readable_columns
 from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.scan import LakeFile
+from streamhouse.connector.source_options import SKIP_OPTIONS
 from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     SnapshotNotFoundError,
@@ -34,14 +35,9 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.schema import Schema
 
-__all__ = ["SKIP_DELETES", "SKIP_OVERWRITES", "SourceTable", "open_source_table"]
+__all__ = ["SourceTable", "open_source_table"]
 
-SKIP_OVERWRITES: Final = "streaming-skip-overwrite-snapshots"
-SKIP_DELETES: Final = "streaming-skip-delete-snapshots"
-_SKIPPED_BY: Final = {
-    Operation.OVERWRITE: SKIP_OVERWRITES,
-    Operation.DELETE: SKIP_DELETES,
-}
+_SKIPPED_BY: Final = dict(zip((Operation.OVERWRITE, Operation.DELETE), SKIP_OPTIONS, strict=True))
 
 
 _TRANSFORMS: Final = ("identity", "year", "month", "day", "hour", "bucket", "truncate")

@@ -25,6 +25,7 @@ from streamhouse.connector.option_values import (
     parse_size,
     parse_snapshot_id,
 )
+from streamhouse.connector.source_options import SKIP_OPTIONS, check_source_options
 from streamhouse.connector.table_name import TableName
 from streamhouse.storage_service.client import (
     DEFAULT_ENDPOINT,
@@ -135,19 +136,6 @@ OPTIONS: Final = (
 )  # fmt: skip
 """All options; table properties are accepted by writes beside these."""
 
-_SKIP_OPTIONS: Final = ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots")
-# What a read of any Iceberg table understands; the rest is about logs and our own lake tables.
-_ICEBERG_OPTIONS: Final = (
-    "columns",
-    "where",
-    "startingOffsets",
-    "asOfSnapshot",
-    "minPartitions",
-    "maxSplitBytes",
-    "maxOffsetsPerTrigger",
-    "longPollMs",
-    *_SKIP_OPTIONS,
-)
 _BY_KEY: Final = {option.key.lower(): option for option in OPTIONS}
 # Those of a table, and those of its columns under the aggregation engine.
 PROPERTY_PREFIXES: Final = ("table.", "fields.")
@@ -333,7 +321,7 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_positive),
         long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
         skipped_snapshots=frozenset(
-            key for key in _SKIP_OPTIONS if _value(given, key, parse_boolean)
+            key for key in SKIP_OPTIONS if _value(given, key, parse_boolean)
         ),
     )
 
@@ -341,9 +329,10 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
 def _check_part(given: Mapping[str, str], name: TableName) -> None:
     """Raise for options that have no meaning for this part of a table."""
     if name.is_iceberg:
-        _check_iceberg(given, name)
+        own = [key for key in given if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
+        check_source_options(given, [_BY_KEY[key].key for key in own], name)
         return
-    for key in _SKIP_OPTIONS:
+    for key in SKIP_OPTIONS:
         if key in given:
             raise InvalidRequestError(
                 f"option '{key}' is for reads of '{name.path}$iceberg'; remove it"
@@ -357,22 +346,6 @@ def _check_part(given: Mapping[str, str], name: TableName) -> None:
                 f"option '{option.key}' has no meaning for '{name}', which describes the table;"
                 " filter the DataFrame"
             )
-
-
-def _check_iceberg(given: Mapping[str, str], name: TableName) -> None:
-    for key in given:
-        option = _BY_KEY.get(key)
-        if option is not None and option.uses != ALL_USES and option.key not in _ICEBERG_OPTIONS:
-            raise InvalidRequestError(
-                f"option '{option.key}' has no meaning for '{name}', which may be anybody's Iceberg"
-                f" table; its options: {', '.join(_ICEBERG_OPTIONS)}"
-            )
-    if given.get("startingoffsets", "full").strip().lower() not in ("full", "latest"):
-        raise InvalidRequestError(
-            f"option 'startingOffsets' of '{name}' is 'full' (the current snapshot's rows, then"
-            f" appends) or 'latest' (only what is appended from now on), not"
-            f" '{given['startingoffsets']}'"
-        )
 
 
 def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:
