@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamhouse.connector.numpy_arrays import boolean_array, integer_values
+from streamhouse.connector.numpy_arrays import boolean_array, filtered, integer_values
 from streamhouse.connector.position_deletes import read_deleted_positions
 from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.predicate_pruning import may_match, row_group_statistics
@@ -68,10 +68,12 @@ def read_lake_piece(
             for batch in layout.read(file, group, context.batch_rows):
                 mask = _mask(batch, position, deleted, piece, context)
                 position += batch.num_rows
-                rows = batch if mask is None else batch.filter(mask)
+                arrays = [batch.column(column.name) for column in columns]
+                rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                if mask is not None:
+                    rows = filtered(rows, mask)
                 if rows.num_rows:
-                    arrays = [rows.column(column.name) for column in columns]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                    yield rows
 
 
 def _open(filesystem: LakeFilesystem, path: str, context: ScanContext) -> pa.NativeFile:

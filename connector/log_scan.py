@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.connector.numpy_arrays import boolean_array, integer_array
+from streamhouse.connector.numpy_arrays import boolean_array, filtered, integer_array
 from streamhouse.connector.retraction import change_type_array, retracted_mask
 from streamhouse.connector.scan import LogPiece, ScanColumn, ScanContext
 from streamhouse.storage_service.client import LogBatch, StorageClient
@@ -59,7 +59,7 @@ def read_log_piece(
                 if rows is None:
                     continue
                 keep = _keep(batch, piece, context)
-                rows = rows if keep is None else rows.filter(boolean_array(keep))
+                rows = rows if keep is None else filtered(rows, boolean_array(keep))
                 if rows.num_rows:
                     yield rows
             return

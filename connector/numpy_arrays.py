@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["boolean_array", "integer_array", "integer_values"]
+__all__ = ["boolean_array", "filtered", "integer_array", "integer_values"]
 
 
 def integer_array(
@@ -36,3 +36,15 @@ def integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
         return np.empty(0, dtype=np.int64)
     values: npt.NDArray[np.int64] = np.frombuffer(buffer, dtype=f"i{width // 8}")
     return values[array.offset : array.offset + len(array)]
+
+
+def filtered(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
+    """Return the rows of `batch` for which `mask` is true.
+
+    `RecordBatch.filter` makes row numbers of the mask and takes them one by one: of most rows, in
+    five columns with strings, that is twice the price of copying each column's runs.
+    """
+    if not batch.num_columns:
+        return batch.filter(mask)
+    arrays = [column.filter(mask) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)

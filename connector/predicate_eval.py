@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.connector.numpy_arrays import filtered
 from streamhouse.connector.predicate import (
     And,
     Compare,
@@ -79,7 +80,7 @@ def filter_batch(predicate: Predicate, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if truth.as_py() is True else batch.slice(0, 0)
     if truth.true_count == batch.num_rows:
         return batch
-    return batch.filter(truth)
+    return filtered(batch, truth)
 
 
 def predicate_mask(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
