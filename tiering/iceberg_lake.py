@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 
@@ -34,6 +34,7 @@ from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_creation import create_lake_table, lake_identifier
 from streamhouse.tiering.iceberg_evolution import evolve_lake_table, evolve_partitioning
 from streamhouse.tiering.iceberg_live_files import LiveFilesCache
+from streamhouse.tiering.iceberg_sql_catalog import open_catalog
 
 __all__ = ["IcebergLake"]
 
@@ -152,7 +153,7 @@ class IcebergLake:
     def _open_catalog(self) -> Catalog:
         with self._lock:
             if self._catalog is None:
-                self._catalog = load_catalog(self._described.name, **self._described.properties)
+                self._catalog = open_catalog(self._described)
             return self._catalog
 
     @property

@@ -1,0 +1,134 @@
+"""pyiceberg's SQL catalog, with commits whose price does not grow with the number of snapshots.
+
+As it is, every commit parses the whole metadata and copies it in depth, every snapshot of it:
+a quarter of a millisecond of a core for each snapshot that has not expired. What is committed is
+the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any, Final
+
+from pyiceberg.catalog import (
+    PY_CATALOG_IMPL,
+    TYPE,
+    Catalog,
+    load_catalog,
+)
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.table import CommitTableResponse, StagedTable, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.typedef import Identifier
+
+from streamhouse.storage_service.model.lake import LakeCatalog
+
+__all__ = ["LakeSqlCatalog", "open_catalog"]
+
+TABLES_REMEMBERED_MAX: Final = 64
+
+
+def open_catalog(described: LakeCatalog) -> Catalog:
+    """Return the catalog, for a writer: of SQL catalogs, the one here."""
+    properties = dict(described.properties)
+    if properties.get(TYPE) == "sql":
+        del properties[TYPE]
+        properties[PY_CATALOG_IMPL] = f"{LakeSqlCatalog.__module__}.{LakeSqlCatalog.__name__}"
+    return load_catalog(described.name, **properties)
+
+
+class LakeSqlCatalog(SqlCatalog):
+    """A SQL catalog that remembers the metadata it has read and written. Thread-safe."""
+
+    def __init__(self, name: str, **properties: str) -> None:
+        # By location: a metadata file never changes.
+        self._known: OrderedDict[str, TableMetadata] = OrderedDict()
+        self._lock = threading.Lock()
+        super().__init__(name, **properties)
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """See `Catalog.commit_table`."""
+        response = super().commit_table(table, requirements, updates)
+        if table.metadata_location != response.metadata_location:
+            with self._lock:
+                self._known.pop(table.metadata_location, None)
+        self._remember(response.metadata_location, response.metadata)
+        return response
+
+    def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
+        location: Any = orm_table.metadata_location
+        with self._lock:
+            metadata = self._known.get(location)
+        if metadata is None:
+            found = super()._convert_orm_to_iceberg(orm_table)
+            self._remember(found.metadata_location, found.metadata)
+            return found
+        namespace = Catalog.identifier_to_tuple(str(orm_table.table_namespace))
+        return Table(
+            identifier=(*namespace, str(orm_table.table_name)),
+            metadata=metadata,
+            metadata_location=location,
+            io=self._load_file_io(metadata.properties, location),
+            catalog=self,
+        )
+
+    def _remember(self, location: str, metadata: TableMetadata) -> None:
+        with self._lock:
+            self._known[location] = metadata
+            while len(self._known) > TABLES_REMEMBERED_MAX:
+                self._known.popitem(last=False)
+
+    def _update_and_stage_table(
+        self,
+        current_table: Table | None,
+        table_identifier: Identifier,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> StagedTable:
+        if current_table is None or not _only_adds(updates):
+            return super()._update_and_stage_table(
+                current_table, table_identifier, requirements, updates
+            )
+        whole = current_table.metadata
+        referred = {ref.snapshot_id for ref in whole.refs.values()}
+        kept = [s for s in whole.snapshots if s.snapshot_id in referred]
+        part = Table(
+            identifier=current_table.name(),
+            metadata=whole.model_copy(update={"snapshots": kept, "snapshot_log": []}),
+            metadata_location=current_table.metadata_location,
+            io=current_table.io,
+            catalog=self,
+        )
+        staged = super()._update_and_stage_table(part, table_identifier, requirements, updates)
+        added = staged.metadata.snapshots[len(kept) :]
+        log = staged.metadata.snapshot_log
+        staged.metadata = staged.metadata.model_copy(
+            update={
+                "snapshots": [*whole.snapshots, *added],
+                "snapshot_log": [*whole.snapshot_log, *log],
+            }
+        )
+        return staged
+
+
+def _only_adds(updates: tuple[TableUpdate, ...]) -> bool:
+    """Whether the updates add snapshots and look at no older one but those that are referred to."""
+    added = {u.snapshot.snapshot_id for u in updates if isinstance(u, AddSnapshotUpdate)}
+    return all(
+        isinstance(update, AddSnapshotUpdate | SetPropertiesUpdate)
+        or (isinstance(update, SetSnapshotRefUpdate) and update.snapshot_id in added)
+        for update in updates
+    )
