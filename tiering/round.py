@@ -65,11 +65,11 @@ class RoundResult:
     """What a round did.
 
     `tiered`: it moved rows. `recovered`: it only registered a snapshot that an earlier worker had
-    committed; more rows may wait.
+    committed; more rows may wait. `maintained`: all rows were in the lake, and it was tidied.
     """
 
     table: str
-    kind: Literal["tiered", "recovered"]
+    kind: Literal["tiered", "recovered", "maintained"]
     snapshot_id: int
     tiered_offsets: Mapping[int, int]
     row_count: int = 0
@@ -152,6 +152,8 @@ class TieringRound:
             is_primary_key_table=state.table.is_primary_key_table,
         )
         self.checkpoint("planned")
+        if not plan.splits:
+            return self._only_maintain(lake_table, history, lease, plan)
         writer = self._writer(lease)
         changelog = None
         if history is not None:
@@ -179,11 +181,46 @@ class TieringRound:
                 size_bytes=sum(file.size_bytes for file in written),
                 seconds=time.monotonic() - started_s,
             )
-            if maintenance is not None and untidy:
-                self.tracker.maintaining()
-                maintenance.registered = registered
-                maintenance.after_round(untidy)
+            self._tidy(maintenance, untidy, registered)
         return result
+
+    def _only_maintain(
+        self,
+        lake_table: IcebergLakeTable,
+        history: IcebergLakeTable | None,
+        lease: Lease,
+        plan: RoundPlan,
+    ) -> RoundResult:
+        """Look after the lake of a table that nobody writes to."""
+        snapshot_id = lake_table.snapshot_id
+        assert snapshot_id is not None
+        maintenance = self._maintenance(lake_table, history, lease, plan)
+        with self._maintenance_turn(maintenance) as untidy:
+            registered = self._complete(
+                lake_table,
+                snapshot_id,
+                plan.target_offsets,
+                changelog=None,
+                keep_lease=bool(untidy),
+            )
+            self._tidy(maintenance, untidy, registered)
+        return RoundResult(
+            table=str(self.assignment.state.table.path),
+            kind="maintained",
+            snapshot_id=snapshot_id,
+            tiered_offsets=plan.target_offsets,
+        )
+
+    def _tidy(
+        self,
+        maintenance: ClaimedMaintenance | None,
+        untidy: tuple[IcebergLakeTable, ...],
+        registered: LakeState,
+    ) -> None:
+        if maintenance is not None and untidy:
+            self.tracker.maintaining()
+            maintenance.registered = registered
+            maintenance.after_round(untidy)
 
     @contextlib.contextmanager
     def _maintenance_turn(

@@ -183,7 +183,7 @@ class TieringCoordinator:
             last_round_ms=state.last_round_ms,
             since_last_round_ms=state.since_last_ms(now_s),
         )
-        if oldest_us is None and not include_idle:
+        if oldest_us is None and not (include_idle or state.is_aging(table, now_s)):
             # A row that is written this moment is due so much later.
             return "nothing_to_tier", urgency
         if state.lease_until_s > now_s:

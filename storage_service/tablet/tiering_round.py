@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.storage_service.model.lake import LakeDebt
+from streamhouse.storage_service.tablet.open_table import OpenTable
 
 __all__ = ["RoundProgress", "SeenWorkers", "TieringRound"]
 
+AGING_LOOKS_PER_TTL: Final = 10
+AGING_MS_MIN: Final = 60_000
 _WORKERS_MAX: Final = 1_000
 _SEEN_S_MAX: Final = 60.0
 
@@ -66,6 +69,16 @@ class TieringRound:
         """Nobody has the table; a heartbeat still under way must not take the lease back."""
         self.worker_id, self.lease_until_s, self.is_over = "", 0.0, True
         self.ended_at_s = now_s
+
+    def is_aging(self, table: OpenTable, now_s: float) -> bool:
+        """Whether old rows may be due to leave the lake, though no new ones come to it."""
+        properties = table.properties
+        ttl_ms = properties.datalake_ttl_ms
+        if ttl_ms is None or not properties.datalake_auto_maintenance:
+            return False
+        since_ms = self.since_last_ms(now_s)
+        is_time = since_ms is None or since_ms >= max(AGING_MS_MIN, ttl_ms // AGING_LOOKS_PER_TTL)
+        return is_time and now_s >= self.paused_until_s and table.lake.snapshot_id is not None
 
     def since_last_ms(self, now_s: float) -> int | None:
         """Return how long ago the last round ended; None when there was none."""

@@ -152,14 +152,20 @@ class FakeTieringService:
         )
 
     def claim_tiering(
-        self, worker_id: str, *, tables: Sequence[str] | None = None, force: bool = False
+        self,
+        worker_id: str,
+        *,
+        tables: Sequence[str] | None = None,
+        force: bool = False,
+        include_idle: bool = False,
     ) -> TieringAssignment | TieringIdle:
         with self._lock:
             reason = "no_tables"
             for path in sorted(self._tables) if tables is None else tables:
                 table = self._table(path)
                 state = self.table_state(path)
-                if all(p.high_watermark == p.tiered_offset for p in state.positions.values()):
+                is_idle = all(p.high_watermark == p.tiered_offset for p in state.positions.values())
+                if is_idle and not include_idle:
                     reason = "nothing_to_tier"
                 elif table.holder:
                     reason = "leased"

@@ -10,6 +10,7 @@ from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import InvalidSchemaError, UnavailableError
 from streamhouse.storage_service.model.lake import TIERED_OFFSETS_PROPERTY
+from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.maintenance_report import plan_text, report_text
 from tests.support.maintenance_world import Address, MaintenanceWorld
@@ -126,6 +127,29 @@ def test_a_table_may_lose_all_its_rows_and_go_on(lake: MaintenanceWorld) -> None
     assert (result.kind, result.tiered_offsets) == ("tiered", {0: 15})
     assert lake.addresses() == [(0, n) for n in range(10, 15)]
     assert lake.maintain(maintainer, policy=lake.on_demand()).removed is None
+
+
+def test_a_table_that_nobody_writes_to_is_tidied_all_the_same(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    lake.tier_rows(10)
+    lake.service.sleep(TTL_S * 1.2)
+
+    result = lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
+
+    assert (result.kind, result.row_count) == ("maintained", 0)
+    assert lake.addresses() == []
+    state = lake.service.table_state("db.t").lake
+    assert state.snapshot_id == lake.lake_table().metadata.current_snapshot_id
+    # The claim was given back, and nothing was left to do for the next.
+    before = lake.lake_table().metadata.current_snapshot_id
+    assert lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run().kind == "maintained"
+    assert lake.lake_table().metadata.current_snapshot_id == before
+
+
+def _idle_claim(lake: MaintenanceWorld) -> TieringAssignment:
+    answer = lake.service.claim_tiering("test", tables=["db.t"], include_idle=True)
+    assert isinstance(answer, TieringAssignment)
+    return answer
 
 
 def test_without_it_rows_stay_for_ever(lake: MaintenanceWorld) -> None:

@@ -44,6 +44,29 @@ def test_a_backlog_does_not_starve_the_others(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_table_whose_rows_leave_the_lake_is_looked_after_when_nobody_writes(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        aging = await world.table("aging", properties={"table.datalake.ttl": "1h"})
+        granted = await world.granted(tables=[aging])
+        await world.complete(aging, granted.epoch)
+        for _ in range(3):
+            world.seconds += 359
+            assert (await world.claim(force=False)).reason == "nothing_to_tier"
+            world.seconds += 1
+            granted = await world.granted(force=False)
+            assert granted.state.table.path == aging.path
+            await world.complete(aging, granted.epoch)
+
+        world.seconds += 360
+        off = {"table.datalake.auto-maintenance": "false"}
+        await world.manager.alter_properties(aging.path, updates=off, removals=())
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+    run(tmp_path, scenario)
+
+
 def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         bad = await world.table("bad", properties=SHORT)
