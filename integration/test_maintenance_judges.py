@@ -15,11 +15,8 @@ import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintenance import (
-    Claim,
-    Maintainer,
-    MaintenancePolicy,
-)
+from streamhouse.tiering.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenanceReport
 from tests.support.key_tiering_world import KeyTieringWorld
 

@@ -116,7 +116,10 @@ class IcebergLakeTable:
         snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
         if snapshot is None or snapshot.summary is None:
             return None
+        rows = int(snapshot.summary.get("total-records") or 0)
+        deleted = int(snapshot.summary.get("total-position-deletes") or 0)
         return LakeDebt(
+            deleted_share=min(1.0, deleted / rows) if rows else 0.0,
             data_files=int(snapshot.summary.get("total-data-files") or 0),
             delete_files=int(snapshot.summary.get("total-delete-files") or 0),
             snapshots=len(metadata.snapshots),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyiceberg.table import Table
 
+from streamhouse.storage_service.model.lake import LakeDebt
 from streamhouse.tiering.iceberg_expiry import ExpiryRules, expirable_snapshots
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
 
@@ -23,13 +24,18 @@ ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
 class TableMemory:
     """What a worker knows of a lake table between two maintenances; losing it costs a look.
 
-    `oldest_us` is when the newest row of the oldest file was written.
+    `oldest_us` is when the newest row of the oldest file was written. `small_files` of the `files`
+    may be packed.
     """
 
     reader: InventoryReader
     planned_at: int | None = None
     has_more: bool = False
     oldest_us: int | None = None
+    files: int = 0
+    small_files: int = 0
+    maintained_at_ms: int | None = None
+    error: str = ""
     failures: int = 0
     paused_until_s: float = 0.0
 
@@ -51,11 +57,25 @@ class TableMemory:
             return head_of(table).file_count > 0
         return self.oldest_us < before_us
 
-    def looked(self, inventory: Inventory | None, *, now_ms: int) -> None:
-        """Remember how old the files are; those of later rounds are younger than `now_ms`."""
+    def debt_of(self, debt: LakeDebt) -> LakeDebt:
+        """Return what is known of the table besides what its metadata says."""
+        # What rounds have added since the last look is small.
+        added = max(0, debt.data_files - self.files)
+        at_ms = self.maintained_at_ms
+        return replace(
+            debt,
+            small_files=min(self.small_files + added, debt.data_files),
+            maintained_at_us=None if at_ms is None else at_ms * 1000,
+            maintenance_error=self.error,
+        )
+
+    def looked(self, inventory: Inventory | None, *, now_ms: int, full_bytes: int) -> None:
+        """Remember what the files are; those of later rounds are younger than `now_ms`."""
         files = () if inventory is None else inventory.files
         known = [f.last_timestamp_us for f in files if f.last_timestamp_us is not None]
         self.oldest_us = min(known, default=now_ms * 1000)
+        self.files = len(files)
+        self.small_files = sum(not f.is_fixed and f.live_bytes < full_bytes for f in files)
 
 
 def is_expiry_due(table: Table, rules: ExpiryRules, *, now_ms: int, patience: int = 1) -> bool:

@@ -20,7 +20,8 @@ from streamhouse.storage_service.model.table_state import TableState, TieringAss
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lease import Lease
-from streamhouse.tiering.maintenance import Maintainer, MaintenancePolicy
+from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_maintenance import ClaimedMaintenance

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.properties import TableProperties
+from streamhouse.storage_service.model.lake import LakeDebt
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_due import (
@@ -28,7 +28,6 @@ from streamhouse.tiering.iceberg_due import (
 )
 from streamhouse.tiering.iceberg_expiry import (
     Expired,
-    ExpiryRules,
     expirable_snapshots,
     expire_snapshots,
 )
@@ -39,17 +38,16 @@ from streamhouse.tiering.iceberg_rewrite import Rewrite, Rewritten
 from streamhouse.tiering.iceberg_schema import METADATA_PROPERTIES
 from streamhouse.tiering.maintenance_plan import (
     LiveFile,
-    RewriteLimits,
     RewritePlan,
     plan_rewrite,
 )
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.ports import TaskRunner
 
 __all__ = [
     "Claim",
     "Maintainer",
-    "MaintenancePolicy",
     "Pins",
 ]
 
@@ -57,13 +55,8 @@ _logger = logging.getLogger(__name__)
 
 # So many times more must be due while rows wait in the log.
 PATIENCE_BEHIND: Final = 8
-ON_DEMAND_BYTES_MAX: Final = 4 << 30
-REWRITE_BYTES_MAX: Final = 512 << 20
-# The table's rows wait while its files are rewritten: a slow core does so much in half a freshness.
-REWRITE_BYTES_PER_S: Final = 8 << 20
-# A file holds rows of about a slice of the time they stay, and old ones leave a slice at a time.
-SLICES_PER_TTL: Final = 10
 _TABLES_REMEMBERED_MAX: Final = 256
+ERROR_CHARACTERS_MAX: Final = 1_000
 _PAUSE_S_FIRST: Final = 60.0
 _PAUSE_S_MAX: Final = 3_600.0
 
@@ -73,55 +66,6 @@ class Pins(Protocol):
 
     def pinned_snapshots(self, path: str) -> dict[str, int]:
         """See `StorageClient.pinned_snapshots`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenancePolicy:
-    """What is worth doing to a table, and what must be left alone.
-
-    Files of which all rows are older than `ttl_us` are removed, once one is so by `ttl_slack_us`.
-    """
-
-    rewrite: RewriteLimits
-    expiry: ExpiryRules
-    orphan_age_ms_min: int
-    ttl_us: int | None = None
-    ttl_slack_us: int = 0
-
-    @classmethod
-    def of(cls, properties: TableProperties) -> MaintenancePolicy:
-        """Return what a table's properties ask for."""
-        ttl_us = None if properties.datalake_ttl_ms is None else properties.datalake_ttl_ms * 1000
-        slice_us = None if ttl_us is None else max(1, ttl_us // SLICES_PER_TTL)
-        return cls(
-            ttl_us=ttl_us,
-            ttl_slack_us=slice_us or 0,
-            rewrite=RewriteLimits(
-                target_bytes=properties.datalake_target_file_bytes,
-                bytes_max=min(
-                    REWRITE_BYTES_MAX,
-                    REWRITE_BYTES_PER_S * properties.datalake_freshness_ms // 1000,
-                ),
-                slice_us=slice_us,
-            ),
-            expiry=ExpiryRules(
-                age_ms_min=properties.datalake_snapshot_max_age_ms,
-                count_min=properties.datalake_snapshot_min_count,
-            ),
-            orphan_age_ms_min=properties.datalake_orphan_min_age_ms,
-        )
-
-    def on_demand(self) -> MaintenancePolicy:
-        """Return the policy of somebody who asked for it: all that helps, at any cost."""
-        eager = replace(
-            self.rewrite,
-            files_min=2,
-            deletes_min=2,
-            deleted_share_min=0.05,
-            bytes_max=ON_DEMAND_BYTES_MAX,
-            is_eager=True,
-        )
-        return replace(self, rewrite=eager, ttl_slack_us=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +137,26 @@ class Maintainer:
         memory = self._memory(lake_table)
         try:
             report = self._maintain(lake_table, info, claim, policy, memory)
-        except Exception:
+        except Exception as error:
+            memory.error = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
             memory.failures += 1
             pause_s = min(_PAUSE_S_FIRST * 2 ** (memory.failures - 1), _PAUSE_S_MAX)
             memory.paused_until_s = self.monotonic_s() + pause_s
             raise
-        memory.failures = 0
+        memory.failures, memory.error, memory.maintained_at_ms = 0, "", self.clock_ms()
         return report
+
+    def debt(
+        self, lake_table: IcebergLakeTable, history: IcebergLakeTable | None = None
+    ) -> LakeDebt | None:
+        """Return what is known of the lake table, and what failed for either; for people."""
+        debt = lake_table.debt
+        if debt is None:
+            return None
+        found = self._memory(lake_table).debt_of(debt)
+        if history is None or found.maintenance_error:
+            return found
+        return replace(found, maintenance_error=self._memory(history).error)
 
     def plan(
         self, lake_table: IcebergLakeTable, policy: MaintenancePolicy, *, path: str
@@ -298,7 +255,7 @@ class Maintainer:
         inventory = memory.reader.read(lake_table.iceberg)
         found = self._removable(inventory, rules)
         if inventory is None or not found:
-            memory.looked(inventory, now_ms=self.clock_ms())
+            self._look(lake_table, memory, rules)
             return None
         removed = remove_files(
             lake_table,
@@ -309,10 +266,19 @@ class Maintainer:
             check_lease=claim.check,
             checkpoint=self.checkpoint,
         )
-        memory.looked(memory.reader.read(lake_table.iceberg), now_ms=self.clock_ms())
+        self._look(lake_table, memory, rules)
         claim.on_snapshot(removed.snapshot_id)
         _logger.info("removed old rows of lake table %s: %s", lake_table.name, removed)
         return removed
+
+    def _look(
+        self, lake_table: IcebergLakeTable, memory: TableMemory, rules: MaintenancePolicy
+    ) -> None:
+        memory.looked(
+            memory.reader.read(lake_table.iceberg),
+            now_ms=self.clock_ms(),
+            full_bytes=rules.rewrite.full_bytes,
+        )
 
     def _removable(
         self, inventory: Inventory | None, rules: MaintenancePolicy
@@ -342,6 +308,7 @@ class Maintainer:
         memory.planned_at, memory.has_more = inventory.sequence_number, plan.has_more
         self.checkpoint("rewrite-planned")
         if plan.is_empty:
+            self._look(lake_table, memory, rules)
             return None
         rewritten = Rewrite(
             table=lake_table.name,
@@ -357,6 +324,7 @@ class Maintainer:
             checkpoint=self.checkpoint,
         ).run()
         memory.planned_at = head_of(lake_table.iceberg).sequence_number
+        self._look(lake_table, memory, rules)
         claim.on_snapshot(rewritten.snapshot_id)
         _logger.info("rewrote files of lake table %s: %s", lake_table.name, rewritten)
         return rewritten

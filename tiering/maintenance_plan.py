@@ -96,6 +96,11 @@ class RewriteLimits:
     is_eager: bool = False
     slice_us: int | None = None
 
+    @property
+    def full_bytes(self) -> int:
+        """From which size on a file is large enough."""
+        return int(self.target_bytes * _FULL_SHARE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
@@ -234,7 +239,7 @@ def _slice(file: LiveFile, slice_us: int | None) -> int | None:
 def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[RewriteGroup]:
     runs = merge_runs(
         [None if file.is_fixed else file.live_bytes for file in files],
-        full_bytes=int(limits.target_bytes * _FULL_SHARE),
+        full_bytes=limits.full_bytes,
         files_min=limits.files_min,
         is_eager=limits.is_eager,
     )

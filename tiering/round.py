@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
+from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeDebt, LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
@@ -166,6 +166,7 @@ class TieringRound:
                 lake_table,
                 landed.snapshot_id,
                 plan.target_offsets,
+                history=history,
                 changelog=changelog,
                 keep_lease=bool(untidy),
             )
@@ -200,6 +201,7 @@ class TieringRound:
                 lake_table,
                 snapshot_id,
                 plan.target_offsets,
+                history=history,
                 changelog=None,
                 keep_lease=bool(untidy),
             )
@@ -322,7 +324,7 @@ class TieringRound:
                 table_uuid=history.uuid,
                 tiered_offsets=self._base_offsets(history, self.assignment.state.lake.changelog),
             )
-        self._complete(lake_table, snapshot_id, covered, changelog=changelog)
+        self._complete(lake_table, snapshot_id, covered, history=history, changelog=changelog)
         return RoundResult(
             table=table, kind="recovered", snapshot_id=snapshot_id, tiered_offsets=covered
         )
@@ -333,6 +335,7 @@ class TieringRound:
         snapshot_id: int,
         offsets: Mapping[int, int],
         *,
+        history: IcebergLakeTable | None,
         changelog: ChangelogLakeState | None,
         keep_lease: bool = False,
     ) -> LakeState:
@@ -346,5 +349,12 @@ class TieringRound:
             tiered_offsets=offsets,
             changelog=changelog,
             keep_lease=keep_lease,
-            debt=lake_table.debt,
+            debt=self._debt(lake_table, history),
         )
+
+    def _debt(
+        self, lake_table: IcebergLakeTable, history: IcebergLakeTable | None
+    ) -> LakeDebt | None:
+        if self.maintainer is None:
+            return lake_table.debt
+        return self.maintainer.debt(lake_table, history)

@@ -17,11 +17,8 @@ from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.lease import Lease
-from streamhouse.tiering.maintenance import (
-    Claim,
-    Maintainer,
-    MaintenancePolicy,
-)
+from streamhouse.tiering.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenanceReport
 from streamhouse.tiering.ports import TieringClient
 
@@ -112,6 +109,7 @@ class ClaimedMaintenance:
             tiered_offsets=self.tiered_offsets,
             changelog=self._history_state(),
             keep_lease=keep_lease,
+            debt=self.maintainer.debt(self.lake_table, self.history),
         )
 
     def _registered_snapshot(self, lake_table: IcebergLakeTable) -> int | None:

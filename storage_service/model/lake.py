@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -143,19 +143,29 @@ class LakeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeDebt:
-    """What a lake table is made of, as its worker saw it last: maintenance makes it fewer."""
+    """What a lake table is made of, as its worker saw it last: maintenance makes it fewer.
+
+    `small_files` may wait to be packed; `deleted_share` of the rows are hidden by delete files.
+    `maintained_at_us` is when this worker maintained it last, `maintenance_error` why that failed.
+    """
 
     data_files: int
     delete_files: int
     snapshots: int
+    small_files: int = 0
+    deleted_share: float = 0.0
+    maintained_at_us: int | None = None
+    maintenance_error: str = ""
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {
-            "data_files": self.data_files,
-            "delete_files": self.delete_files,
-            "snapshots": self.snapshots,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def after(self, before: LakeDebt | None) -> LakeDebt:
+        """Return this, with when another worker maintained the table if this one never did."""
+        if before is None or self.maintained_at_us is not None:
+            return self
+        return replace(self, maintained_at_us=before.maintained_at_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,10 @@ class CompletedDebt(_RequestBody):
     data_files: Annotated[int, Field(ge=0)]
     delete_files: Annotated[int, Field(ge=0)]
     snapshots: Annotated[int, Field(ge=0)]
+    small_files: Annotated[int, Field(ge=0)] = 0
+    deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    maintained_at_us: Annotated[int, Field(ge=0)] | None = None
+    maintenance_error: Annotated[str, Field(max_length=2_000)] = ""
 
 
 class CompletedChangelog(_RequestBody):

@@ -269,7 +269,7 @@ class TieringCoordinator:
                 table, replace(lake, tiering_worker=state.worker_id if keep_lease else "")
             )
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
-            state.debt = debt or state.debt
+            state.debt = debt.after(state.debt) if debt else state.debt
             self._count_round(table, state)
             if keep_lease:
                 self._renew(state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -110,6 +112,11 @@ def test_a_table_is_tidied_on_demand(client: StorageClient) -> None:
     state = client.table_state("events")
     assert state.lake.snapshot_id == table.metadata.current_snapshot_id
     assert state.positions[0].tiered_offset == 30
+
+    with urllib.request.urlopen(f"{client.endpoint}/v1/tiering") as answer:
+        debt = json.load(answer)["tables"]["default.events"]["maintenance_debt"]
+    assert (debt["data_files"], debt["small_files"], debt["maintenance_error"]) == (1, 1, "")
+    assert debt["maintained_at_us"] > 0
 
     assert "nothing to do" in _maintain(client, "events").output
     client.append("events", pa.table({"id": [30], "name": ["x"]}, schema=SCHEMA))

@@ -45,6 +45,7 @@ class _FakeTable:
     failures: list[str] = field(default_factory=list)
     completions: int = 0
     pins: dict[str, int] = field(default_factory=dict)
+    debt: LakeDebt | None = None
 
 
 class FakeTieringService:
@@ -124,6 +125,10 @@ class FakeTieringService:
 
     def completions(self, path: str) -> int:
         return self._table(path).completions
+
+    def debt(self, path: str) -> LakeDebt | None:
+        """Return what the lake table is made of, as reported last."""
+        return self._table(path).debt
 
     # -- what tiering asks -----------------------------------------------------------------------
 
@@ -215,6 +220,7 @@ class FakeTieringService:
                 tiered_at_us=self._now_us,
                 changelog=changelog or table.lake.changelog,
             )
+            table.debt = debt
             if not keep_lease:
                 table.holder = ""
             table.completions += 1

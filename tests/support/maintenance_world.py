@@ -7,11 +7,8 @@ from typing import Any
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
-from streamhouse.tiering.maintenance import (
-    Claim,
-    Maintainer,
-    MaintenancePolicy,
-)
+from streamhouse.tiering.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenanceReport
 from streamhouse.tiering.round import RoundResult
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file

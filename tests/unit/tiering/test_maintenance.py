@@ -81,6 +81,43 @@ def test_a_failure_of_maintenance_is_not_one_of_the_round(
     assert lake.service.failures("db.t") == []
 
 
+def test_the_service_is_told_what_maintenance_has_left(lake: MaintenanceWorld) -> None:
+    lake.create_table()
+    step_that_fails = ["rewrite-staged"]
+
+    def fail(step: str) -> None:
+        if step in step_that_fails:
+            raise StorageFailedError("disk full")
+
+    now_s = [0.0]
+    maintainer = lake.maintainer(checkpoint=fail, monotonic_s=lambda: now_s[0])
+    for number in range(1, 8):
+        lake.append(10)
+        lake.round(lake.claim(), maintainer=maintainer).run()
+        debt = lake.service.debt("db.t")
+        assert debt is not None
+        assert (debt.data_files, debt.small_files, debt.maintained_at_us) == (number, number, None)
+    lake.append(10)
+    lake.round(lake.claim(), maintainer=maintainer).run()
+    debt = lake.service.debt("db.t")
+    assert debt is not None
+    assert (debt.small_files, debt.maintenance_error) == (8, "StorageFailedError: disk full")
+    assert debt.maintained_at_us is None
+
+    step_that_fails.clear()
+    now_s[0] += 61
+    lake.delete(*((0, n) for n in range(20)))
+    lake.append(10)
+    lake.round(lake.claim(), maintainer=lake.maintainer()).run()
+    lake.append(20)
+    lake.round(lake.claim(), maintainer=maintainer).run()
+    debt = lake.service.debt("db.t")
+    assert debt is not None
+    assert (debt.data_files, debt.small_files) == (2, 2)
+    assert (debt.delete_files, debt.deleted_share) == (0, 0.0)
+    assert debt.maintenance_error == "StorageFailedError: disk full"
+
+
 def test_a_table_that_lags_behind_is_tiered_first(lake: MaintenanceWorld) -> None:
     info = lake.create_table()
     for _ in range(9):

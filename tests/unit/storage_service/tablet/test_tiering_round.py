@@ -189,7 +189,15 @@ def test_progress_and_debt_are_shown(tmp_path: Path) -> None:
         await world.tiering.heartbeat(table, epoch=1)
         assert world.tiering.status(table)["progress"] == progress.to_json()
 
-        debt = LakeDebt(data_files=7, delete_files=2, snapshots=5)
+        debt = LakeDebt(
+            data_files=7,
+            delete_files=2,
+            snapshots=5,
+            small_files=6,
+            deleted_share=0.25,
+            maintained_at_us=3,
+            maintenance_error="disk full",
+        )
         await world.complete(table, 1, debt=debt)
 
         assert world.tiering.status(table)["progress"] is None
