@@ -74,6 +74,10 @@ MINUTES ?= 60
 torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n], judge each time
 	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+.PHONY: load
+load: setup ## A million appends, a thousand waiting clients, 200 tables of 8 buckets: memory, answers
+	$(BIN)/python -m tests.load.load
+
 .PHONY: lint
 lint: setup ## ruff (rules and format), mypy --strict, import contracts
 	$(BIN)/ruff check .

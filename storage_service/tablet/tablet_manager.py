@@ -31,7 +31,11 @@ from streamhouse.storage_service.tablet.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
-from streamhouse.storage_service.tablet.key_schema import change_key_schema, check_no_transaction
+from streamhouse.storage_service.tablet.key_schema import (
+    change_key_schema,
+    check_no_transaction,
+    whole_rows_of_now,
+)
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
@@ -325,6 +329,9 @@ class TabletManager:
         try:
             await table.gate.enter()
             try:
+                # Its schema cannot change from here on.
+                if columns is None:
+                    writes = whole_rows_of_now(table.info, writes)
                 return await table.key_writer.write(writes, columns=columns, writer_id=writer_id)
             finally:
                 # A write whose caller has gone goes on: commits wait for it by `settle`.
@@ -362,9 +369,8 @@ class TabletManager:
         if self._retention is not None:
             self._retention.cancel()
         await self.transactions.stop()
-        for table in self.open_tables():
-            if table.key_writer is not None:
-                await table.key_writer.stop(flush=True)
+        writers = [t.key_writer for t in self.open_tables() if t.key_writer is not None]
+        await asyncio.gather(*(writer.stop(flush=True) for writer in writers))
         await self._run_blocking(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)

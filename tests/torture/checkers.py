@@ -15,10 +15,16 @@ import pyarrow as pa
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from tests.torture.ledger import AppendLedger, KeyLedger, RowId
-from tests.torture.writers import KEYS_ONLY, TransactionWriter
+from tests.torture.ledger import AppendLedger, KeyLedger, RowId, SchemaLedger
+from tests.torture.writers import KEYS_ONLY, KEYS_PER_WRITER, TransactionWriter
 
-__all__ = ["KeyChecker", "LogChecker", "TransactionChecker"]
+__all__ = [
+    "KeyChecker",
+    "KeyTransactionChecker",
+    "LogChecker",
+    "SchemaChecker",
+    "TransactionChecker",
+]
 
 _COPIES: Final = TransactionWriter.PARTS * TransactionWriter.ROWS
 
@@ -179,7 +185,7 @@ class KeyChecker:
         self.table = table
         self.ledger = ledger
         # bucket -> key -> (version, offset of that row version)
-        self._folded: dict[int, dict[int, tuple[int, int]]] = {}
+        self.folded: dict[int, dict[int, tuple[int, int]]] = {}
         self._read_to: dict[int, int] = {}
         self._has_all_changes = True
 
@@ -198,12 +204,17 @@ class KeyChecker:
             self._check_quiet(client, found)
         return len(found)
 
+    @property
+    def read_to(self) -> dict[int, int]:
+        """How far the changelog was read; empty once some of it had left the log."""
+        return dict(self._read_to) if self._has_all_changes else {}
+
     def _check_quiet(self, client: StreamhouseClient, found: dict[int, int | None]) -> None:
         living = {key: version for key, version in found.items() if version is not None}
         count = client.count(self.table)
         assert count == len(living), f"{self.table}: count is {count}, {len(living)} keys are there"
         if self._has_all_changes:
-            folded = {k: v for rows in self._folded.values() for k, (v, _) in rows.items()}
+            folded = {k: v for rows in self.folded.values() for k, (v, _) in rows.items()}
             assert folded == living, f"{self.table}: the changelog's fold is not what lookups find"
 
     def check_lake(self, client: StreamhouseClient) -> None:
@@ -238,17 +249,16 @@ class KeyChecker:
                 self._has_all_changes = False
             if not self._has_all_changes:
                 continue
-            rows = self._folded.setdefault(bucket, {})
             try:
                 for batch in client.read_range(self.table, bucket, start, positions.high_watermark):
-                    self._fold_batch(rows, batch.data, batch.base_offset)
+                    self.fold_batch(bucket, batch.data, batch.base_offset)
             except OffsetOutOfRangeError:
                 self._has_all_changes = False
             self._read_to[bucket] = positions.high_watermark
 
-    def _fold_batch(
-        self, rows: dict[int, tuple[int, int]], changes: pa.RecordBatch, base_offset: int
-    ) -> None:
+    def fold_batch(self, bucket: int, changes: pa.RecordBatch, base_offset: int) -> None:
+        """Apply changes of the log; each fits the rows that those before it made."""
+        rows = self.folded.setdefault(bucket, {})
         names = ("key", "version", "__change_type", "__retracts")
         columns = (changes.column(name).to_pylist() for name in names)
         for offset, (key, version, kind, retracts) in enumerate(
@@ -269,6 +279,63 @@ class KeyChecker:
                 rows[key] = (version, offset)
             elif kind == DELETE:
                 del rows[key]
+
+
+class KeyTransactionChecker(KeyChecker):
+    """Written by transactions only: each changes all keys of its writer, at every cut."""
+
+    def __init__(self, table: str, ledger: KeyLedger) -> None:
+        super().__init__(table, ledger)
+        self._written: Counter[tuple[int, int]] = Counter()
+        self._new: set[tuple[int, int]] = set()
+
+    def check_cut(self, client: StreamhouseClient) -> int:
+        """Read on to a cut; every transaction in it is whole, and there once."""
+        self._fold(client)
+        for writer, version in self._new:
+            count = self._written[writer, version]
+            assert count == KEYS_PER_WRITER or not self._has_all_changes, (
+                f"{self.table}: version {version} of writer {writer} has {count} of"
+                f" {KEYS_PER_WRITER} rows"
+            )
+        judged = len(self._new)
+        self._new = set()
+        return judged
+
+    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int:
+        self.check_cut(client)
+        return super().check(client, is_quiet=is_quiet)
+
+    def fold_batch(self, bucket: int, changes: pa.RecordBatch, base_offset: int) -> None:
+        super().fold_batch(bucket, changes, base_offset)
+        names = ("key", "version", "__change_type")
+        columns = (changes.column(name).to_pylist() for name in names)
+        for key, version, kind in zip(*columns, strict=True):
+            if kind in (INSERT, UPDATE_AFTER):
+                self._written[key // KEYS_PER_WRITER, version] += 1
+                self._new.add((key // KEYS_PER_WRITER, version))
+
+
+class SchemaChecker:
+    """A table whose schema changes: acknowledged columns are there, dropped ones are not."""
+
+    def __init__(self, table: str, ledger: SchemaLedger) -> None:
+        self.table = table
+        self.ledger = ledger
+
+    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int:
+        """Judge the schema; return how many columns."""
+        there, gone = self.ledger.known()
+        names = set(client.describe_table(self.table).schema.names)
+        assert there <= names, f"{self.table}: added columns are lost: {sorted(there - names)}"
+        assert not gone & names, f"{self.table}: dropped columns are back: {sorted(gone & names)}"
+        return len(names)
+
+    def check_lake(self, client: StreamhouseClient) -> None:
+        """The rows are judged by others; the lake's schema follows with its next round."""
+
+    def check_at_end(self, client: StreamhouseClient) -> None:
+        """Nothing is left to judge."""
 
 
 def lake_table(client: StreamhouseClient, table: str) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["AppendLedger", "KeyLedger", "RowId"]
+__all__ = ["AppendLedger", "KeyLedger", "RowId", "SchemaLedger"]
 
 RowId = tuple[int, int]
 """(writer, number): every row ever sent has its own."""
@@ -78,3 +78,32 @@ class KeyLedger:
             for key, version in self.open.items():
                 versions.setdefault(key, {None}).add(version)
             return versions
+
+
+@dataclass
+class SchemaLedger:
+    """Columns that come and go in one table. Thread-safe; one thread changes them.
+
+    `there`: columns that were acknowledged as added, `gone`: as dropped; names are used once.
+    Neither says anything of the columns a change is under way for.
+    """
+
+    there: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def changing(self, names: Iterable[str]) -> None:
+        """Note a change before it is sent."""
+        with self._lock:
+            self.there.difference_update(names)
+
+    def changed(self, *, gone: Iterable[str], come: Iterable[str]) -> None:
+        """Note an acknowledgement."""
+        with self._lock:
+            self.there.update(come)
+            self.gone.update(gone)
+
+    def known(self) -> tuple[set[str], set[str]]:
+        """Return what is surely there and what is surely not."""
+        with self._lock:
+            return set(self.there), set(self.gone)

@@ -3,10 +3,12 @@
     python -m tests.torture.torture --minutes 60 [--seed N]
 
 The run is made of eras: a fresh directory, some tables, writers of every kind, and a number of
-lives of the service, each ended by kill -9: at a random instant, or when it reaches a named step
-(`doomed_service.SERVICE_STEPS`). After each restart every table is judged against the history its
-writers kept (checkers.py), first while interrupted calls still land, then again when all is quiet.
-At the end of an era everything is tiered and the lake is judged too.
+lives of the service. A life ends by kill -9, at a random instant or at a named step
+(`doomed_service.SERVICE_STEPS`), by SIGTERM, or after its disk failed (deaths.py). After each
+restart every table is judged against the history its writers kept (checkers.py), first while
+interrupted calls still land, then again when all is quiet. Two tiering workers run beside it,
+killed at their steps. Some directories are checked as they were left. At the end of an era
+everything is tiered and the lake is judged too.
 
 The seed decides what is killed when and what is written; threads and disks still add chance of
 their own, so a seed repeats the plan of a run, not each of its interleavings.
@@ -28,54 +30,42 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.tiering.round import ROUND_STEPS
+from tests.support.command_line import streamhouse
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once
-from tests.torture.checkers import KeyChecker, LogChecker, TransactionChecker, is_unreachable
-from tests.torture.doomed_service import SERVICE_STEPS
-from tests.torture.ledger import AppendLedger, KeyLedger
-from tests.torture.writers import (
-    KEY_SCHEMA,
-    LOG_SCHEMA,
-    Appender,
-    Gate,
-    ImpatientAppender,
-    KeyWriter,
-    TransactionWriter,
-    Writer,
+from tests.torture.checkers import (
+    KeyChecker,
+    KeyTransactionChecker,
+    LogChecker,
+    TransactionChecker,
+    is_unreachable,
 )
+from tests.torture.deaths import Death, choose_death
+from tests.torture.follower import Follower
+from tests.torture.ledger import KeyLedger
+from tests.torture.tables import BUCKETS, Checker, create_tables, places
+from tests.torture.writers import PATIENCE_S, Gate, Writer
 
 __all__ = ["Report", "torture"]
 
 LIVES_PER_ERA: Final = 12
-_BUCKETS: Final = 3
-_DOOM_WAIT_S: Final = 4.0
 _QUIET_WAIT_S: Final = 100.0
 _SERVICE_LIMITS: Final = (
     *("--retention-interval-ms", "300"),
     *("--tiering-lease-ms", "2000"),
     *("--tiering-backoff-ms-min", "100"),
 )
-_SHORT_LOG: Final = {
-    "table.log.ttl": "1s",
-    "table.log.segment-bytes": "64kb",
-    "table.datalake.freshness": "1s",
-}
-_NO_LAKE: Final = {"table.datalake.enabled": "false", "table.log.segment-bytes": "256kb"}
-
-
-class _Checker(Protocol):
-    table: str
-
-    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int: ...
-
-    def check_lake(self, client: StreamhouseClient) -> None: ...
-
-    def check_at_end(self, client: StreamhouseClient) -> None: ...
+_MAINTENANCE_STEPS: Final = (
+    *("rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"),
+    *("snapshots-expired", "files-found", "orphans-removed"),
+)
+_WORKER_STEPS: Final = (*ROUND_STEPS, *_MAINTENANCE_STEPS)
+_WORKERS: Final = 2
 
 
 @dataclass
@@ -84,7 +74,8 @@ class Report:
 
     seed: int
     eras: int = 0
-    kills: Counter[str] = field(default_factory=Counter)
+    deaths: Counter[str] = field(default_factory=Counter)
+    checks: int = 0
     worker_deaths: int = 0
     rows_written: int = 0
     calls: int = 0
@@ -94,11 +85,10 @@ class Report:
 
     def text(self) -> str:
         """Return the report for people."""
-        at_steps = sum(n for step, n in self.kills.items() if step != "at random")
         return (
-            f"seed {self.seed}: {self.eras} eras, {self.kills.total()} kills of the service"
-            f" ({at_steps} at {len(self.kills.keys() - {'at random'})} named steps),"
-            f" {self.worker_deaths} of the tiering worker, {self.calls:,} calls,"
+            f"seed {self.seed}: {self.eras} eras, {self.deaths.total()} deaths of the service of"
+            f" {len(self.deaths)} kinds, {self.worker_deaths} of tiering workers,"
+            f" {self.checks} directories checked, {self.calls:,} calls,"
             f" {self.rows_written:,} rows written, {self.rows_judged:,} judgements of rows,"
             f" {self.cuts_judged:,} cuts judged on the run, {self.seconds:,.0f} s, no violation"
         )
@@ -133,101 +123,116 @@ class _Era:
         self._port = _free_port()
         self._endpoint = f"http://127.0.0.1:{self._port}"
         self._gate = Gate()
-        self._checkers: list[_Checker] = []
+        self._checkers: list[Checker] = []
         self._writers: list[Writer] = []
-        self._transactions: TransactionChecker | None = None
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._followers: list[tuple[Follower, Callable[[], dict[int, int]]]] = []
+        self._workers: list[subprocess.Popen[bytes] | None] = [None] * _WORKERS
 
     def run(self, lives: int) -> None:
         """Live, die, be judged; again and again."""
         try:
-            with self._service():
-                self._create_tables()
+            with self._service(None):
+                self._prepare()
             for writer in self._writers:
                 writer.start()
             for _ in range(lives):
-                self._live_and_die()
+                self._live_and_die(choose_death(self._random))
             self._last_judgement()
         finally:
             self._gate.end()
-            self._stop_worker()
+            for follower, _ in self._followers:
+                follower.end()
+            self._stop_workers()
             self._report.calls += sum(writer.calls for writer in self._writers)
             self._report.rows_written += sum(writer.rows for writer in self._writers)
 
-    def _service(self, *doom: str) -> ServiceProcess:
+    def _service(self, command: tuple[str, ...] | None) -> ServiceProcess:
         arguments = ("--port", str(self._port), *_SERVICE_LIMITS)
-        if not doom:
+        if command is None:
             return ServiceProcess(self._directory, *arguments)
-        command = (sys.executable, "-m", "tests.torture.doomed_service", *doom)
         return ServiceProcess(self._directory, *arguments, command=command)
 
-    def _create_tables(self) -> None:
+    def _prepare(self) -> None:
         with StreamhouseClient(self._endpoint) as client:
-            for name, properties in (("log", _NO_LAKE), ("lake_log", _SHORT_LOG)):
-                client.create_table(name, LOG_SCHEMA, bucket_count=_BUCKETS, properties=properties)
-                ledger = AppendLedger()
-                self._add(name, LogChecker(name, ledger), Appender, ledger, 2)
-                self._add(name, None, ImpatientAppender, ledger, 1)
-            for name, properties in (("keys", _NO_LAKE), ("lake_keys", _SHORT_LOG)):
-                client.create_table(
-                    name,
-                    KEY_SCHEMA,
-                    primary_key=["key"],
-                    bucket_count=_BUCKETS,
-                    properties=properties,
+            create_tables(client)
+        for place in places():
+            if place.checker is not None:
+                self._checkers.append(place.checker)
+                self._follow(place.checker)
+            for _ in range(place.count):
+                self._writers.append(
+                    place.writer(
+                        self._gate,
+                        place.ledger,  # type: ignore[call-arg]
+                        endpoint=self._endpoint,
+                        table=place.table,
+                        number=len(self._writers),
+                        seed=self._random.getrandbits(32),
+                    )
                 )
-                keys = KeyLedger()
-                self._add(name, KeyChecker(name, keys), KeyWriter, keys, 2)
-            client.create_table(
-                "transactions", LOG_SCHEMA, bucket_count=_BUCKETS, properties=_SHORT_LOG
-            )
-            ledger = AppendLedger()
-            self._transactions = TransactionChecker("transactions", ledger)
-            self._add("transactions", self._transactions, TransactionWriter, ledger, 2)
 
-    def _add(
-        self,
-        table: str,
-        checker: _Checker | None,
-        kind: type[Writer],
-        ledger: AppendLedger | KeyLedger,
-        count: int,
-    ) -> None:
-        if checker is not None:
-            self._checkers.append(checker)
-        for _ in range(count):
-            number = len(self._writers)
-            seed = self._random.getrandbits(32)
-            common = {"endpoint": self._endpoint, "table": table, "number": number, "seed": seed}
-            self._writers.append(kind(self._gate, ledger, **common))  # type: ignore[call-arg]
+    def _follow(self, checker: Checker) -> None:
+        """Follow the tables that keep their whole log."""
+        if checker.table not in ("log", "keys", "sums", "key_transactions"):
+            return
+        if isinstance(checker, LogChecker):
+            image, judge = checker.image, None
+            ends: Callable[[], dict[int, int]] = lambda: {  # noqa: E731 - a closure a checker
+                bucket: len(rows) for bucket, rows in image.buckets.items()
+            }
+        else:
+            assert isinstance(checker, KeyChecker)
+            # Every change must fit the one before it here too.
+            judge, ends = KeyChecker(checker.table, KeyLedger()), lambda: checker.read_to
+        follower = Follower(
+            self._endpoint,
+            checker.table,
+            (lambda *_: None) if judge is None else judge.fold_batch,
+            buckets=BUCKETS,
+            patience_s=PATIENCE_S,
+        )
+        self._followers.append((follower, ends))
+        follower.start()
 
-    def _live_and_die(self) -> None:
-        is_doomed = self._random.random() < 0.7
-        step = self._random.choice(sorted(SERVICE_STEPS)) if is_doomed else "at random"
-        count = self._random.choice((1, 1, 2, 5, 20))
+    def _live_and_die(self, death: Death) -> None:
         try:
-            self._live(step, str(count), is_doomed=is_doomed)
+            self._live(death)
         except DiedAtStart:
             # It reached the step while it completed what an earlier life had left.
-            assert is_doomed, "the service did not start"
-            self._report.kills[step] += 1
+            assert death.by_itself, "the service did not start"
+            self._report.deaths[death.kind] += 1
         self._gate.close()
-        with self._service():
-            self._judge(is_quiet=False)
-            assert self._gate.wait_until_empty(_QUIET_WAIT_S), "a call was never answered"
-            self._raise_errors()
-            self._judge(is_quiet=True)
+        if self._random.random() < 0.2:
+            streamhouse("check", "--data-dir", self._directory)
+            self._report.checks += 1
+        with self._service(None):
+            self._judge_all()
 
-    def _live(self, step: str, count: str, *, is_doomed: bool) -> None:
-        with self._service(*((step, count) if is_doomed else ())) as service:
-            self._keep_worker()
+    def _live(self, death: Death) -> None:
+        with self._service(death.command) as service:
+            self._keep_workers()
             self._gate.open()
-            if is_doomed:
-                self._judge_cuts_until(service.has_ended, _DOOM_WAIT_S)
-            else:
-                self._judge_cuts_until(lambda: False, self._random.uniform(0.05, 2.0))
-            self._report.kills[step if service.has_ended() else "at random"] += 1
+            is_over = service.has_ended if death.by_itself else lambda: False
+            self._judge_cuts_until(is_over, death.seconds)
+            if death.is_clean:
+                assert service.terminate() == 0, "a clean stop under load failed"
+            elif death.command and not death.by_itself and death.goes_on:
+                # The disk is well again: no restart is needed.
+                self._gate.close()
+                self._judge_all()
+            has_ended = service.has_ended()
+            is_late = death.by_itself and not has_ended
+            self._report.deaths["kill at random" if is_late else death.kind] += 1
             service.kill()
+
+    def _judge_all(self) -> None:
+        """Judge while interrupted calls still land, and when all is quiet."""
+        self._judge(is_quiet=False)
+        assert self._gate.wait_until_empty(_QUIET_WAIT_S), (
+            f"calls were never answered: {[w.name for w in self._writers if w.is_inside]}"
+        )
+        self._raise_errors()
+        self._judge(is_quiet=True)
 
     def _judge(self, *, is_quiet: bool) -> None:
         with StreamhouseClient(self._endpoint) as client:
@@ -235,54 +240,62 @@ class _Era:
                 self._report.rows_judged += checker.check(client, is_quiet=is_quiet)
 
     def _judge_cuts_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """While the service lives: every cut of the transactions' table holds whole ones only."""
-        assert self._transactions is not None
+        """While the service lives: every cut of the transactions' tables has whole ones only."""
+        cuts = [
+            c for c in self._checkers if isinstance(c, (TransactionChecker, KeyTransactionChecker))
+        ]
         deadline_s = time.monotonic() + seconds
         pause = threading.Event()
         with StreamhouseClient(self._endpoint, timeout_s=0.1) as client:
             while not is_over() and time.monotonic() < deadline_s:
                 try:
-                    self._transactions.check_cut(client)
-                    self._report.cuts_judged += 1
+                    for checker in cuts:
+                        checker.check_cut(client)
+                        self._report.cuts_judged += 1
                 except StreamhouseError as error:
                     if not is_unreachable(error):
                         raise
                 pause.wait(0.02)
 
     def _last_judgement(self) -> None:
-        with self._service(), StreamhouseClient(self._endpoint) as client:
-            self._stop_worker()
+        with self._service(None), StreamhouseClient(self._endpoint) as client:
+            self._stop_workers()
             tier_once(client)
             for checker in self._checkers:
                 checker.check_at_end(client)
                 if client.describe_table(checker.table).properties().datalake_enabled:
                     checker.check_lake(client)
+            for follower, ends in self._followers:
+                follower.wait_for(ends(), _QUIET_WAIT_S)
+        streamhouse("check", "--data-dir", self._directory, "--lake-rows")
+        self._report.checks += 1
 
     def _raise_errors(self) -> None:
         for writer in self._writers:
             if writer.error is not None:
                 raise AssertionError(f"{writer.name} failed") from writer.error
 
-    def _keep_worker(self) -> None:
-        """See that a tiering worker runs; most of them are doomed too."""
-        if self._worker is not None and self._worker.poll() is None:
-            return
-        if self._worker is not None:
-            self._report.worker_deaths += 1
-        step = self._random.choice((*ROUND_STEPS, *ROUND_STEPS, "never"))
-        count = str(self._random.choice((1, 3, 10)))
-        command = ("-m", "tests.torture.tiering_worker", self._endpoint, step, count)
-        log = (self._directory / "worker.log").open("ab")
-        with log:
-            self._worker = subprocess.Popen(
-                (sys.executable, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+    def _keep_workers(self) -> None:
+        """See that tiering workers run, all for all tables; most of them are doomed too."""
+        for place, worker in enumerate(self._workers):
+            if worker is not None and worker.poll() is None:
+                continue
+            if worker is not None:
+                self._report.worker_deaths += 1
+            step = self._random.choice((*_WORKER_STEPS, *_WORKER_STEPS, "never"))
+            count = str(self._random.choice((1, 3, 10)))
+            command = ("-m", "tests.torture.tiering_worker", self._endpoint, step, count)
+            with (self._directory / "worker.log").open("ab") as log:
+                self._workers[place] = subprocess.Popen(
+                    (sys.executable, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
 
-    def _stop_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.wait()
-            self._worker = None
+    def _stop_workers(self) -> None:
+        for place, worker in enumerate(self._workers):
+            if worker is not None:
+                worker.kill()
+                worker.wait()
+            self._workers[place] = None
 
 
 def _free_port() -> int:
@@ -300,8 +313,8 @@ def main() -> None:
     sys.stderr.write(f"seed {seed}\n")
     report = torture(seed=seed, seconds=given.minutes * 60)
     sys.stdout.write(report.text() + "\n")
-    for step, count in sorted(report.kills.items()):
-        sys.stdout.write(f"  killed {step}: {count}\n")
+    for kind, count in sorted(report.deaths.items()):
+        sys.stdout.write(f"  {kind}: {count}\n")
 
 
 if __name__ == "__main__":

@@ -16,23 +16,26 @@ import pyarrow as pa
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     OverloadedError,
+    StorageFailedError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
 )
-from tests.torture.ledger import AppendLedger, KeyLedger
+from tests.torture.ledger import AppendLedger
 
 __all__ = [
     "KEYS_ONLY",
     "KEYS_PER_WRITER",
     "KEY_SCHEMA",
     "LOG_SCHEMA",
+    "PATIENCE_S",
     "Appender",
     "Gate",
     "ImpatientAppender",
-    "KeyWriter",
     "TransactionWriter",
     "Writer",
+    "key_rows",
+    "patient_client",
 ]
 
 LOG_SCHEMA: Final = pa.schema(
@@ -52,8 +55,14 @@ KEY_SCHEMA: Final = pa.schema(
 KEYS_ONLY: Final = pa.schema([KEY_SCHEMA.field("key")])
 KEYS_PER_WRITER: Final = 300
 
-_PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 120.0
 _IMPATIENCE_S: Final = 0.3
+_DISAPPOINTMENTS: Final = (
+    OverloadedError,
+    StorageFailedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 
 
 class Gate:
@@ -117,14 +126,17 @@ class Writer(threading.Thread):
         self.calls = 0
         self.rows = 0
         self.error: BaseException | None = None
+        self.is_inside = False
 
     def run(self) -> None:
         try:
             while self.gate.enter():
+                self.is_inside = True
                 try:
                     self.rows += self.write()
                     self.calls += 1
                 finally:
+                    self.is_inside = False
                     self.gate.leave()
         except BaseException as error:  # noqa: BLE001 - told to the main thread, which raises it
             self.error = error
@@ -144,7 +156,7 @@ class Appender(Writer):
     def __init__(self, gate: Gate, ledger: AppendLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
         self.ledger = ledger
-        self._client = _patient_client(self.endpoint)
+        self._client = patient_client(self.endpoint)
         self._sent = 0
 
     def write(self) -> int:
@@ -177,40 +189,8 @@ class ImpatientAppender(Appender):
         with StorageClient(self.endpoint, timeout_s=_IMPATIENCE_S) as self._client:
             try:
                 return super().write()
-            except (UnknownOutcomeError, UnavailableError, OverloadedError):
+            except _DISAPPOINTMENTS:
                 return 0
-
-
-class KeyWriter(Writer):
-    """Upserts and deletes its own keys, and reads its own writes."""
-
-    def __init__(self, gate: Gate, ledger: KeyLedger, **common: object) -> None:
-        super().__init__(gate, **common)  # type: ignore[arg-type]
-        self.ledger = ledger
-        self._client = _patient_client(self.endpoint)
-        self._version = 0
-
-    def write(self) -> int:
-        first = self.number * KEYS_PER_WRITER
-        count = self.random.choice((1, 5, 50, KEYS_PER_WRITER))
-        keys = self.random.sample(range(first, first + KEYS_PER_WRITER), count)
-        self._version += 1
-        if self.random.random() < 0.2:
-            versions: dict[int, int | None] = dict.fromkeys(keys)
-            self.ledger.sending(versions)
-            self._client.delete(self.table, pa.table({"key": keys}, schema=KEYS_ONLY))
-        else:
-            versions = dict.fromkeys(keys, self._version)
-            self.ledger.sending(versions)
-            self._client.upsert(self.table, _key_rows(keys, self._version, self.text()))
-        self.ledger.stored(versions)
-        self._check_own(keys[0], versions[keys[0]])
-        return count
-
-    def _check_own(self, key: int, version: int | None) -> None:
-        row = self._client.lookup_one(self.table, key=key)
-        found = None if row is None else row["version"]
-        assert found == version, f"{self.table}: key {key} is {found} after {version} was written"
 
 
 class TransactionWriter(Writer):
@@ -222,14 +202,14 @@ class TransactionWriter(Writer):
     def __init__(self, gate: Gate, ledger: AppendLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
         self.ledger = ledger
-        self._client = _patient_client(self.endpoint)
+        self._client = patient_client(self.endpoint)
         self._version = 0
 
     def write(self) -> int:
         self._version += 1
         row = (self.number, self._version)
         self.ledger.sending([row])
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         pause = threading.Event()
         while True:
             try:
@@ -263,14 +243,15 @@ class TransactionWriter(Writer):
         return pa.table({name: values * self.ROWS for name, values in columns.items()}, LOG_SCHEMA)
 
 
-def _patient_client(endpoint: str) -> StorageClient:
-    """A client that rides out restarts: it does so once it has reached the service."""
-    client = StorageClient(endpoint, timeout_s=_PATIENCE_S)
+def patient_client(endpoint: str) -> StorageClient:
+    """Return a client that rides out restarts: it does so once it has reached the service."""
+    client = StorageClient(endpoint, timeout_s=PATIENCE_S)
     client.list_databases()
     return client
 
 
-def _key_rows(keys: list[int], version: int, text: str) -> pa.Table:
+def key_rows(keys: list[int], version: int, text: str) -> pa.Table:
+    """Return rows of these keys."""
     count = len(keys)
     columns = {"key": keys, "version": [version] * count, "text": [text] * count}
     return pa.table(columns, schema=KEY_SCHEMA)

@@ -318,3 +318,27 @@ def test_dropping_under_load_answers_everybody_and_deletes_everything(tmp_path: 
             assert list((tmp_path / "tables").iterdir()) == []
 
     asyncio.run(scenario())
+
+
+def test_a_request_that_was_read_before_the_schema_changed_is_stored_after_it(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = await _table(manager)
+            rows, keys = _named(range(3), "x"), pa.record_batch({"id": pa.array([0], pa.int64())})
+            changes = [
+                {"add": "unit", "type": "string"},
+                {"rename": "name", "to": "title"},
+            ]
+            await manager.alter_schema(table.path, changes)
+
+            await _write(manager, table, KeyWrite(0, rows))
+            await _write(manager, table, KeyWrite(0, keys, np.array([OPERATION_DELETE], np.int8)))
+
+            found = table.key_buckets[0].rows.lookup(_named(range(3), "").select(["id"]))
+            assert found.found.tolist() == [False, True, True]
+            assert found.rows.column("title").to_pylist() == ["x", "x"]
+            assert found.rows.column("unit").to_pylist() == [None, None]
+
+    asyncio.run(scenario())

@@ -1,0 +1,120 @@
+"""The tables of an era: what each has that the others have not, who writes to it, who judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from streamhouse.client import StreamhouseClient
+from tests.torture.checkers import (
+    KeyChecker,
+    KeyTransactionChecker,
+    LogChecker,
+    SchemaChecker,
+    TransactionChecker,
+)
+from tests.torture.key_writers import (
+    AddingWriter,
+    KeyTransactionWriter,
+    KeyWriter,
+    SchemaChanger,
+    VersionedWriter,
+)
+from tests.torture.ledger import AppendLedger, KeyLedger, SchemaLedger
+from tests.torture.writers import (
+    KEY_SCHEMA,
+    LOG_SCHEMA,
+    Appender,
+    ImpatientAppender,
+    TransactionWriter,
+    Writer,
+)
+
+__all__ = ["BUCKETS", "Checker", "Place", "create_tables", "places"]
+
+BUCKETS: Final = 3
+
+_NO_LAKE: Final = {"table.datalake.enabled": "false", "table.log.segment-bytes": "256kb"}
+_LAKE: Final = {
+    "table.datalake.freshness": "1s",
+    "table.log.segment-bytes": "64kb",
+    # Maintenance has something to do all the time.
+    "table.datalake.snapshot.max-age": "2s",
+    "table.datalake.snapshot.min-count": "3",
+    "table.datalake.orphan.min-age": "1min",
+}
+_SHORT_LOG: Final = {**_LAKE, "table.log.ttl": "1s"}
+_ADDING: Final = {"table.merge-engine": "aggregation", "fields.version.agg": "sum"}
+_VERSIONED: Final = {
+    "table.merge-engine": "versioned",
+    "table.merge-engine.versioned.ver-column": "version",
+}
+
+
+class Checker(Protocol):
+    """Judges one table."""
+
+    table: str
+
+    def check(self, client: StreamhouseClient, *, is_quiet: bool) -> int: ...
+
+    def check_lake(self, client: StreamhouseClient) -> None: ...
+
+    def check_at_end(self, client: StreamhouseClient) -> None: ...
+
+
+class Place(NamedTuple):
+    """Writers of one kind, `count` of them, for a table, with what they were told."""
+
+    checker: Checker | None
+    table: str
+    writer: type[Writer]
+    ledger: AppendLedger | KeyLedger | SchemaLedger
+    count: int
+
+
+_LOGS: Final[dict[str, Mapping[str, str]]] = {
+    "log": _NO_LAKE,
+    "lake_log": _SHORT_LOG,
+    "transactions": _SHORT_LOG,
+}
+_KEYS: Final[dict[str, Mapping[str, str]]] = {
+    "keys": _NO_LAKE,
+    "lake_keys": _SHORT_LOG,
+    "key_transactions": _LAKE,
+    "sums": {**_NO_LAKE, **_ADDING},
+    "versioned": {**_LAKE, **_VERSIONED},
+}
+
+
+def create_tables(client: StreamhouseClient) -> None:
+    """Create all tables."""
+    for name, properties in _LOGS.items():
+        client.create_table(name, LOG_SCHEMA, bucket_count=BUCKETS, properties=properties)
+    for name, properties in _KEYS.items():
+        client.create_table(
+            name, KEY_SCHEMA, primary_key=["key"], bucket_count=BUCKETS, properties=properties
+        )
+
+
+def places() -> Iterator[Place]:
+    """Yield who writes where."""
+    for name in ("log", "lake_log"):
+        rows = AppendLedger()
+        yield Place(LogChecker(name, rows), name, Appender, rows, 2)
+        yield Place(None, name, ImpatientAppender, rows, 1)
+    for name in ("keys", "lake_keys"):
+        keys = KeyLedger()
+        yield Place(KeyChecker(name, keys), name, KeyWriter, keys, 2)
+    for name in ("lake_log", "lake_keys"):
+        columns = SchemaLedger()
+        yield Place(SchemaChecker(name, columns), name, SchemaChanger, columns, 1)
+    rows = AppendLedger()
+    yield Place(
+        TransactionChecker("transactions", rows), "transactions", TransactionWriter, rows, 2
+    )
+    name, keys = "key_transactions", KeyLedger()
+    yield Place(KeyTransactionChecker(name, keys), name, KeyTransactionWriter, keys, 2)
+    for name, kind in (("sums", AddingWriter), ("versioned", VersionedWriter)):
+        keys = KeyLedger()
+        yield Place(KeyChecker(name, keys), name, kind, keys, 1)
