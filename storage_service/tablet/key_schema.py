@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE
-from streamhouse.storage_service.model.schema_change import in_current_version
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.key_bucket import table_rules
-from streamhouse.storage_service.tablet.key_request import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
-__all__ = ["change_key_schema", "check_no_transaction", "whole_rows_of_now"]
-
-
-def whole_rows_of_now(info: TableInfo, writes: Sequence[KeyWrite]) -> Sequence[KeyWrite]:
-    """Return writes of whole rows with those of earlier schemas as rows of the current one.
-
-    A request that was read before a change of the schema meets its table after it.
-    """
-    if len(info.schema_versions) == 1:
-        return writes
-    return [
-        write
-        if write.operations is not None and (write.operations == OPERATION_DELETE).all()
-        else write._replace(rows=in_current_version(info, write.rows))
-        for write in writes
-    ]
+__all__ = ["change_key_schema", "check_no_transaction"]
 
 
 def check_no_transaction(table: OpenTable, open_count: int) -> None:

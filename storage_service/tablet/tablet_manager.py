@@ -31,12 +31,9 @@ from streamhouse.storage_service.tablet.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
-from streamhouse.storage_service.tablet.key_schema import (
-    change_key_schema,
-    check_no_transaction,
-    whole_rows_of_now,
-)
+from streamhouse.storage_service.tablet.key_schema import change_key_schema, check_no_transaction
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
+from streamhouse.storage_service.tablet.key_writes import write_keys
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -323,19 +320,8 @@ class TabletManager:
         writer_id: int,
     ) -> Appended:
         """Upsert and delete all of `writes` or nothing; durable and visible on return."""
-        assert table.key_writer is not None
-        if not writes:
-            return Appended(ranges={}, timestamp_us=clock_us())
         try:
-            await table.gate.enter()
-            try:
-                # Its schema cannot change from here on.
-                if columns is None:
-                    writes = whole_rows_of_now(table.info, writes)
-                return await table.key_writer.write(writes, columns=columns, writer_id=writer_id)
-            finally:
-                # A write whose caller has gone goes on: commits wait for it by `settle`.
-                table.gate.leave()
+            return await write_keys(table, writes, columns=columns, writer_id=writer_id)
         except StreamhouseError:
             self.check_open(table)
             raise
