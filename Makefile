@@ -75,7 +75,7 @@ torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n
 	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: load
-load: setup ## A million appends, a thousand waiting clients, 200 tables of 8 buckets: memory, answers
+load: setup ## A million appends, a thousand waiting clients, 200 tables: memory and answers
 	$(BIN)/python -m tests.load.load
 
 .PHONY: lint
