@@ -121,11 +121,16 @@ def run_split(
     )
     try:
         with open_client(split) as client:
-            _check_identity(client, split)
-            folded = _folded(client, split)
-            survives = None if folded is None else folded.survives
-            _write_rows(client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
-            _check_identity(client, split)
+            try:
+                folded = _folded(client, split)
+                survives = None if folded is None else folded.survives
+                _write_rows(
+                    client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled
+                )
+            finally:
+                # Ids are never reused: the right one now means that it was right all along. Of
+                # another table's rows that went wrong, the better error is whose they are.
+                _check_identity(client, split)
         files = writer.close()
         kept = split.range.row_count if survives is None else int(np.count_nonzero(survives))
         written = sum(file.row_count for file in files)
@@ -148,7 +153,7 @@ def _file_name(split: TieringSplit) -> str:
 
 
 def _check_identity(client: StorageClient, split: TieringSplit) -> None:
-    """Raise when the path names another table by now; asked before and after reading the rows."""
+    """Raise when the path names another table by now; asked after reading the rows."""
     found = client.describe_table(split.table).table_id
     if found != split.table_id:
         raise TableNotFoundError(

@@ -84,7 +84,8 @@ class TieringRound:
 
     `token` goes to tasks, which open their own connections. `checkpoint` is called with each step
     once it is done; tests raise or die there. `is_stopping` ends the round early. `maintainer`
-    looks after the lake table once the rows are in it, in one of the `maintenance_slots`.
+    looks after the lake table once the rows are in it, in one of the `maintenance_slots`; while
+    others wait for this worker (`is_busy`) only once much more of it is due.
     """
 
     client: TieringClient
@@ -97,6 +98,7 @@ class TieringRound:
     checkpoint: Callable[[str], None] = lambda _: None
     is_stopping: Callable[[], bool] = lambda: False
     maintainer: Maintainer | None = None
+    is_busy: Callable[[], bool] = lambda: False
     maintenance_slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
     tracker: RoundTracker = field(init=False)
 
@@ -229,7 +231,8 @@ class TieringRound:
         self, maintenance: ClaimedMaintenance | None
     ) -> Iterator[tuple[IcebergLakeTable, ...]]:
         """Yield what to maintain now: it is due, and leaves slots to the rounds of other tables."""
-        due = () if maintenance is None else maintenance.due(self.assignment.state.positions)
+        positions = self.assignment.state.positions
+        due = () if maintenance is None else maintenance.due(positions, is_busy=self.is_busy())
         has_slot = bool(due) and self.maintenance_slots.acquire(blocking=False)
         try:
             yield due if has_slot else ()

@@ -52,9 +52,14 @@ class ClaimedMaintenance:
         found = (self.lake_table, *(() if self.history is None else (self.history,)))
         return tuple(lake_table for lake_table in found if lake_table.snapshot_id is not None)
 
-    def due(self, positions: Mapping[int, BucketPositions]) -> tuple[IcebergLakeTable, ...]:
-        """Return what to maintain now; `positions` say whether rows still wait. Never raises."""
-        is_behind = any(
+    def due(
+        self, positions: Mapping[int, BucketPositions], *, is_busy: bool = False
+    ) -> tuple[IcebergLakeTable, ...]:
+        """Return what to maintain now. Never raises.
+
+        `positions` say whether rows of this table still wait, `is_busy` whether other tables do.
+        """
+        is_behind = is_busy or any(
             end < positions[bucket].high_watermark for bucket, end in self.tiered_offsets.items()
         )
         try:

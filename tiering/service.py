@@ -122,6 +122,8 @@ class TieringService:
     stopping: threading.Event = field(default_factory=threading.Event)
     maintainer: Maintainer = field(init=False)
     _maintenance_slots: threading.Semaphore = field(init=False)
+    # Set while every slot is taken: tables that are due may be waiting.
+    _is_busy: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._maintenance_slots = threading.Semaphore(max(1, self.tables_in_flight // 2))
@@ -154,10 +156,13 @@ class TieringService:
                     in_flight.wait_idle(wait_s)
                     continue
                 if isinstance(answer, TieringIdle):
+                    self._is_busy.clear()
                     idle_log.idle(answer)
                     in_flight.wait_idle(min(answer.retry_after_ms / 1000, IDLE_WAIT_S_MAX))
                     continue
                 in_flight.start(answer)
+                if self.tables_in_flight > 1 and in_flight.is_full:
+                    self._is_busy.set()
                 in_flight.wait_for_slot()
 
     def _run_and_report(self, assignment: TieringAssignment) -> bool:
@@ -281,6 +286,7 @@ class TieringService:
             is_stopping=self.stopping.is_set,
             maintainer=self.maintainer,
             maintenance_slots=self._maintenance_slots,
+            is_busy=self._is_busy.is_set,
         ).run()
         _logger.info(
             "tiered table=%s kind=%s rows=%d files=%d bytes=%d seconds=%.3f snapshot=%d",

@@ -82,6 +82,11 @@ class TablesInFlight:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no slot is free."""
+        return len(self._running) >= self._slots
+
     def start(self, assignment: TieringAssignment) -> None:
         """Run the round in a free slot."""
         table = str(assignment.state.table.path)
@@ -97,7 +102,7 @@ class TablesInFlight:
 
     def wait_for_slot(self) -> None:
         """Return when a slot is free."""
-        while len(self._running) >= self._slots:
+        while self.is_full:
             self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
 
     def wait_idle(self, seconds: float) -> None:

@@ -1,0 +1,113 @@
+"""Several workers share the tables of a real service; one of them is killed in a round."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.tiering.iceberg_lake import IcebergLake
+from streamhouse.tiering.service import TieringService
+from streamhouse.tiering.thread_runner import ThreadRunner
+from tests.support.service_process import ServiceProcess
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+TABLES = [f"default.t{number}" for number in range(6)]
+ROWS = 300
+WAIT_S = 90.0
+
+
+@contextlib.contextmanager
+def _worker(endpoint: str, name: str) -> Iterator[TieringService]:
+    with StorageClient(endpoint) as client:
+        lake = IcebergLake(client.lake_catalog())
+        worker = TieringService(
+            client=client,
+            lake=lake,
+            runner=ThreadRunner(1),
+            worker_id=name,
+            tables_in_flight=2,
+            # Small rounds, so that tables take turns.
+            rows_per_round_max=ROWS // 2,
+        )
+        thread = threading.Thread(target=worker.run_forever)
+        thread.start()
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            thread.join(WAIT_S)
+            lake.close()
+            assert not thread.is_alive()
+
+
+def _eventually(reached: Callable[[], bool]) -> None:
+    deadline, pause = time.monotonic() + WAIT_S, threading.Event()
+    while not reached():
+        assert time.monotonic() < deadline
+        pause.wait(0.05)
+
+
+def _untiered(client: StorageClient) -> dict[str, int]:
+    return {
+        table["table"]: table["tiering"]["untiered_rows"] for table in client.status()["tables"]
+    }
+
+
+def _lake_ids(client: StorageClient, path: str) -> list[int]:
+    described = client.lake_catalog()
+    catalog = load_catalog(described.name, **described.properties)
+    try:
+        rows = catalog.load_table(tuple(path.split("."))).scan().to_arrow()
+        return sorted(rows["id"].to_pylist())
+    finally:
+        catalog.close()
+
+
+def _append(client: StorageClient, start: int) -> None:
+    for path in TABLES:
+        client.append(path, pa.table({"id": range(start, start + ROWS)}, schema=SCHEMA))
+
+
+def test_workers_share_the_tables_and_take_over_those_of_a_dead_one(tmp_path: Path) -> None:
+    with (
+        ServiceProcess(tmp_path, "--tiering-lease-ms", "1s") as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        for path in TABLES:
+            properties = {"table.datalake.freshness": "1s"}
+            client.create_table(path, SCHEMA, bucket_count=2, properties=properties)
+        client.create_table("empty", SCHEMA)
+        _append(client, 0)
+        program = [sys.executable, "-m", "tests.support.doomed_worker", service.endpoint]
+        dead = subprocess.run(
+            [*program, "files-written"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert dead.returncode == -signal.SIGKILL, dead.stderr
+
+        with _worker(service.endpoint, "one"), _worker(service.endpoint, "two"):
+            _eventually(lambda: not any(_untiered(client).values()))
+            _append(client, ROWS)
+            _eventually(lambda: not any(_untiered(client).values()))
+            _eventually(
+                lambda: {w["worker_id"] for w in client.status()["idle_workers"]} >= {"one", "two"}
+            )
+
+        for path in TABLES:
+            assert _lake_ids(client, path) == list(range(2 * ROWS))
+        # A table without rows has no lake table, and was never claimed.
+        empty = client.table_state("empty").lake
+        assert (empty.snapshot_id, empty.tiering_epoch) == (None, 0)
