@@ -27,6 +27,7 @@ from pyiceberg.typedef import Record
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
 from streamhouse.tiering.deleted_positions import data_paths_of
+from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.maintenance_plan import LiveDeletes, LiveFile
 from streamhouse.tiering.partition_layout import PartitionValues
 
@@ -90,7 +91,7 @@ class InventoryReader:
         found: dict[str, list[DataFile]] = {}
         data: list[DataFile] = []
         deletes: list[DataFile] = []
-        for manifest in snapshot.manifests(table.io):
+        for manifest in manifests_of(table.io, snapshot):
             files = self._manifests.get(manifest.manifest_path) or _live_files(manifest, table.io)
             found[manifest.manifest_path] = files
             (data if manifest.content is ManifestContent.DATA else deletes).extend(files)
@@ -134,7 +135,7 @@ def _values(record: Record) -> PartitionValues:
 def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
     if not (manifest.has_added_files() or manifest.has_existing_files()):
         return []
-    return [entry.data_file for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)]
+    return [entry.data_file for entry in live_entries(io, manifest)]
 
 
 def _is_foldable(file: DataFile) -> bool:

@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
+from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.position_deletes import LakeFile
 
 __all__ = ["LiveFiles", "LiveFilesCache"]
@@ -32,7 +33,7 @@ class _ManifestFiles:
     def __init__(self, manifest: ManifestFile, io: FileIO) -> None:
         self.by_bucket: dict[int, list[LakeFile]] = defaultdict(list)
         self.shared: list[LakeFile] = []
-        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+        for entry in live_entries(io, manifest):
             bucket, file = _lake_file(entry.data_file)
             if bucket is None:
                 self.shared.append(file)
@@ -77,7 +78,7 @@ class LiveFilesCache:
         """Return the live files of the table's current snapshot."""
         snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
         found = {}
-        for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        for manifest in [] if snapshot is None else manifests_of(table.io, snapshot):
             path = manifest.manifest_path
             if manifest.content is ManifestContent.DATA and _is_live(manifest):
                 found[path] = self._manifests.get(path) or _ManifestFiles(manifest, table.io)

@@ -6,17 +6,28 @@ size class, so that their number and the work per commit stay logarithmic in the
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, cast
 
-from pyiceberg.avro.codecs import AvroCompressionCodec
-from pyiceberg.avro.file import AvroOutputFile
+from pyiceberg.avro.codecs import (
+    AVRO_CODEC_KEY,
+    CODEC_MAPPING_ICEBERG_TO_AVRO,
+    AvroCompressionCodec,
+)
+from pyiceberg.avro.file import (
+    MAGIC,
+    META_SCHEMA,
+    SYNC_SIZE,
+    AvroFileHeader,
+    AvroOutputFile,
+)
+from pyiceberg.avro.resolver import construct_writer
 from pyiceberg.io import OutputFile
 from pyiceberg.manifest import (
-    DEFAULT_READ_VERSION,
     DataFile,
     DataFileContent,
     ManifestContent,
@@ -29,6 +40,14 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError
+from streamhouse.tiering.iceberg_avro import (
+    AVRO_SCHEMA_KEY,
+    ENTRY_NAME,
+    EntryForm,
+    entry_form,
+    live_entries,
+    manifests_of,
+)
 
 __all__ = ["SnapshotManifests"]
 
@@ -94,7 +113,7 @@ class SnapshotManifests:
         gone = {file.file_path: _manifest_content(file) for file in removed}
         touched = {(_manifest_content(file), file.spec_id) for file in removed}
         found = 0
-        for manifest in [] if parent is None else parent.manifests(self._table.io):
+        for manifest in [] if parent is None else manifests_of(self._table.io, parent):
             if not (manifest.has_added_files() or manifest.has_existing_files()):
                 continue
             if (manifest.content, manifest.partition_spec_id) not in touched:
@@ -156,7 +175,7 @@ class SnapshotManifests:
         return result
 
     def _live_entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        return manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
+        return live_entries(self._table.io, manifest)
 
     def _carried(self, entry: ManifestEntry, status: ManifestEntryStatus) -> ManifestEntry:
         """Return an entry of an older manifest as this snapshot's manifests have it."""
@@ -206,6 +225,31 @@ def _size_class(manifest_bytes: int) -> int:
 class _OneBlockFile(AvroOutputFile[ManifestEntry]):
     """Writes all its records as one block: a block per record costs a compression each."""
 
+    def __init__(
+        self, output_file: OutputFile, form: EntryForm, *, metadata: dict[str, str]
+    ) -> None:
+        # Without the base's own, which would make the writer again.
+        self.output_file = output_file
+        self.file_schema = form.schema
+        self.schema_name = ENTRY_NAME
+        self.sync_bytes = os.urandom(SYNC_SIZE)
+        self.writer = form.writer
+        self.metadata = metadata
+        self._avro_schema = form.avro_schema
+
+    def _write_header(self) -> None:
+        codec = self.metadata[AVRO_CODEC_KEY]
+        header = AvroFileHeader(
+            MAGIC,
+            {
+                **self.metadata,
+                AVRO_SCHEMA_KEY: self._avro_schema,
+                AVRO_CODEC_KEY: CODEC_MAPPING_ICEBERG_TO_AVRO.get(codec) or codec,
+            },
+            self.sync_bytes,
+        )
+        construct_writer(META_SCHEMA).write(self.encoder, header)
+
     def __enter__(self) -> _OneBlockFile:
         self._records: list[ManifestEntry] = []
         super().__enter__()
@@ -227,13 +271,8 @@ class _OneBlockFile(AvroOutputFile[ManifestEntry]):
 
 class _DataManifestWriter(ManifestWriterV2):
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        return _OneBlockFile(
-            output_file=self._output_file,
-            file_schema=self._with_partition(self.version),
-            record_schema=self._with_partition(DEFAULT_READ_VERSION),
-            schema_name="manifest_entry",
-            metadata=self._meta,
-        )
+        form = entry_form(self._spec.partition_type(self._schema))
+        return _OneBlockFile(self._output_file, form, metadata=self._meta)
 
 
 class _DeleteManifestWriter(_DataManifestWriter):

@@ -28,6 +28,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.tiering.catalog_errors import catalog_errors
+from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.iceberg_inventory import path_bounds
 from streamhouse.tiering.iceberg_offsets import (
     covered_offsets,
@@ -148,12 +149,12 @@ def _check_no_new_deletes(table: Table, rewrite: LakeReplacement, name: str) -> 
     if snapshot is None or (snapshot.sequence_number or 0) <= rewrite.base_sequence:
         return
     replaced = sorted(file.file_path for file in rewrite.removed)
-    for manifest in snapshot.manifests(table.io):
+    for manifest in manifests_of(table.io, snapshot):
         if manifest.content is not ManifestContent.DELETES:
             continue
         if manifest.sequence_number <= rewrite.base_sequence:
             continue
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+        for entry in live_entries(table.io, manifest):
             if (entry.sequence_number or 0) <= rewrite.base_sequence:
                 continue
             lower, upper = path_bounds(entry.data_file)

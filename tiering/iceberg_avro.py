@@ -1,0 +1,139 @@
+"""Manifests and manifest lists without working out their schema for every file.
+
+pyiceberg builds a tree of readers or writers from the schema of each file that it opens: more work
+than the few records of a small round are. The trees have no state, so one of each schema is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeVar
+
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
+from pyiceberg.avro.reader import Reader
+from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_reader
+from pyiceberg.avro.writer import Writer
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+    _inherit_from_manifest,
+    data_file_with_partition,
+    manifest_entry_schema_with_data_file,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
+from pyiceberg.types import StructType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+__all__ = [
+    "AVRO_SCHEMA_KEY",
+    "ENTRY_NAME",
+    "EntryForm",
+    "entry_form",
+    "live_entries",
+    "manifests_of",
+]
+
+AVRO_SCHEMA_KEY: Final = "avro.schema"
+ENTRY_NAME: Final = "manifest_entry"
+_SCHEMAS_MAX: Final = 256
+_D = TypeVar("_D", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryForm:
+    """How entries of one partition type are written: their schema, as Avro too, and a writer."""
+
+    schema: Schema
+    avro_schema: str
+    writer: Writer
+
+
+@lru_cache(_SCHEMAS_MAX)
+def entry_form(partition_type: StructType) -> EntryForm:
+    """Return how manifest entries with this partition type are written."""
+    data_file = data_file_with_partition(
+        format_version=DEFAULT_READ_VERSION, partition_type=partition_type
+    )
+    schema = manifest_entry_schema_with_data_file(
+        format_version=DEFAULT_READ_VERSION, data_file=data_file
+    )
+    avro = AvroSchemaConversion().iceberg_to_avro(schema, schema_name=ENTRY_NAME)
+    return EntryForm(schema, json.dumps(avro), construct_writer(schema))
+
+
+def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of a manifest whose files are live."""
+    with _EntryFile(io.new_input(manifest.manifest_path)) as entries:
+        return [
+            _inherit_from_manifest(entry, manifest)
+            for entry in entries
+            if entry.status != ManifestEntryStatus.DELETED
+        ]
+
+
+def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
+    """Return the manifests of a snapshot."""
+    with _ManifestListFile(io.new_input(snapshot.manifest_list)) as manifests:
+        return list(manifests)
+
+
+class _KeptReaders(AvroFile[_D]):
+    def __enter__(self) -> _KeptReaders[_D]:
+        with self.input_file.open() as stream:
+            self.decoder = new_decoder(stream.read())
+        self.header = _header_reader().read(self.decoder)
+        self.reader = self._reader_of(self.header.meta[AVRO_SCHEMA_KEY])
+        return self
+
+    def _reader_of(self, avro_schema: str) -> Reader:
+        raise NotImplementedError
+
+
+class _EntryFile(_KeptReaders[ManifestEntry]):
+    def _reader_of(self, avro_schema: str) -> Reader:
+        return _entry_reader(avro_schema)
+
+
+class _ManifestListFile(_KeptReaders[ManifestFile]):
+    def _reader_of(self, avro_schema: str) -> Reader:
+        return _manifest_reader(avro_schema)
+
+
+@lru_cache(1)
+def _header_reader() -> Reader:
+    return construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+
+
+@lru_cache(_SCHEMAS_MAX)
+def _entry_reader(avro_schema: str) -> Reader:
+    return resolve_reader(
+        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
+        MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
+        {-1: ManifestEntry, 2: DataFile},
+        {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    )
+
+
+@lru_cache(_SCHEMAS_MAX)
+def _manifest_reader(avro_schema: str) -> Reader:
+    return resolve_reader(
+        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
+        MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION],
+        {-1: ManifestFile, 508: PartitionFieldSummary},
+        {517: ManifestContent},
+    )
