@@ -29,15 +29,21 @@ __all__ = ["lake_bucket_rows"]
 
 
 def lake_bucket_rows(
-    catalog: LakeCatalog, table: TableInfo, lake: LakeState, bucket: int
+    catalog: LakeCatalog,
+    table: TableInfo,
+    lake: LakeState,
+    bucket: int,
+    *,
+    name: str | None = None,
 ) -> tuple[int, Iterator[pa.RecordBatch]]:
     """Return up to which offset the lake has the bucket's changes, and the rows they left.
 
     Batches have the table's columns, then `__offset`; one row group is in memory at a time. If the
     snapshot of `lake` was expired the current one is read, up to its own offset. Raises
-    `SnapshotNotFoundError` if the lake table is gone or is another one.
+    `SnapshotNotFoundError` if the lake table is gone or is another one. `name` is that of the lake
+    table, if it is not the table's own.
     """
-    opened = open_lake_table(catalog, str(table.path), table_uuid=lake.table_uuid)
+    opened = open_lake_table(catalog, name or str(table.path), table_uuid=lake.table_uuid)
     snapshot_id, end = lake.snapshot_id, lake.tiered_offsets[bucket]
     assert snapshot_id is not None, "something was tiered"
     current = [row["snapshot_id"] for row in opened.snapshots() if row["is_current"]]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 
 from streamhouse.connector.lake_bucket import lake_bucket_rows
 from streamhouse.connector.lake_planner import LakeTable, open_lake_table
@@ -12,7 +15,7 @@ from streamhouse.storage_service.client.lake_filesystem import (
     lake_file_properties,
 )
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeState, changelog_lake_name
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
@@ -26,27 +29,58 @@ def lake_problems(
     table: TableInfo,
     lake: LakeState,
     *,
-    log_ends: dict[int, int],
+    log_ends: Mapping[int, int],
+    key_offsets: Mapping[int, npt.NDArray[np.int64]],
     read_rows: bool,
 ) -> list[str]:
     """Return what is wrong with the lake table of a table that was tiered, a sentence each.
 
     Always: the table, its snapshot and its tiered offsets, and that each file has its size. With
     `read_rows` also that no row is there twice, and of log tables without `table.datalake.ttl` that
-    none is missing.
+    none is missing, and that those of a bucket in `key_offsets` are exactly these. The same of the
+    full history, which has every change.
     """
+    problems = _problems(catalog, table, lake, log_ends, key_offsets if read_rows else None)
+    if lake.changelog is None:
+        return problems
+    ends = lake.changelog.tiered_offsets
+    behind = [b for b, end in lake.tiered_offsets.items() if ends.get(b, 0) < end]
+    if behind:
+        problems.append(f"bucket {behind[0]}: the full history is behind the rows")
+    history = LakeState(
+        snapshot_id=lake.changelog.snapshot_id,
+        table_uuid=lake.changelog.table_uuid,
+        tiered_offsets=lake.changelog.tiered_offsets,
+    )
+    every = {bucket: np.arange(end) for bucket, end in history.tiered_offsets.items()}
+    name = changelog_lake_name(str(table.path))
+    found = _problems(catalog, table, history, log_ends, every if read_rows else None, name=name)
+    return [*problems, *(f"full history: {problem}" for problem in found)]
+
+
+def _problems(
+    catalog: LakeCatalog,
+    table: TableInfo,
+    lake: LakeState,
+    log_ends: Mapping[int, int],
+    offsets: Mapping[int, npt.NDArray[np.int64]] | None,
+    *,
+    name: str | None = None,
+) -> list[str]:
+    """Return the problems of one lake table; rows are read if `offsets` says which to expect."""
+    name = name or str(table.path)
     try:
-        opened = open_lake_table(catalog, str(table.path), table_uuid=lake.table_uuid)
+        opened = open_lake_table(catalog, name, table_uuid=lake.table_uuid)
         return [
             *_offset_problems(opened, lake, log_ends),
             *_file_problems(catalog, opened, table, lake),
-            *(_row_problems(catalog, table, lake) if read_rows else ()),
+            *(() if offsets is None else _row_problems(catalog, table, lake, offsets, name)),
         ]
     except StreamhouseError as error:
         return [error.message]
 
 
-def _offset_problems(opened: LakeTable, lake: LakeState, log_ends: dict[int, int]) -> list[str]:
+def _offset_problems(opened: LakeTable, lake: LakeState, log_ends: Mapping[int, int]) -> list[str]:
     problems = []
     current = [row["snapshot_id"] for row in opened.snapshots() if row["is_current"]]
     if not current:
@@ -99,10 +133,16 @@ def _file_problems(
     return problems
 
 
-def _row_problems(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> list[str]:
+def _row_problems(
+    catalog: LakeCatalog,
+    table: TableInfo,
+    lake: LakeState,
+    expected: Mapping[int, npt.NDArray[np.int64]],
+    name: str,
+) -> list[str]:
     problems = []
     for bucket in range(table.bucket_count):
-        end, batches = lake_bucket_rows(catalog, table, lake, bucket)
+        end, batches = lake_bucket_rows(catalog, table, lake, bucket, name=name)
         parts = [batch.column(OFFSET_COLUMN).to_numpy() for batch in batches]
         offsets = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
         twice = offsets[1:][offsets[1:] == offsets[:-1]]
@@ -114,4 +154,15 @@ def _row_problems(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> li
                 f"bucket {bucket}: the lake has {len(distinct(offsets))} of the {end} rows below"
                 " its tiered offset"
             )
+        # A successor of an expired snapshot covers more than is registered.
+        if bucket in expected and end == lake.tiered_offsets[bucket]:
+            for odd, problem in (
+                (np.setdiff1d(expected[bucket], offsets), "that it must have are missing"),
+                (np.setdiff1d(offsets, expected[bucket]), "that it has were replaced or deleted"),
+            ):
+                if len(odd):
+                    problems.append(
+                        f"bucket {bucket}: {len(odd)} rows {problem}; the first is of offset"
+                        f" {odd[0]}"
+                    )
     return problems

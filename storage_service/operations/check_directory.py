@@ -120,7 +120,9 @@ def _check_table(
         )
         if info.is_primary_key_table:
             kv = directory.key_rows(info.table_id, bucket)
-            check_rows_by_key(kv, log, info, found, report)
+            offsets = check_rows_by_key(kv, log, info, found, report)
+            if offsets is not None:
+                facts.lake_offsets[bucket] = offsets
         if found.log_start_offset > tiered and info.properties().datalake_enabled:
             report.warning(
                 f"{where}, bucket {bucket}",

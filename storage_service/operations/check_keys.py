@@ -35,17 +35,21 @@ __all__ = ["check_rows_by_key"]
 
 def check_rows_by_key(
     directory: Path, log: CheckedLog, info: TableInfo, facts: BucketFacts, report: CheckReport
-) -> None:
-    """Check the RocksDB in `directory` against the log that `facts` describe."""
+) -> npt.NDArray[np.int64] | None:
+    """Check the RocksDB in `directory` against the log that `facts` describe.
+
+    Returns the offsets of the row versions that the lake must have, None if they are not known.
+    """
     where = f"table '{info.path}', bucket {facts.bucket}"
     if not (directory / "CURRENT").is_file():
         report.warning(where, "has no rows by key; the next start makes them again")
-        return
+        return None
     try:
         with _opened_copy(directory, info, facts.bucket) as store:
-            _check_store(store, log, info, facts, report, where=where)
+            return _check_store(store, log, info, facts, report, where=where)
     except (StreamhouseError, pa.ArrowException) as error:
         report.error(where, f"its rows by key are unreadable: {error}")
+        return None
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def _check_store(
     report: CheckReport,
     *,
     where: str,
-) -> None:
+) -> npt.NDArray[np.int64] | None:
     marker = store.written_marker
     facts.applied_offset, facts.key_count = marker.applied_offset, marker.row_count
     if marker.applied_offset > facts.log_end_offset:
@@ -88,7 +92,7 @@ def _check_store(
             f"its rows by key have changes up to offset {marker.applied_offset}, the log starts at"
             f" {facts.log_start_offset}; the changes between are gone: serve with --rebuild",
         )
-        return
+        return None
     versions = np.sort(np.concatenate([_no_offsets(), *_scanned_versions(store)]))
     if len(versions) != marker.row_count:
         report.error(where, f"has {len(versions)} rows by key, but counts {marker.row_count}")
@@ -104,9 +108,14 @@ def _check_store(
             report.error(
                 where, f"{len(wrong)} row versions {problem}; the first is of offset {wrong[0]}"
             )
-    if info.schema_id == 0:
-        # Rows of other schema versions are stored in other bytes than the changelog's newest ones.
-        _check_contents(store, log, info, live, report, where=where, end=marker.applied_offset)
+    _check_contents(store, log, info, live, report, where=where, end=marker.applied_offset)
+    tiered = facts.tiered_offset
+    if not facts.log_start_offset <= tiered <= marker.applied_offset:
+        return None
+    # What the lake has is what lives, and what was replaced after it was tiered.
+    replaced = _retracted(log, marker.applied_offset, start=tiered)
+    found = np.concatenate([versions, replaced])
+    return np.unique(found[found < tiered])
 
 
 def _no_offsets() -> npt.NDArray[np.int64]:
@@ -128,6 +137,16 @@ def _changes(log: CheckedLog, end: int) -> tuple[npt.NDArray[np.int64], npt.NDAr
         replaced = batch.column(RETRACTS_COLUMN).drop_null()
         retracted.append(replaced.to_numpy(zero_copy_only=False))
     return np.concatenate(written), distinct(np.concatenate(retracted))
+
+
+def _retracted(log: CheckedLog, end: int, *, start: int) -> npt.NDArray[np.int64]:
+    """Return the offsets that the changes in [start, end) replaced."""
+    found = [_no_offsets()]
+    for base, batch in log.batches(end):
+        later = batch.slice(min(max(start - base, 0), batch.num_rows))
+        replaced = later.column(RETRACTS_COLUMN).drop_null()
+        found.append(replaced.to_numpy(zero_copy_only=False))
+    return np.concatenate(found)
 
 
 def _is_version(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:

@@ -6,6 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["BucketFacts", "CheckReport", "Finding", "Severity", "TableFacts"]
 
 
@@ -43,11 +46,16 @@ class BucketFacts:
 
 @dataclass(slots=True, kw_only=True)
 class TableFacts:
-    """One table, bucket by bucket."""
+    """One table, bucket by bucket.
+
+    `lake_offsets` are those of the row versions that the lake of a primary key table must have of
+    a bucket at its tiered offset, for the buckets of which that is known.
+    """
 
     path: str
     table_id: int
     buckets: list[BucketFacts] = field(default_factory=list)
+    lake_offsets: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(slots=True)

@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyiceberg.catalog import load_catalog
 
 from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.connector import lake_planner
+from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
@@ -35,6 +37,21 @@ def _events(start: int, end: int) -> pa.Table:
 def _users(start: int, end: int, name: str) -> pa.Table:
     ids = range(start, end)
     return pa.table({"id": ids, "name": [name] * len(ids)}, schema=USERS)
+
+
+def _orders(client: StreamhouseClient) -> None:
+    """A primary key table with a full history that changed its schema, tiered but for the end."""
+    history = {"table.datalake.changelog": "true"}
+    client.create_table("orders", USERS, primary_key=["id"], bucket_count=2, properties=history)
+    client.upsert("orders", _users(0, 100, "a"))
+    tier_once(client, "orders")
+    client.add_column("orders", "weight", pa.float32())
+    client.upsert("orders", _users(50, 60, "b"))
+    client.rename_column("orders", "name", "title")
+    tier_once(client, "orders")
+    rows = {"id": range(55, 120), "title": ["c"] * 65, "weight": pa.array([0.1] * 65, pa.float32())}
+    client.upsert("orders", pa.table(rows))
+    client.delete("orders", pa.table({"id": range(10)}))
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +78,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pa.table({"id": range(150, 250)}).cast(USERS.empty_table().select(["id"]).schema),
         )
         client.upsert("users", _users(240, 260, "c"))
+        _orders(client)
     return data
 
 
@@ -100,6 +118,9 @@ def test_a_sound_directory_is_found_sound_and_is_not_changed(data: Path) -> None
     assert sum(bucket["tiered_offset"] for bucket in tables["default.events"]) == 400
     assert all(bucket["segments"] > 1 for bucket in tables["default.events"])
     assert sum(bucket["key_count"] for bucket in tables["default.users"]) == 210
+    assert sum(bucket["key_count"] for bucket in tables["default.orders"]) == 110
+    # Ten before and after images are changes too.
+    assert sum(bucket["tiered_offset"] for bucket in tables["default.orders"]) == 120
     assert _contents(data) == before
     text = streamhouse("check", "--data-dir", data).stdout
     assert "is sound: 0 findings" in text
@@ -222,6 +243,31 @@ def test_damage_is_found(data: Path, damage: Callable[[Path], None], problem: st
     assert not report["is_sound"]
     errors = [f["problem"] for f in report["findings"] if f["severity"] == "error"]
     assert any(problem in error for error in errors), errors
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "problem"),
+    [
+        ("orders", "id == 20", "1 rows that it must have are missing"),
+        ("orders$changelog", "id == 55 and __change_type == '-U'", "full history: bucket"),
+    ],
+)
+def test_rows_that_are_gone_from_the_lake_are_found(
+    data: Path, name: str, rows: str, problem: str
+) -> None:
+    uri = f"sqlite:///{data / 'lake' / 'catalog.db'}"
+    table = load_catalog(DEFAULT_CATALOG_NAME, type="sql", uri=uri).load_table(("default", name))
+    table.delete(rows)
+    path = data / "tables" / "3" / "lake.json"
+    lake = json.loads(path.read_text())
+    known = lake["changelog"] if "$" in name else lake
+    known["snapshot_id"] = str(table.metadata.current_snapshot_id)
+    path.write_text(json.dumps(lake))
+    lake_planner._catalogs.clear()
+
+    report = _report(data, "--lake-rows", expect=1)
+
+    assert any(problem in finding["problem"] for finding in report["findings"]), report["findings"]
 
 
 def test_what_the_next_start_mends_is_a_warning(data: Path) -> None:

@@ -83,7 +83,14 @@ def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
         from streamhouse.connector.lake_check import lake_problems
 
         ends = {bucket.bucket: bucket.log_end_offset for bucket in facts.buckets}
-        for problem in lake_problems(catalog, table, lake, log_ends=ends, read_rows=read_rows):
+        for problem in lake_problems(
+            catalog,
+            table,
+            lake,
+            log_ends=ends,
+            key_offsets=facts.lake_offsets,
+            read_rows=read_rows,
+        ):
             report.error(f"lake of table '{table.path}'", problem)
 
     return check
