@@ -65,7 +65,7 @@ def run_many_tables(
         service.kill()
     started_s = time.monotonic()
     with (
-        ServiceProcess(directory, start_timeout_s=280) as service,
+        ServiceProcess(directory, start_timeout_s=280, stop_timeout_s=280) as service,
         StreamhouseClient(service.endpoint) as client,
     ):
         seen.restart_s = time.monotonic() - started_s
