@@ -27,6 +27,11 @@ class AppendWriter:
         """Count one acknowledged batch of `bucket`."""
         self._next_sequence[bucket] = self.next_sequence(bucket) + 1
 
+    def renew(self) -> None:
+        """Become another writer: what was sent as this one no longer has to do with it."""
+        self.writer_id = secrets.randbits(63) | 1
+        self._next_sequence.clear()
+
 
 class WriterPool:
     """Writers of one client that no call is using, by table. Thread-safe.

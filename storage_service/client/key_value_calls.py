@@ -225,6 +225,7 @@ class KeyValueCalls:
             parts = by_node.setdefault(table.nodes.get(bucket, ""), [])
             parts.append((bucket, writer.next_sequence(bucket), part))
         offsets: dict[int, tuple[int, int]] = {}
+        repeats: list[None] = []
         for node, parts in by_node.items():
             answer = self._transport.request(
                 "POST",
@@ -233,12 +234,16 @@ class KeyValueCalls:
                 body=encode_append_body(rows.schema, parts),
                 is_repeatable=True,
                 node=node,
+                on_repeat=lambda: repeats.append(None),
             )
             for text, (start, end) in json.loads(answer)["buckets"].items():
                 offsets[int(text)] = (int(start), int(end))
                 # What changed nothing was not stored, and its sequence is still the next.
                 if end > start:
                     writer.advance(int(text))
+        if repeats and any(start == end for start, end in offsets.values()):
+            # An attempt that still arrives may take the sequence: the next write must not have it.
+            writer.renew()
         return offsets
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -84,6 +84,7 @@ class HttpTransport:
         is_repeatable: bool,
         node: str = "",
         wait_s: float = 0.0,
+        on_repeat: Callable[[], None] | None = None,
     ) -> bytes:
         """Send a request and return the answer's body.
 
@@ -92,6 +93,7 @@ class HttpTransport:
             is_repeatable: sending it twice has the effect of sending it once.
             node: endpoint of the node to ask; empty means this transport's.
             wait_s: how long the service may hold the request on purpose.
+            on_repeat: called before the request is sent again; the one before may still arrive.
 
         Raises:
             StreamhouseError: what the service answered, or `UnavailableError` when it cannot be
@@ -123,6 +125,8 @@ class HttpTransport:
                     if method == "GET":
                         raise UnavailableError(error.message) from error
                     raise
+            if on_repeat is not None:
+                on_repeat()
             # Jitter keeps many clients from coming back in step.
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(wait * 2, _RETRY_WAIT_S_MAX)
