@@ -41,6 +41,7 @@ from streamhouse.storage_service.server.key_read_route import (
     answer_lookup,
     answer_prefix_lookup,
     answer_row,
+    row_in_memory,
 )
 from streamhouse.storage_service.server.key_write_route import answer_delete, answer_upsert
 from streamhouse.storage_service.server.log_format import REQUEST_ID
@@ -97,17 +98,53 @@ class ServiceApp:
             await self._answer_error(exchange, bug)
         finally:
             exchange.close()
-            seconds = time.perf_counter() - started
-            self._service.metrics.count_request(exchange.route, exchange.status, seconds)
-            _logger.debug(
-                "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
-                exchange.request_id,
-                exchange.method,
-                exchange.route,
-                exchange.status,
-                seconds * 1000,
-            )
+            self._count(exchange, started)
             REQUEST_ID.reset(outer)
+
+    def answer_at_once(self, scope: Scope) -> tuple[str, bytes] | None:
+        """Return request id and JSON body for a GET of one row that is in memory; else None.
+
+        It is admitted, limited and counted as every request; a refused one goes the ordinary way,
+        to be answered there.
+        """
+        path: str = scope["path"]
+        if not path.startswith(_TABLES) or "/rows/" not in path:
+            return None
+        raw: bytes = scope["raw_path"]
+        table, _, key = raw[len(_TABLES) :].decode("ascii").partition("/rows/")
+        if "/" in table or "%" in table:
+            return None
+        exchange = HttpExchange(
+            scope,
+            _no_receive,
+            _no_send,
+            request_id=self._request_id(scope),
+            stall_timeout_ms=self._service.config.answer_stall_timeout_ms,
+        )
+        started = time.perf_counter()
+        try:
+            self._service.access.admit(exchange)
+            with self._service.request():
+                body = row_in_memory(self._service, path=table, segments=key.split("/"))
+        except Exception:  # noqa: BLE001 - the ordinary way meets it again, reports and answers it
+            return None
+        if body is None:
+            return None
+        exchange.route, exchange.status = "row", 200
+        self._count(exchange, started)
+        return exchange.request_id, body
+
+    def _count(self, exchange: HttpExchange, started: float) -> None:
+        seconds = time.perf_counter() - started
+        self._service.metrics.count_request(exchange.route, exchange.status, seconds)
+        _logger.debug(
+            "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
+            exchange.request_id,
+            exchange.method,
+            exchange.route,
+            exchange.status,
+            seconds * 1000,
+        )
 
     async def _answer(self, exchange: HttpExchange) -> None:
         if exchange.path == STATUS_PAGE_PATH:
@@ -204,6 +241,14 @@ class ServiceApp:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 return str(value, "ascii")
         return f"{self._request_prefix}-{next(self._request_numbers)}"
+
+
+async def _no_receive() -> Message:
+    raise AssertionError("a request answered at once reads nothing")
+
+
+async def _no_send(_: Message) -> None:
+    raise AssertionError("a request answered at once is not answered here")
 
 
 def _is_iceberg(exchange: HttpExchange) -> bool:

@@ -37,7 +37,7 @@ from streamhouse.storage_service.tablet.row_reader import RowReader
 from streamhouse.storage_service.wire import ipc_message
 from streamhouse.storage_service.wire.request_stream import open_request
 
-__all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
+__all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row", "row_in_memory"]
 
 MORE_KEY: Final = b"streamhouse.more"
 _PREFIX_LIMIT_DEFAULT: Final = 1_000
@@ -92,15 +92,12 @@ async def answer_row(
 ) -> None:
     """Answer one row as JSON; raises `RowNotFoundError`."""
     exchange.query(())
-    table = _key_table(service, path)
-    key = key_from_url(segments, table.info)
-    if table.row_reader is None:
-        writers = json_writers(table.info.schema)
-        table.row_reader = RowReader(table.info, table.key_buckets, writers)
-    body = table.row_reader.find(key)
+    body = row_in_memory(service, path=path, segments=segments)
     if body is not None:
         await exchange.answer_small(200, b"application/json", body)
         return
+    table = _key_table(service, path)
+    key = key_from_url(segments, table.info)
     if _is_in_memory(table):
         answer = lookup_one(table.info, table.key_buckets, key)
     else:
@@ -109,6 +106,15 @@ async def answer_row(
     if answer.row is None:
         raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
     await exchange.answer_json(row_to_json(answer.row))
+
+
+def row_in_memory(service: Service, *, path: str, segments: Sequence[str]) -> bytes | None:
+    """Return one row as JSON if that takes no waiting, for the disk or for a publication."""
+    table = _key_table(service, path)
+    if table.row_reader is None:
+        writers = json_writers(table.info.schema)
+        table.row_reader = RowReader(table.info, table.key_buckets, writers)
+    return table.row_reader.find(key_from_url(segments, table.info))
 
 
 async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:

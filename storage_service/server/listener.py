@@ -173,7 +173,9 @@ def _uvicorn_config(config: ServiceConfig, app: ServiceApp) -> uvicorn.Config:
         app,
         loop="uvloop",
         http=bounded_protocol(
-            connections_max=config.connections_max, head_timeout_ms=config.keep_alive_timeout_ms
+            connections_max=config.connections_max,
+            head_timeout_ms=config.keep_alive_timeout_ms,
+            answer_at_once=app.answer_at_once,
         ),
         ws="none",
         lifespan="off",
