@@ -81,7 +81,10 @@ def test_a_service_killed_during_a_round_does_not_lose_or_repeat_rows(tmp_path: 
         _run_doomed(service.endpoint, "committed")
         service.kill()
 
-    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+    with (
+        ServiceProcess(tmp_path, "--tiering-lease-ms", "1s") as service,
+        StorageClient(service.endpoint) as client,
+    ):
         client.append("events", _rows(500, 600))
         moved = tier_once(client)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.client import StorageClient, TieringIdle
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.thread_runner import ThreadRunner
@@ -31,7 +31,9 @@ WAIT_S = 90.0
 
 
 @contextlib.contextmanager
-def _worker(endpoint: str, name: str) -> Iterator[TieringService]:
+def _worker(
+    endpoint: str, name: str, *, checkpoint: Callable[[str], None] = lambda _: None
+) -> Iterator[TieringService]:
     with StorageClient(endpoint) as client:
         lake = IcebergLake(client.lake_catalog())
         worker = TieringService(
@@ -39,6 +41,7 @@ def _worker(endpoint: str, name: str) -> Iterator[TieringService]:
             lake=lake,
             runner=ThreadRunner(1),
             worker_id=name,
+            checkpoint=checkpoint,
             tables_in_flight=2,
             # Small rounds, so that tables take turns.
             rows_per_round_max=ROWS // 2,
@@ -111,3 +114,37 @@ def test_workers_share_the_tables_and_take_over_those_of_a_dead_one(tmp_path: Pa
         # A table without rows has no lake table, and was never claimed.
         empty = client.table_state("empty").lake
         assert (empty.snapshot_id, empty.tiering_epoch) == (None, 0)
+
+
+def test_a_round_goes_on_across_a_restart_of_the_service(tmp_path: Path) -> None:
+    is_written, may_go_on = threading.Event(), threading.Event()
+
+    def stand_still(step: str) -> None:
+        if step == "files-written" and not is_written.is_set():
+            is_written.set()
+            assert may_go_on.wait(WAIT_S)
+
+    with contextlib.ExitStack() as stack:
+        with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+            endpoint = service.endpoint
+            properties = {"table.datalake.freshness": "1s"}
+            client.create_table(TABLES[0], SCHEMA, properties=properties)
+            client.append(TABLES[0], pa.table({"id": range(100)}, schema=SCHEMA))
+            worker = stack.enter_context(_worker(endpoint, "one", checkpoint=stand_still))
+            stack.callback(may_go_on.set)
+            assert is_written.wait(WAIT_S)
+            service.kill()
+
+        port = endpoint.rpartition(":")[2]
+        stack.enter_context(ServiceProcess(tmp_path, "--port", port))
+        client = stack.enter_context(StorageClient(endpoint))
+        refused = client.claim_tiering("two", tables=[TABLES[0]], force=True)
+        assert isinstance(refused, TieringIdle)
+        assert refused.reason == "leased"
+        may_go_on.set()
+        _eventually(lambda: not any(_untiered(client).values()))
+        # Before its service stops.
+        worker.stop()
+
+        assert client.table_state(TABLES[0]).lake.tiering_epoch == 1
+        assert _lake_ids(client, TABLES[0]) == list(range(100))
