@@ -8,6 +8,8 @@ import pytest
 
 from streamhouse.storage_service.errors import FencedError, UnavailableError
 from streamhouse.tiering.lease import Lease
+from streamhouse.tiering.ports import SilentObserver
+from streamhouse.tiering.round_tracker import RoundTracker
 
 
 class _Service:
@@ -16,8 +18,10 @@ class _Service:
     def __init__(self, *answers: Exception | None) -> None:
         self._answers = list(answers)
         self.beats = threading.Semaphore(0)
+        self.progress: list[dict[str, object]] = []
 
-    def heartbeat_tiering(self, path: str, *, epoch: int) -> None:
+    def heartbeat_tiering(self, path: str, *, epoch: int, **progress: object) -> None:
+        self.progress.append(progress)
         answer = self._answers.pop(0) if self._answers else None
         self.beats.release()
         if answer is not None:
@@ -32,12 +36,15 @@ class _Clock:
         return self.now_s
 
 
-def _lease(service: _Service, clock: _Clock, *, lease_ms: int = 30) -> Lease:
+def _lease(
+    service: _Service, clock: _Clock, *, lease_ms: int = 30, tracker: RoundTracker | None = None
+) -> Lease:
     return Lease(
         service,  # type: ignore[arg-type]  # only the heartbeat is used
         table="db.t",
         epoch=3,
         lease_ms=lease_ms,
+        tracker=tracker,
         monotonic_s=clock,
     )
 
@@ -50,6 +57,21 @@ def test_answered_heartbeats_keep_the_claim() -> None:
             assert service.beats.acquire(timeout=10)
         assert not lease.is_lost
         lease.check()
+
+
+def test_heartbeats_tell_how_far_the_round_is() -> None:
+    service, tracker = _Service(), RoundTracker(SilentObserver())
+    tracker.started("db.t", rows=10, splits=2)
+    tracker.wrote("db.t", rows=4)
+
+    with _lease(service, _Clock(), tracker=tracker):
+        assert service.beats.acquire(timeout=10)
+
+    assert service.progress[0] == {"step": "writing", "rows_done": 4, "rows_planned": 10}
+    tracker.ended("db.t")
+    assert tracker.step == "committing"
+    tracker.maintaining()
+    assert tracker.step == "maintaining"
 
 
 def test_the_services_refusal_ends_it_for_good() -> None:
