@@ -35,6 +35,7 @@ from streamhouse.connector.lake_pruning import (
     LakeQuery,
     ManifestFiles,
     SystemFields,
+    estimated_bytes,
     select_files,
 )
 from streamhouse.connector.predicate_iceberg import to_iceberg_expression
@@ -69,11 +70,15 @@ PartitionTest = Callable[[tuple[Any, ...]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFiles:
-    """The files one read needs, and the field ids of the table's columns in them."""
+    """The files one read needs, and the field ids of the table's columns in them.
+
+    `read_bytes` is about what the read decodes of the files.
+    """
 
     snapshot_id: int
     files: tuple[LakeFile, ...]
     field_ids: Mapping[str, int | None]
+    read_bytes: int
 
 
 def open_lake_table(
@@ -192,7 +197,12 @@ class LakeTable:
         field_ids = self._field_ids(schema, lake_schema, own_ids)
         planner = FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
         files = tuple(planner.files(snapshot))
-        return LakeFiles(snapshot_id=snapshot.snapshot_id, files=files, field_ids=field_ids)
+        return LakeFiles(
+            snapshot_id=snapshot.snapshot_id,
+            files=files,
+            field_ids=field_ids,
+            read_bytes=planner.read_bytes,
+        )
 
     def _covers(self, snapshot: Snapshot, offsets: Mapping[int, int]) -> bool:
         try:
@@ -251,6 +261,7 @@ class FilePlanner:
         query: LakeQuery,
         field_ids: Mapping[str, int | None],
     ) -> None:
+        self.read_bytes = 0
         self._name = name
         self._table = table
         self._lake_schema = lake_schema
@@ -285,7 +296,9 @@ class FilePlanner:
             if test is not None and not test[0](manifest):
                 continue
             files = data_files(self._table.io, manifest)
-            yield from self.lake_files(files, self.select(files), deletes)
+            indexes = self.select(files)
+            self.read_bytes += estimated_bytes(files, indexes, self._query, columns=self._columns)
+            yield from self.lake_files(files, indexes, deletes)
 
     def deletes_of(self, manifests: Iterable[ManifestFile]) -> DeleteIndex:
         """Return the position deletes of a snapshot's manifests."""

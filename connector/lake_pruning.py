@@ -9,7 +9,7 @@ No lake library here: manifests arrive as `ManifestFiles`, which the planner dec
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
@@ -20,9 +20,18 @@ import pyarrow as pa
 
 from streamhouse.connector.predicate import PlainValue, Predicate, statistics_key
 from streamhouse.connector.predicate_pruning import ColumnStatistics, may_match
+from streamhouse.connector.read_estimate import read_share
+from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
 
-__all__ = ["IntegerBounds", "LakeQuery", "ManifestFiles", "SystemFields", "select_files"]
+__all__ = [
+    "IntegerBounds",
+    "LakeQuery",
+    "ManifestFiles",
+    "SystemFields",
+    "estimated_bytes",
+    "select_files",
+]
 
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**63 - 1
@@ -33,13 +42,15 @@ class LakeQuery:
     """Which lake rows a read wants.
 
     `ranges` bucket -> wanted offsets; a bucket without one is not wanted. None means all rows of
-    the snapshot. Times in microseconds, `to` exclusive.
+    the snapshot. Times in microseconds, `to` exclusive. `clustering` is the order of rows in the
+    files of a batch layout, by which reads are estimated.
     """
 
     ranges: Mapping[int, OffsetRange] | None = None
     predicate: Predicate | None = None
     from_timestamp_us: int | None = None
     to_timestamp_us: int | None = None
+    clustering: Clustering = field(default_factory=Clustering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +161,45 @@ def select_files(
     candidates = np.flatnonzero(keep)
     if query.predicate is None:
         return candidates
-    known = [
-        (statistics_key((name,)), field_id, data_type)
-        for name, field_id, data_type in columns
-        if not pa.types.is_nested(data_type)
-    ]
+    known = _with_bounds(columns)
     chosen = [
         index
         for index in candidates.tolist()
         if may_match(query.predicate, _statistics(files, index, known))
     ]
     return np.array(chosen, dtype=np.int64)
+
+
+def estimated_bytes(
+    files: ManifestFiles,
+    chosen: Iterable[int],
+    query: LakeQuery,
+    *,
+    columns: Sequence[tuple[str, int, pa.DataType]],
+) -> int:
+    """Return about how many bytes of the files at the indexes `chosen` a read decodes."""
+    if query.predicate is None or not query.clustering.columns:
+        return sum(files.file_bytes[index] for index in chosen)
+    known = _with_bounds(columns)
+    total = 0.0
+    for index in chosen:
+        statistics = _statistics(files, index, known)
+        row_groups = len(files.row_group_starts[index] or ())
+        total += files.file_bytes[index] * read_share(
+            query.predicate, statistics, query.clustering, row_groups=row_groups
+        )
+    return int(total)
+
+
+def _with_bounds(
+    columns: Sequence[tuple[str, int, pa.DataType]],
+) -> list[tuple[str, int, pa.DataType]]:
+    """Return (statistics key, field id, type) of the columns that manifests have bounds of."""
+    return [
+        (statistics_key((name,)), field_id, data_type)
+        for name, field_id, data_type in columns
+        if not pa.types.is_nested(data_type)
+    ]
 
 
 def _in_ranges(

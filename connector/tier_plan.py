@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from streamhouse.connector.options import ReadOptions
 from streamhouse.connector.read_plan import (
+    FILE_OPEN_BYTES,
     SplitSizes,
     lake_pieces,
     log_pieces,
@@ -24,7 +25,8 @@ from streamhouse.connector.tier_ranges import TierRanges
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.client.lake_filesystem import lake_file_properties
 from streamhouse.storage_service.errors import SnapshotNotFoundError
-from streamhouse.storage_service.model.lake import LakeCatalog, changelog_lake_name
+from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
@@ -52,10 +54,14 @@ class ReadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeScan:
-    """The lake's share of a plan, and the context completed with what only the lake knows."""
+    """The lake's share of a plan, and the context completed with what only the lake knows.
+
+    `read_bytes` is about what it takes to read the pieces, opening files included.
+    """
 
     context: ScanContext
     pieces: Sequence[LakePiece]
+    read_bytes: int
 
 
 def read_context(
@@ -123,6 +129,7 @@ def plan_lake(
         predicate=context.predicate,
         from_timestamp_us=context.from_timestamp_us,
         to_timestamp_us=context.to_timestamp_us,
+        clustering=_clustering(state),
     )
     found = lake.plan(
         state.table.schema,
@@ -143,18 +150,30 @@ def plan_lake(
         from_timestamp_us=context.from_timestamp_us,
         to_timestamp_us=context.to_timestamp_us,
     )
-    return LakeScan(context=context, pieces=pieces)
+    read_bytes = found.read_bytes + len(pieces) * FILE_OPEN_BYTES
+    return LakeScan(context=context, pieces=pieces, read_bytes=read_bytes)
+
+
+def _clustering(state: TableState) -> Clustering:
+    layout = state.table.descriptor.batch_layout()
+    if layout is None or state.lake.role is not LakeRole.BATCH:
+        return Clustering()
+    return layout.clustering
 
 
 def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
-    """Open the lake table of `state`; raises `SnapshotNotFoundError` before the first round."""
+    """Open the lake table that `state` is about, of the rows or of the batch layout.
+
+    Raises `SnapshotNotFoundError` before the first round.
+    """
     # The lake library takes half a second to import: only reads that need it pay.
     from streamhouse.connector.lake_planner import open_lake_table
 
     table = str(state.table.path)
     if state.lake.snapshot_id is None:
         raise SnapshotNotFoundError(f"table '{table}' has no lake snapshot yet: nothing was tiered")
-    return open_lake_table(catalog, table, table_uuid=state.lake.table_uuid)
+    name = state.lake.role.lake_name(table)
+    return open_lake_table(catalog, name, table_uuid=state.lake.table_uuid)
 
 
 def _open_history(catalog: LakeCatalog, state: TableState) -> LakeTable:
@@ -163,7 +182,7 @@ def _open_history(catalog: LakeCatalog, state: TableState) -> LakeTable:
 
     history = state.lake.changelog
     assert history is not None, "only a table with a full history has changes in the lake"
-    name = changelog_lake_name(str(state.table.path))
+    name = LakeRole.CHANGES.lake_name(str(state.table.path))
     return open_lake_table(catalog, name, table_uuid=history.table_uuid)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from streamhouse.connector.iceberg_read import plan_source_read, source_state
 from streamhouse.connector.key_table_read import plan_key_table_rows
+from streamhouse.connector.layout_choice import choose_layout
 from streamhouse.connector.options import ReadOptions, ShapeOptions
 from streamhouse.connector.read_plan import pack
 from streamhouse.connector.row_form import RowForm, batch_form, check_columns, shape_columns
@@ -60,6 +61,8 @@ def plan_batch_read(
     form = batch_form(state.table, name)
     context = read_context(state, options, output)
     check_columns(context, form, name)
+    if form is RowForm.ROWS:
+        state = choose_layout(client, state, context, options)
     if options.as_of_snapshot is None and form is RowForm.ROWS and context.has_changelog:
         return plan_key_table_rows(client, state, context, options)
     context = replace(

@@ -21,6 +21,7 @@ from streamhouse.storage_service.model.lake import (
     LAKE_CHANGE_TYPE_FIELD,
     LAKE_SYSTEM_FIELDS,
     SYSTEM_FIELD_ID_FIRST,
+    LakeRole,
 )
 from streamhouse.storage_service.model.schema import Schema
 
@@ -88,11 +89,11 @@ def _paths_inside(data_type: pa.DataType, path: FieldPath) -> Iterator[FieldPath
 
 
 def lake_arrow_schema(
-    schema: Schema, nested_ids: Mapping[FieldPath, int], *, has_changes: bool = False
+    schema: Schema, nested_ids: Mapping[FieldPath, int], *, role: LakeRole = LakeRole.ROWS
 ) -> pa.Schema:
     """Return the schema of the table's lake files: user columns, then the system columns.
 
-    Files of a full history, which `has_changes`, have the change type between them.
+    Files of a full history have the change type between them.
     """
     fields = [
         _numbered(
@@ -103,7 +104,7 @@ def lake_arrow_schema(
         )
         for column in schema.columns
     ]
-    if has_changes:
+    if role is LakeRole.CHANGES:
         fields.append(_with_id(LAKE_CHANGE_TYPE_FIELD, CHANGE_TYPE_FIELD_ID))
     fields += [
         _with_id(field, SYSTEM_FIELD_ID_FIRST + position)

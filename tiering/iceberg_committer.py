@@ -32,7 +32,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.model.lake import LakeDebt
+from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
@@ -87,16 +87,16 @@ class IcebergLakeTable:
         info: TableInfo,
         *,
         live_files: LiveFilesCache | None = None,
-        has_changes: bool = False,
+        role: LakeRole = LakeRole.ROWS,
     ) -> None:
         self._table = table
         self._info = info
-        self.has_changes = has_changes
-        """Whether it is the table's full history: every change, instead of rows."""
-        self.name = ".".join(lake_identifier(info, has_changes=has_changes))
+        self.role = role
+        """Which of the table's lake tables it is."""
+        self.name = ".".join(lake_identifier(info, role=role))
         """`database.table`, as the catalog has it."""
         self._live_files = live_files or LiveFilesCache()
-        self._layout = layout_of(table, info, has_changes=has_changes)
+        self._layout = layout_of(table, info, role=role)
 
     @property
     def uuid(self) -> str:
@@ -133,9 +133,7 @@ class IcebergLakeTable:
     @property
     def covered(self) -> CoveredOffsets | None:
         """The offsets that the current snapshot covers, None before the first round."""
-        return covered_offsets(
-            self._table.metadata, table_id=self._info.table_id, has_changes=self.has_changes
-        )
+        return covered_offsets(self._table.metadata, table_id=self._info.table_id, role=self.role)
 
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
@@ -183,7 +181,7 @@ class IcebergLakeTable:
             table_id=self._info.table_id,
             epoch=commit.epoch,
             tiered_offsets=commit.tiered_offsets,
-            has_changes=self.has_changes,
+            role=self.role,
         )
         attempts = _Attempts()
         self._check_base(commit)

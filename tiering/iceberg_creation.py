@@ -13,6 +13,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table import Table
+from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
     AddSchemaUpdate,
@@ -28,7 +29,8 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, changelog_lake_name
+from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import (
     FieldPath,
@@ -49,13 +51,17 @@ __all__ = ["LakeLayout", "create_lake_table", "lake_identifier", "layout_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeLayout:
-    """How files for a lake table must be written, and under which ids they are committed."""
+    """How files for a lake table must be written, and under which ids they are committed.
+
+    A `clustering` without columns: rows are in the order of the stream.
+    """
 
     file_schema: pa.Schema
     iceberg_schema: IcebergSchema
     partitioning: tuple[LakePartitionField, ...]
     spec_id: int
     sort_order_id: int
+    clustering: Clustering
 
 
 def create_lake_table(
@@ -64,28 +70,27 @@ def create_lake_table(
     *,
     service_id: str = "",
     folder_suffix: str = "",
-    has_changes: bool = False,
+    role: LakeRole = LakeRole.ROWS,
 ) -> Table:
     """Create the lake table and return it as the catalog has it.
 
-    `folder_suffix` is appended to the place that the catalog proposes. With `has_changes` it is the
-    one of the table's full history.
+    `folder_suffix` is appended to the place that the catalog proposes.
 
     Raises whatever the catalog raises, also when another worker created it first.
     """
-    identifier = lake_identifier(table, has_changes=has_changes)
+    identifier = lake_identifier(table, role=role)
     catalog.create_namespace_if_not_exists(table.path.database)
     nested_ids = assign_nested_ids(table.schema)
     schema = lake_schema(
         table.schema,
         nested_ids,
         primary_key=table.descriptor.primary_key,
-        has_changes=has_changes,
+        role=role,
     )
-    partitioning = lake_partitioning(table.descriptor, has_changes=has_changes)
+    partitioning = lake_partitioning(table.descriptor, role=role)
     spec = lake_partition_spec(partitioning, schema)
-    sort_order = lake_sort_order(schema)
-    properties = lake_properties(table, service_id=service_id, has_changes=has_changes)
+    sort_order = lake_sort_order(schema, _clustering(table, role))
+    properties = lake_properties(table, service_id=service_id, role=role)
     # Only what the catalog decides is taken from its proposal: identity, place, format version.
     staged = catalog.create_table_transaction(identifier, schema, properties=properties)._table
     updates = (
@@ -104,20 +109,19 @@ def create_lake_table(
     return catalog.load_table(identifier)
 
 
-def lake_identifier(table: TableInfo, *, has_changes: bool = False) -> tuple[str, str]:
-    """Return the name in the catalog of the table's lake table, or of its full history."""
-    name = table.path.table
-    return table.path.database, changelog_lake_name(name) if has_changes else name
+def lake_identifier(table: TableInfo, *, role: LakeRole = LakeRole.ROWS) -> tuple[str, str]:
+    """Return the name in the catalog of the table's lake table of that role."""
+    return table.path.database, role.lake_name(table.path.table)
 
 
-def layout_of(lake_table: Table, table: TableInfo, *, has_changes: bool = False) -> LakeLayout:
-    """Return how files for `lake_table`, of rows or of changes, must be written.
+def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS) -> LakeLayout:
+    """Return how files for `lake_table` must be written.
 
     Columns, partition specs and sort orders that another engine added are left alone. Raises
     `UnsupportedError` naming what is not as Streamhouse made it.
     """
     metadata = lake_table.metadata
-    where = f"lake table '{'.'.join(lake_identifier(table, has_changes=has_changes))}'"
+    where = f"lake table '{'.'.join(lake_identifier(table, role=role))}'"
     if metadata.format_version != 2:
         raise UnsupportedError(f"{where} has format version {metadata.format_version}, not 2")
     found = metadata.schema()
@@ -126,7 +130,7 @@ def layout_of(lake_table: Table, table: TableInfo, *, has_changes: bool = False)
         table.schema,
         nested_ids,
         primary_key=table.descriptor.primary_key,
-        has_changes=has_changes,
+        role=role,
     )
     for field in wanted.fields:
         try:
@@ -138,14 +142,21 @@ def layout_of(lake_table: Table, table: TableInfo, *, has_changes: bool = False)
                 f"{where}: field {field.field_id} must be '{field.name}' {field.field_type}, but is"
                 f" {'missing' if there is None else f'{there.name!r} {there.field_type}'}"
             )
-    partitioning = lake_partitioning(table.descriptor, has_changes=has_changes)
+    partitioning = lake_partitioning(table.descriptor, role=role)
+    clustering = _clustering(table, role)
     return LakeLayout(
-        file_schema=lake_arrow_schema(table.schema, nested_ids, has_changes=has_changes),
+        file_schema=lake_arrow_schema(table.schema, nested_ids, role=role),
         iceberg_schema=wanted,
         partitioning=partitioning,
         spec_id=_spec_id(lake_table, lake_partition_spec(partitioning, wanted), where=where),
-        sort_order_id=_sort_order_id(lake_table, wanted),
+        sort_order_id=_sort_order_id(lake_table, lake_sort_order(wanted, clustering)),
+        clustering=clustering,
     )
+
+
+def _clustering(table: TableInfo, role: LakeRole) -> Clustering:
+    layout = table.descriptor.batch_layout() if role is LakeRole.BATCH else None
+    return Clustering() if layout is None else layout.clustering
 
 
 def _own_nested_ids(schema: IcebergSchema) -> dict[FieldPath, int]:
@@ -165,10 +176,10 @@ def _spec_id(lake_table: Table, wanted: PartitionSpec, *, where: str) -> int:
     raise UnsupportedError(f"{where} has no partition spec {wanted}")
 
 
-def _sort_order_id(lake_table: Table, schema: IcebergSchema) -> int:
-    """Return the id of the order by `__offset`; 0, unsorted, when another engine removed it."""
-    wanted = [str(field) for field in lake_sort_order(schema).fields]
+def _sort_order_id(lake_table: Table, wanted: SortOrder) -> int:
+    """Return the id of the order `wanted`; 0, unsorted, when another engine removed it."""
+    fields = [str(field) for field in wanted.fields]
     for order in lake_table.metadata.sort_orders:
-        if [str(field) for field in order.fields] == wanted:
+        if [str(field) for field in order.fields] == fields:
             return order.order_id
     return 0

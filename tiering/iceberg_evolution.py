@@ -25,7 +25,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.types import NestedField
 
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import NESTED_FIELD_ID_FIRST, assign_nested_ids
 from streamhouse.tiering.iceberg_schema import known_nested_ids, lake_partition_spec, lake_schema
@@ -37,17 +37,15 @@ _logger = logging.getLogger(__name__)
 
 
 def evolve_lake_table(
-    catalog: Catalog, lake_table: Table, table: TableInfo, *, has_changes: bool = False
+    catalog: Catalog, lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS
 ) -> Table:
     """Return the lake table with the columns of `table`, committed if they were not yet.
-
-    `has_changes`: it is the lake table of the table's full history.
 
     A commit that loses against another one is no error: the table is read again and judged anew.
     """
     if table.schema_id == 0:
         return lake_table
-    wanted = _wanted(lake_table, table, has_changes=has_changes)
+    wanted = _wanted(lake_table, table, role=role)
     if wanted is None:
         return lake_table
     metadata = lake_table.metadata
@@ -66,13 +64,13 @@ def evolve_lake_table(
     else:
         _logger.info("lake table %s has schema version %d now", table.path, table.schema_id)
     found = catalog.load_table(lake_table.name())
-    if _wanted(found, table, has_changes=has_changes) is None:
+    if _wanted(found, table, role=role) is None:
         return found
-    return evolve_lake_table(catalog, found, table, has_changes=has_changes)
+    return evolve_lake_table(catalog, found, table, role=role)
 
 
 def evolve_partitioning(
-    catalog: Catalog, lake_table: Table, table: TableInfo, *, has_changes: bool
+    catalog: Catalog, lake_table: Table, table: TableInfo, *, role: LakeRole
 ) -> Table:
     """Return the lake table with the partition spec of `table` as its default one.
 
@@ -80,9 +78,7 @@ def evolve_partitioning(
     (Iceberg spec, "Partition Evolution").
     """
     schema = lake_table.metadata.schema()
-    wanted = lake_partition_spec(
-        lake_partitioning(table.descriptor, has_changes=has_changes), schema
-    )
+    wanted = lake_partition_spec(lake_partitioning(table.descriptor, role=role), schema)
     if _transforms(lake_table.spec()) == _transforms(wanted):
         return lake_table
     metadata = lake_table.metadata
@@ -108,7 +104,7 @@ def evolve_partitioning(
     else:
         _logger.info("lake table %s is partitioned by %s now", table.path, wanted)
     found = catalog.load_table(lake_table.name())
-    return evolve_partitioning(catalog, found, table, has_changes=has_changes)
+    return evolve_partitioning(catalog, found, table, role=role)
 
 
 def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:
@@ -143,7 +139,7 @@ def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
     return PartitionSpec(*fields, spec_id=spec_id)
 
 
-def _wanted(lake_table: Table, table: TableInfo, *, has_changes: bool) -> IcebergSchema | None:
+def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSchema | None:
     """Return the schema the lake table should have, or None if it has it."""
     found = lake_table.metadata.schema()
     nested_ids = assign_nested_ids(
@@ -153,7 +149,7 @@ def _wanted(lake_table: Table, table: TableInfo, *, has_changes: bool) -> Iceber
         table.schema,
         nested_ids,
         primary_key=table.descriptor.primary_key,
-        has_changes=has_changes,
+        role=role,
     )
     known = table.column_ids | {field.field_id for field in ours.fields}
     foreign = [field for field in found.fields if field.field_id not in known]

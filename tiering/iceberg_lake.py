@@ -21,12 +21,11 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import (
-    CHANGELOG_OF_PROPERTY,
     SERVICE_ID_PROPERTY,
-    TABLE_ID_PROPERTY,
-    ChangelogLakeState,
     LakeCatalog,
+    LakeRole,
     LakeState,
+    SideLakeState,
 )
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
@@ -69,27 +68,25 @@ class IcebergLake:
     def open_or_create(
         self,
         table: TableInfo,
-        state: LakeState | ChangelogLakeState | None,
+        state: LakeState | SideLakeState | None,
         *,
-        has_changes: bool = False,
+        role: LakeRole = LakeRole.ROWS,
     ) -> IcebergLakeTable:
         """Return the lake table of `table`, created if the table was never tiered.
 
-        With `has_changes` the one of its full history. `state` is what the service knows of it.
+        `state` is what the service knows of it.
 
         Raises:
             AlreadyExistsError: the name is taken by a table that is not this one's lake.
             NotFoundError: the table was tiered, but its lake table is not in the catalog.
             UnavailableError: the catalog cannot be reached.
         """
-        identifier = lake_identifier(table, has_changes=has_changes)
-        owner_property = CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY
+        identifier = lake_identifier(table, role=role)
+        owner_property = role.owner_property
         with catalog_errors(f"open lake table '{'.'.join(identifier)}'"):
-            found = self._load_or_create(table, state, has_changes=has_changes)
+            found = self._load_or_create(table, state, role=role)
         self._check_owner(found, table, state, owner_property)
-        return IcebergLakeTable(
-            found, table, live_files=self._live_files_of(found), has_changes=has_changes
-        )
+        return IcebergLakeTable(found, table, live_files=self._live_files_of(found), role=role)
 
     def _live_files_of(self, found: Table) -> LiveFilesCache:
         uuid = found.metadata.table_uuid
@@ -101,10 +98,10 @@ class IcebergLake:
             return cache
 
     def _load_or_create(
-        self, table: TableInfo, state: LakeState | ChangelogLakeState | None, *, has_changes: bool
+        self, table: TableInfo, state: LakeState | SideLakeState | None, *, role: LakeRole
     ) -> Table:
-        identifier = lake_identifier(table, has_changes=has_changes)
-        owner_property = CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY
+        identifier = lake_identifier(table, role=role)
+        owner_property = role.owner_property
         for attempt in range(OPEN_ATTEMPTS_MAX):
             try:
                 catalog = self._open_catalog()
@@ -113,12 +110,8 @@ class IcebergLake:
                     found = catalog.load_table(identifier)
                     if not self._is_of_a_dropped_table(found, table, owner_property):
                         if self._is_of(found, table, owner_property):
-                            found = evolve_lake_table(
-                                catalog, found, table, has_changes=has_changes
-                            )
-                            found = evolve_partitioning(
-                                catalog, found, table, has_changes=has_changes
-                            )
+                            found = evolve_lake_table(catalog, found, table, role=role)
+                            found = evolve_partitioning(catalog, found, table, role=role)
                         return found
                     self._put_aside(catalog, found, owner_property)
                     # Engines that clean up below a table's folder must not meet the other's files.
@@ -128,7 +121,7 @@ class IcebergLake:
                         table,
                         service_id=service_id,
                         folder_suffix=suffix,
-                        has_changes=has_changes,
+                        role=role,
                     )
                 except (NoSuchTableError, NoSuchNamespaceError):
                     if state is not None and state.snapshot_id is not None:
@@ -137,9 +130,7 @@ class IcebergLake:
                             f" '{self._described.name}', but rows were tiered to it (snapshot"
                             f" {state.snapshot_id}): restore it, or use the catalog it is in"
                         ) from None
-                    return create_lake_table(
-                        catalog, table, service_id=service_id, has_changes=has_changes
-                    )
+                    return create_lake_table(catalog, table, service_id=service_id, role=role)
             except StreamhouseError:
                 raise
             except Exception:  # each kind of catalog says "collided" differently
@@ -187,7 +178,7 @@ class IcebergLake:
         self,
         found: Table,
         table: TableInfo,
-        state: LakeState | ChangelogLakeState | None,
+        state: LakeState | SideLakeState | None,
         owner_property: str,
     ) -> None:
         owner = found.metadata.properties.get(owner_property)

@@ -17,13 +17,13 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.model.lake import (
-    CHANGELOG_OF_PROPERTY,
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
-    TABLE_ID_PROPERTY,
+    OWNER_PROPERTIES,
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
+    LakeRole,
     tiered_offsets_from_property,
     tiered_offsets_to_property,
 )
@@ -46,12 +46,12 @@ class CoveredOffsets:
 
 
 def round_properties(
-    *, table_id: int, epoch: int, tiered_offsets: Mapping[int, int], has_changes: bool = False
+    *, table_id: int, epoch: int, tiered_offsets: Mapping[int, int], role: LakeRole = LakeRole.ROWS
 ) -> dict[str, str]:
     """Return the snapshot properties of a round; `tiered_offsets` has every bucket."""
     return {
         COMMIT_USER_PROPERTY: COMMIT_USER,
-        _owner_property(has_changes): str(table_id),
+        role.owner_property: str(table_id),
         TIERING_EPOCH_PROPERTY: str(epoch),
         TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(tiered_offsets),
     }
@@ -60,8 +60,7 @@ def round_properties(
 def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
     """Return the table properties that go with a snapshot of those properties."""
     kept = (
-        TABLE_ID_PROPERTY,
-        CHANGELOG_OF_PROPERTY,
+        *OWNER_PROPERTIES,
         TIERING_EPOCH_PROPERTY,
         TIERED_OFFSETS_PROPERTY,
     )
@@ -70,13 +69,13 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
 
 
 def covered_offsets(
-    metadata: TableMetadata, *, table_id: int, has_changes: bool = False
+    metadata: TableMetadata, *, table_id: int, role: LakeRole = LakeRole.ROWS
 ) -> CoveredOffsets | None:
     """Return what the current snapshot covers, or None when no round of `table_id` is in it.
 
-    `has_changes`: it is the lake table of the table's full history.
+    `role` is the lake table's.
     """
-    owner = (_owner_property(has_changes), str(table_id))
+    owner = (role.owner_property, str(table_id))
     oldest: Snapshot | None = None
     for snapshot in _ancestors(metadata):
         if snapshot.summary is not None:
@@ -93,10 +92,6 @@ def covered_offsets(
 def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
     """Whether the current snapshot is `snapshot_id` or comes from it."""
     return any(snapshot.snapshot_id == snapshot_id for snapshot in _ancestors(metadata))
-
-
-def _owner_property(has_changes: bool) -> str:
-    return CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY
 
 
 def _read(properties: Mapping[str, str], owner: tuple[str, str]) -> CoveredOffsets | None:

@@ -64,7 +64,7 @@ def remove_files(
             base_sequence=inventory.sequence_number,
             table_id=table_id,
             epoch=epoch,
-            has_changes=lake_table.has_changes,
+            role=lake_table.role,
             operation=Operation.DELETE,
         ),
         check_lease=check_lease,

@@ -27,6 +27,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.iceberg_inventory import path_bounds
@@ -56,7 +57,7 @@ class LakeReplacement:
 
     With the operation DELETE there is no `added`: the rows of `removed` are gone.
 
-    `has_changes`: it is the lake table of the table's full history.
+    `role` is that of the lake table.
     """
 
     added: Sequence[DataFile]
@@ -64,7 +65,7 @@ class LakeReplacement:
     base_sequence: int
     table_id: int
     epoch: int
-    has_changes: bool = False
+    role: LakeRole = LakeRole.ROWS
     operation: Operation = Operation.REPLACE
 
 
@@ -107,9 +108,7 @@ def commit_replacement(
 
 
 def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
-    covered = covered_offsets(
-        table.metadata, table_id=rewrite.table_id, has_changes=rewrite.has_changes
-    )
+    covered = covered_offsets(table.metadata, table_id=rewrite.table_id, role=rewrite.role)
     if covered is None or covered.epoch > rewrite.epoch:
         raise FencedError(
             f"lake table '{name}' was advanced by tiering epoch {covered.epoch if covered else 0};"
@@ -119,7 +118,7 @@ def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
         table_id=rewrite.table_id,
         epoch=rewrite.epoch,
         tiered_offsets=covered.tiered_offsets,
-        has_changes=rewrite.has_changes,
+        role=rewrite.role,
     )
     with catalog_errors(f"write metadata of lake table '{name}'"):
         if rewrite.added:

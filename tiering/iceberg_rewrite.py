@@ -32,7 +32,7 @@ from streamhouse.tiering.iceberg_inventory import Inventory
 from streamhouse.tiering.iceberg_replace import LakeReplacement, commit_replacement
 from streamhouse.tiering.iceberg_writer import data_files, position_delete_files
 from streamhouse.tiering.maintenance_plan import RewritePlan
-from streamhouse.tiering.parquet_writer import FileFormat
+from streamhouse.tiering.parquet_writer import clustered_format
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.position_deletes import LakeFile, write_position_deletes
 from streamhouse.tiering.rewrite_task import RewriteResult, RewriteTask
@@ -93,7 +93,7 @@ class Rewrite:
                     base_sequence=self.inventory.sequence_number,
                     table_id=self.table_id,
                     epoch=self.epoch,
-                    has_changes=self.lake_table.has_changes,
+                    role=self.lake_table.role,
                 ),
                 check_lease=self.check_lease,
                 checkpoint=self.checkpoint,
@@ -123,6 +123,7 @@ class Rewrite:
     def _write(self, folder: str) -> list[RewriteResult]:
         # Everything the table has now, columns of other engines too: they would be lost otherwise.
         schema = schema_to_pyarrow(self.lake_table.iceberg.schema())
+        clustering = self.lake_table.layout.clustering
         tasks = [
             RewriteTask(
                 number=number,
@@ -133,8 +134,9 @@ class Rewrite:
                 bucket=group.bucket,
                 partition=group.partition,
                 folder=folder,
-                file_format=FileFormat(target_file_bytes=group.file_bytes),
+                file_format=clustered_format(group.file_bytes, clustering),
                 files=self.filesystem,
+                clustering=clustering,
             )
             for number, group in enumerate(self.plan.groups)
         ]

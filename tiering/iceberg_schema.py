@@ -12,7 +12,13 @@ from typing import Final
 import pyarrow as pa
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.table.sorting import (
+    UNSORTED_SORT_ORDER,
+    NullOrder,
+    SortDirection,
+    SortField,
+    SortOrder,
+)
 from pyiceberg.transforms import IdentityTransform, parse_transform
 from pyiceberg.types import (
     BinaryType,
@@ -33,11 +39,11 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.lake import (
-    CHANGELOG_OF_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
-    TABLE_ID_PROPERTY,
+    LakeRole,
 )
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -86,11 +92,11 @@ def lake_schema(
     nested_ids: Mapping[FieldPath, int],
     *,
     primary_key: Sequence[str],
-    has_changes: bool = False,
+    role: LakeRole = LakeRole.ROWS,
 ) -> IcebergSchema:
     """Return the Iceberg schema of a table's lake table: its columns, then the system columns.
 
-    That of a full history, which `has_changes`, has no identifier: a key has many changes.
+    That of a full history has no identifier: a key has many changes.
     """
     comments = {column.name: column.comment or None for column in schema.columns}
     comments |= {
@@ -101,10 +107,10 @@ def lake_schema(
     }
     fields = [
         _field(field, doc=comments[field.name])
-        for field in lake_arrow_schema(schema, nested_ids, has_changes=has_changes)
+        for field in lake_arrow_schema(schema, nested_ids, role=role)
     ]
     keys = {column.name: column.column_id for column in schema.columns}
-    identifier = [] if has_changes else [keys[name] for name in primary_key]
+    identifier = [] if role is LakeRole.CHANGES else [keys[name] for name in primary_key]
     return IcebergSchema(*fields, schema_id=0, identifier_field_ids=identifier)
 
 
@@ -165,21 +171,25 @@ def lake_partition_spec(
     )
 
 
-def lake_sort_order(schema: IcebergSchema) -> SortOrder:
-    """Return the sort order of every lake table: `__offset`, ascending."""
-    return SortOrder(
+def lake_sort_order(schema: IcebergSchema, clustering: Clustering) -> SortOrder:
+    """Return the order of a lake table: by `clustering`, else by offset; none for a Z-order."""
+    if clustering.is_z_order:
+        # Iceberg has no word for it; files are clustered all the same.
+        return UNSORTED_SORT_ORDER
+    fields = [
         SortField(
-            source_id=schema.find_field(OFFSET_COLUMN).field_id,
+            source_id=schema.find_field(name).field_id,
             transform=IdentityTransform(),
             direction=SortDirection.ASC,
-            null_order=NullOrder.NULLS_FIRST,
-        ),
-        order_id=SORT_ORDER_ID,
-    )
+            null_order=NullOrder.NULLS_LAST if clustering.columns else NullOrder.NULLS_FIRST,
+        )
+        for name in clustering.columns or (OFFSET_COLUMN,)
+    ]
+    return SortOrder(*fields, order_id=SORT_ORDER_ID)
 
 
 def lake_properties(
-    table: TableInfo, *, service_id: str, has_changes: bool = False
+    table: TableInfo, *, service_id: str, role: LakeRole = LakeRole.ROWS
 ) -> dict[str, str]:
     """Return the properties a new lake table of `table` gets; other engines go by them too."""
     target_bytes = table.properties().datalake_target_file_bytes
@@ -191,7 +201,7 @@ def lake_properties(
         **METADATA_PROPERTIES,
         # Bounds of the system columns find rows by offset, however many columns come before.
         **{f"write.metadata.metrics.column.{field.name}": "full" for field in LAKE_SYSTEM_FIELDS},
-        CHANGELOG_OF_PROPERTY if has_changes else TABLE_ID_PROPERTY: str(table.table_id),
+        role.owner_property: str(table.table_id),
         **({SERVICE_ID_PROPERTY: service_id} if service_id else {}),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streamhouse.storage_service.errors import CorruptDataError, FencedError
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
+from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 
 __all__ = ["base_offsets"]
@@ -13,7 +13,7 @@ __all__ = ["base_offsets"]
 
 def base_offsets(
     lake_table: IcebergLakeTable,
-    known: LakeState | ChangelogLakeState | None,
+    known: LakeState | SideLakeState | None,
     *,
     epoch: int,
     bucket_count: int,

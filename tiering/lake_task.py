@@ -20,7 +20,9 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnavailableError,
 )
+from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.tiering.clustering import ClusteredWriter
 from streamhouse.tiering.key_changes import FoldedSplit, fold_split
 from streamhouse.tiering.lake_rows import lake_rows
 from streamhouse.tiering.log_chunks import read_chunks
@@ -58,7 +60,8 @@ class TieringSplit:
 
     `lake_schema` is the serialised Arrow schema of the lake files, with field ids. `folder` is the
     round's own folder in the lake table: whatever lies there and is in no snapshot may be deleted.
-    Without a `retraction` every row of the range is written.
+    Without a `retraction` every row of the range is written. With a `clustering` rows are not
+    written in the order of the log but in that one.
     """
 
     endpoint: str
@@ -73,6 +76,7 @@ class TieringSplit:
     file_format: FileFormat
     files: LakeFilesystem
     retraction: Retraction | None = None
+    clustering: Clustering = field(default_factory=Clustering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +191,7 @@ def _write_rows(
         on_rows(split.range.row_count)
         return
     schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
+    target = ClusteredWriter(writer=writer, clustering=split.clustering)
     position = 0
     for chunk in read_chunks(client, split.table, split.range, schema_id=split.schema_id):
         if is_cancelled():
@@ -195,8 +200,9 @@ def _write_rows(
         keep = None if survives is None else survives[position:end]
         position = end
         if keep is None or keep.any():
-            writer.write(lake_rows(chunk.batches, schema, keep=keep))
+            target.write(lake_rows(chunk.batches, schema, keep=keep))
         on_rows(chunk.row_count)
+    target.flush()
 
 
 def _write_deletes(

@@ -14,7 +14,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
@@ -72,7 +72,7 @@ def _claimed(
     state = claim.state
     path = str(state.table.path)
     try:
-        lake_table, history = _open(lake, state)
+        lake_table, *sides = _open(lake, state)
         covered = lake_table.covered
         if covered is None or covered.epoch > claim.epoch:
             raise FencedError(
@@ -87,7 +87,7 @@ def _claimed(
         maintainer=_maintainer(client, lake, runner),
         client=client,
         lake_table=lake_table,
-        history=history,
+        sides=tuple(sides),
         info=state.table,
         epoch=claim.epoch,
         lease=Lease(client, table=path, epoch=claim.epoch, lease_ms=claim.lease_ms),
@@ -107,19 +107,20 @@ def plan_table(
         return [
             (lake_table.name, maintainer.plan(lake_table, policy, path=path))
             for lake_table in _open(lake, state)
-            if lake_table is not None
         ]
 
 
-def _open(lake: IcebergLake, state: TableState) -> tuple[IcebergLakeTable, IcebergLakeTable | None]:
-    """Return the lake table of the rows, and that of the full history if there is one."""
-    changelog = state.lake.changelog
-    return (
+def _open(lake: IcebergLake, state: TableState) -> list[IcebergLakeTable]:
+    """Return the lake table of the rows, and those beside it that there are."""
+    sides = ((LakeRole.CHANGES, state.lake.changelog), (LakeRole.BATCH, state.lake.batch))
+    return [
         lake.open_or_create(state.table, state.lake),
-        None
-        if changelog is None
-        else lake.open_or_create(state.table, changelog, has_changes=True),
-    )
+        *(
+            lake.open_or_create(state.table, known, role=role)
+            for role, known in sides
+            if known is not None
+        ),
+    ]
 
 
 def _lake_state(client: StorageClient, path: str) -> TableState:

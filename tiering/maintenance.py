@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -147,16 +147,15 @@ class Maintainer:
         return report
 
     def debt(
-        self, lake_table: IcebergLakeTable, history: IcebergLakeTable | None = None
+        self, lake_table: IcebergLakeTable, sides: Iterable[IcebergLakeTable] = ()
     ) -> LakeDebt | None:
-        """Return what is known of the lake table, and what failed for either; for people."""
+        """Return what is known of the lake table, and what failed for any; for people."""
         debt = lake_table.debt
         if debt is None:
             return None
         found = self._memory(lake_table).debt_of(debt)
-        if history is None or found.maintenance_error:
-            return found
-        return replace(found, maintenance_error=self._memory(history).error)
+        errors = (found.maintenance_error, *(self._memory(side).error for side in sides))
+        return replace(found, maintenance_error=next(filter(None, errors), ""))
 
     def plan(
         self, lake_table: IcebergLakeTable, policy: MaintenancePolicy, *, path: str

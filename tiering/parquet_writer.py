@@ -1,7 +1,7 @@
 """Sorted Parquet files of one bucket range: one growing file per lake partition.
 
 Invariants:
-- rows of a partition are written in the order they come, so files are sorted by `__offset`
+- rows of a partition are written in the order they come, which files thus have
 - pending rows are bounded by `buffer_bytes_max`, open files by `open_files_max`
 - `close` returns every file written; after `abort` none of them exists
 """
@@ -12,12 +12,15 @@ import contextlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.tiering.field_ids import children_of
 from streamhouse.tiering.partition_layout import (
@@ -26,7 +29,15 @@ from streamhouse.tiering.partition_layout import (
     split_by_partition,
 )
 
-__all__ = ["FileFormat", "PartitionedParquetWriter", "WrittenFile", "open_parquet"]
+__all__ = [
+    "FileFormat",
+    "PartitionedParquetWriter",
+    "WrittenFile",
+    "clustered_format",
+    "open_parquet",
+]
+
+CLUSTERED_GROUP_ROWS: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +57,8 @@ class FileFormat:
 class WrittenFile:
     """One closed Parquet file: plain data, so that it can cross processes.
 
-    `footer` is the file's own metadata, serialised; offsets are those of its first and after its
-    last row.
+    `footer` is the file's own metadata, serialised; all offsets of its rows are from
+    `start_offset` to `end_offset`, exclusive.
     """
 
     path: str
@@ -58,6 +69,14 @@ class WrittenFile:
     bucket: int
     start_offset: int
     end_offset: int
+
+
+def clustered_format(target_file_bytes: int, clustering: Clustering) -> FileFormat:
+    """Return the format of files of that size, with row groups that fit the order of their rows."""
+    if not clustering.columns:
+        return FileFormat(target_file_bytes=target_file_bytes)
+    # A read of a narrow range decodes whole row groups: smaller ones waste less.
+    return FileFormat(target_file_bytes=target_file_bytes, row_group_rows=CLUSTERED_GROUP_ROWS)
 
 
 def open_parquet(
@@ -123,7 +142,7 @@ class _PartitionFile:
 
 
 class PartitionedParquetWriter:
-    """Writes rows of one bucket, in offset order, into one file at a time per partition.
+    """Writes rows of one bucket, in the order they come, into one file at a time per partition.
 
     Args:
         folder: URI of the folder the files go to.
@@ -154,7 +173,7 @@ class PartitionedParquetWriter:
         self._written: list[WrittenFile] = []
 
     def write(self, rows: pa.Table) -> None:
-        """Add rows with the writer's schema; their offsets follow those written before."""
+        """Add rows with the writer's schema."""
         for partition, part in split_by_partition(rows, self._partitioning, bucket=self._bucket):
             # Popped and put back, so that the dictionary is in the order of last use.
             target = self._open.pop(partition, None) or _PartitionFile(partition)
@@ -166,11 +185,15 @@ class PartitionedParquetWriter:
 
     def close(self) -> list[WrittenFile]:
         """Finish all files and return them, in no particular order."""
+        self.finish_files()
+        return list(self._written)
+
+    def finish_files(self) -> None:
+        """Finish all files: rows that come later go into others."""
         for target in list(self._open.values()):
             self._flush(target, until_rows=0)
             self._finish(target)
         self._open.clear()
-        return list(self._written)
 
     def abort(self) -> None:
         """Delete everything written. Never raises: what cannot be deleted becomes an orphan."""
@@ -206,17 +229,18 @@ class PartitionedParquetWriter:
             self._pending_bytes += target.add(rest)
 
     def _write_group(self, target: _PartitionFile, group: pa.Table) -> None:
-        offsets = group.column(OFFSET_COLUMN)
+        bounds = pc.min_max(group.column(OFFSET_COLUMN)).as_py()
         if target.writer is None:
             self._start(target)
-            target.start_offset = offsets[0].as_py()
+            target.start_offset, target.end_offset = bounds["min"], 0
         assert target.writer is not None
         assert target.sink is not None
         with self._files.errors("write", target.path):
             target.writer.write_table(group, row_group_size=group.num_rows)
             size = target.sink.tell()
         target.row_count += group.num_rows
-        target.end_offset = offsets[-1].as_py() + 1
+        target.start_offset = min(target.start_offset, bounds["min"])
+        target.end_offset = max(target.end_offset, bounds["max"] + 1)
         if size >= self._format.target_file_bytes:
             self._finish(target)
 

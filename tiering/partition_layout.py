@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.partitioning import is_bucketable
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN
 from streamhouse.storage_service.model.table import TableDescriptor
@@ -43,19 +44,24 @@ class LakePartitionField:
 
 
 def lake_partitioning(
-    descriptor: TableDescriptor, *, has_changes: bool = False
+    descriptor: TableDescriptor, *, role: LakeRole = LakeRole.ROWS
 ) -> tuple[LakePartitionField, ...]:
     """Return the partition fields: the user's, then the one that keeps buckets apart.
 
-    A full history, which `has_changes`, is read in the order of its buckets: it has no others.
+    A full history is read in the order of its buckets: it has no others. A batch layout has its
+    own instead of the user's.
 
     The last is `bucket[N]` of the bucket key where that is one column Iceberg can bucket, because
     engines prune by it; else the bucket's number. A name that a column already has gets a number,
     as Iceberg refuses it.
     """
     by_number = LakePartitionField(name=BUCKET_COLUMN, source=BUCKET_COLUMN, transform="identity")
-    if has_changes:
+    if role is LakeRole.CHANGES:
         return (by_number,)
+    given = descriptor.partitioned_by
+    if role is LakeRole.BATCH:
+        layout = descriptor.batch_layout()
+        given = () if layout is None else layout.partitioned_by
     taken = {name.lower() for name in descriptor.schema.names}
     fields = [
         LakePartitionField(
@@ -64,7 +70,7 @@ def lake_partitioning(
             transform=field.transform,
             parameter=field.parameter,
         )
-        for field in descriptor.partitioned_by
+        for field in given
     ]
     key = descriptor.effective_bucket_key
     table = str(descriptor.path)
@@ -75,8 +81,8 @@ def lake_partitioning(
             transform="bucket",
             parameter=descriptor.bucket_count,
         )
-        given = {(f.source, f.transform, f.parameter) for f in fields}
-        if (bucketing.source, bucketing.transform, bucketing.parameter) in given:
+        there = {(f.source, f.transform, f.parameter) for f in fields}
+        if (bucketing.source, bucketing.transform, bucketing.parameter) in there:
             return tuple(fields)
     else:
         bucketing = by_number

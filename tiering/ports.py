@@ -7,10 +7,10 @@ from typing import Protocol
 
 from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.model.lake import (
-    ChangelogLakeState,
     LakeCatalog,
     LakeDebt,
     LakeState,
+    SideLakeState,
 )
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
@@ -46,7 +46,8 @@ class TieringClient(Protocol):
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
-        changelog: ChangelogLakeState | None = None,
+        changelog: SideLakeState | None = None,
+        batch: SideLakeState | None = None,
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
     ) -> LakeState:

@@ -2,7 +2,8 @@
 
 Plain Python on purpose, like the tasks of a round: it runs in a thread or in a Spark executor and
 imports neither pyspark nor pyiceberg. Rows keep every column, `__offset` among them, and come out
-in offset order; what deletes them is folded in.
+in offset order, or in that of a batch layout, over larger runs than each file was; what deletes
+them is folded in.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import pyarrow.parquet as pq
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
+from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
+from streamhouse.tiering.clustering import ClusteredWriter
 from streamhouse.tiering.deleted_positions import read_deleted_positions
 from streamhouse.tiering.lake_projection import project
 from streamhouse.tiering.parquet_writer import FileFormat, PartitionedParquetWriter, WrittenFile
@@ -44,6 +47,7 @@ class RewriteTask:
     folder: str
     file_format: FileFormat
     files: LakeFilesystem
+    clustering: Clustering = field(default_factory=Clustering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ def run_rewrite(
     Raises:
         StreamhouseError: a file cannot be read or written, or is not what was planned.
     """
+    if task.clustering.columns:
+        return _rewrite(task, iter, on_rows, is_cancelled)
     try:
         return _rewrite(task, _in_order, on_rows, is_cancelled)
     except _OutOfOrderError:
@@ -97,12 +103,14 @@ def _rewrite(
         partitioning=(),
         file_format=task.file_format,
     )
+    target = ClusteredWriter(writer=writer, clustering=task.clustering)
     try:
         for rows in in_order(_live_rows(task, schema, deleted)):
             if is_cancelled():
                 raise UnavailableError(f"maintenance of '{task.table}' was cancelled")
-            writer.write(rows)
+            target.write(rows)
             on_rows(rows.num_rows)
+        target.flush()
         files = writer.close()
         rows_read = sum(count for _, count in task.data_paths)
         rows_deleted = sum(len(positions) for positions in deleted.values())

@@ -11,7 +11,9 @@ The steps, in order; a worker may die after any of them and the next round finis
     completed         the service knows
 
 A table with a full history goes through three more between `planned` and `files-written`, the same
-for its lake table of changes: `history-files-written` and so on (HISTORY_STEPS).
+for its lake table of changes: `history-files-written` and so on (HISTORY_STEPS). One with a batch
+layout, when that is due, goes through three more after `committed` (BATCH_STEPS); by then the
+service knows of the rows.
 
 A death before `committed` leaves files nobody refers to; one after it leaves a lake that is ahead
 of the service, which the next round registers and goes on from. Rows are never committed twice:
@@ -21,16 +23,17 @@ the commit asserts that the lake still covers exactly what the round started fro
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeDebt, LakeState
+from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
@@ -39,11 +42,17 @@ from streamhouse.tiering.lease import Lease
 from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.ports import RoundObserver, SilentObserver, TaskRunner, TieringClient
 from streamhouse.tiering.round_maintenance import ClaimedMaintenance
-from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_history, plan_round
+from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_round
 from streamhouse.tiering.round_tracker import RoundTracker
-from streamhouse.tiering.round_writer import RoundWriter
+from streamhouse.tiering.round_writer import LandedFiles, RoundWriter
+from streamhouse.tiering.side_tables import (
+    BATCH_STEP_PREFIX,
+    HISTORY_STEP_PREFIX,
+    SideTable,
+    is_batch_due,
+)
 
-__all__ = ["HISTORY_STEPS", "ROUND_STEPS", "RoundResult", "TieringRound"]
+__all__ = ["BATCH_STEPS", "HISTORY_STEPS", "ROUND_STEPS", "RoundResult", "TieringRound"]
 
 _logger = logging.getLogger(__name__)
 
@@ -56,8 +65,8 @@ ROUND_STEPS: Final = (
     "committed",
     "completed",
 )
-HISTORY_STEP_PREFIX: Final = "history-"
 HISTORY_STEPS: Final = tuple(HISTORY_STEP_PREFIX + step for step in ROUND_STEPS[3:6])
+BATCH_STEPS: Final = tuple(BATCH_STEP_PREFIX + step for step in ROUND_STEPS[3:6])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,8 @@ class RoundResult:
 
     `tiered`: it moved rows. `recovered`: it only registered a snapshot that an earlier worker had
     committed; more rows may wait. `maintained`: all rows were in the lake, and it was tidied.
+    `batch_offsets` are those of the batch layout, where it was due; files and sizes count what the
+    round wrote for the rows alone.
     """
 
     table: str
@@ -76,6 +87,14 @@ class RoundResult:
     file_count: int = 0
     size_bytes: int = 0
     seconds: float = 0.0
+    batch_offsets: Mapping[int, int] | None = None
+
+    @property
+    def reached_offsets(self) -> Mapping[int, int]:
+        """The end offset per bucket up to which rows are wherever the round had to bring them."""
+        if self.batch_offsets is None:
+            return self.tiered_offsets
+        return {b: min(end, self.batch_offsets[b]) for b, end in self.tiered_offsets.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +160,14 @@ class TieringRound:
     def _run(self, lease: Lease, *, started_s: float) -> RoundResult:
         state = self.assignment.state
         lake_table = self.lake.open_or_create(state.table, state.lake)
-        history = self._open_history()
+        history = SideTable.history(self.lake, self.assignment)
         self.checkpoint("lake-opened")
-        base = self._base_offsets(lake_table, state.lake)
+        base = base_offsets(
+            lake_table,
+            state.lake,
+            epoch=self.assignment.epoch,
+            bucket_count=state.table.bucket_count,
+        )
         if dict(base) != dict(state.lake.tiered_offsets):
             return self._recover(lake_table, base, history)
         plan = plan_round(
@@ -154,66 +178,45 @@ class TieringRound:
             is_primary_key_table=state.table.is_primary_key_table,
         )
         self.checkpoint("planned")
-        if not plan.splits:
-            return self._only_maintain(lake_table, history, lease, plan)
         writer = self._writer(lease)
         changelog = None
         if history is not None:
-            # Before the rows: the history is never behind them, whenever a worker dies.
-            changelog = self._advance_history(history, plan, writer)
-        landed = writer.advance(lake_table, plan)
-        maintenance = self._maintenance(lake_table, history, lease, plan)
+            changelog = history.follow(plan, writer, self.limits)
+        landed = self._advance(lake_table, plan, writer)
+        report = functools.partial(
+            self._complete,
+            lake_table,
+            landed.snapshot_id,
+            plan.target_offsets,
+            changelog=changelog,
+        )
+        layout = batch = None
+        if is_batch_due(self.assignment):
+            # The service knows of the rows first: nothing from here on makes them wait.
+            report(keep_lease=True)
+            layout = SideTable.batch_layout(self.lake, self.assignment)
+            batch = layout.catch_up(writer, self.limits)
+        sides = [side.lake_table for side in (history, layout) if side is not None]
+        maintenance = self._maintenance(lake_table, sides, lease, plan)
         with self._maintenance_turn(maintenance) as untidy:
-            registered = self._complete(
-                lake_table,
-                landed.snapshot_id,
-                plan.target_offsets,
-                history=history,
-                changelog=changelog,
-                keep_lease=bool(untidy),
-            )
+            registered = report(batch=batch, sides=sides, keep_lease=bool(untidy))
             writer.drop_leftovers(landed)
             written = [file for result in landed.results for file in result.files]
             result = RoundResult(
                 table=str(state.table.path),
-                kind="tiered",
+                kind="tiered"
+                if plan.splits or batch not in (None, state.lake.batch)
+                else "maintained",
                 snapshot_id=landed.snapshot_id,
                 tiered_offsets=plan.target_offsets,
                 row_count=plan.row_count,
                 file_count=len(written),
                 size_bytes=sum(file.size_bytes for file in written),
                 seconds=time.monotonic() - started_s,
+                batch_offsets=None if batch is None else batch.tiered_offsets,
             )
             self._tidy(maintenance, untidy, registered)
         return result
-
-    def _only_maintain(
-        self,
-        lake_table: IcebergLakeTable,
-        history: IcebergLakeTable | None,
-        lease: Lease,
-        plan: RoundPlan,
-    ) -> RoundResult:
-        """Look after the lake of a table that nobody writes to."""
-        snapshot_id = lake_table.snapshot_id
-        assert snapshot_id is not None
-        maintenance = self._maintenance(lake_table, history, lease, plan)
-        with self._maintenance_turn(maintenance) as untidy:
-            registered = self._complete(
-                lake_table,
-                snapshot_id,
-                plan.target_offsets,
-                history=history,
-                changelog=None,
-                keep_lease=bool(untidy),
-            )
-            self._tidy(maintenance, untidy, registered)
-        return RoundResult(
-            table=str(self.assignment.state.table.path),
-            kind="maintained",
-            snapshot_id=snapshot_id,
-            tiered_offsets=plan.target_offsets,
-        )
 
     def _tidy(
         self,
@@ -240,6 +243,16 @@ class TieringRound:
             if has_slot:
                 self.maintenance_slots.release()
 
+    def _advance(
+        self, lake_table: IcebergLakeTable, plan: RoundPlan, writer: RoundWriter
+    ) -> LandedFiles:
+        """Bring the rows into the lake, unless only the batch layout lacks some."""
+        if plan.splits:
+            return writer.advance(lake_table, plan)
+        snapshot_id = lake_table.snapshot_id
+        assert snapshot_id is not None, "a claimed table has rows, and they are in the lake"
+        return LandedFiles(snapshot_id=snapshot_id, folder="", results=())
+
     def _writer(self, lease: Lease) -> RoundWriter:
         return RoundWriter(
             endpoint=self.client.endpoint,
@@ -254,43 +267,10 @@ class TieringRound:
             is_stopping=self.is_stopping,
         )
 
-    def _open_history(self) -> IcebergLakeTable | None:
-        state = self.assignment.state
-        if not state.table.properties().datalake_changelog:
-            return None
-        return self.lake.open_or_create(state.table, state.lake.changelog, has_changes=True)
-
-    def _base_offsets(
-        self, lake_table: IcebergLakeTable, known: LakeState | ChangelogLakeState | None
-    ) -> Mapping[int, int]:
-        return base_offsets(
-            lake_table,
-            known,
-            epoch=self.assignment.epoch,
-            bucket_count=self.assignment.state.table.bucket_count,
-        )
-
-    def _advance_history(
-        self, history: IcebergLakeTable, rows: RoundPlan, writer: RoundWriter
-    ) -> ChangelogLakeState:
-        """Bring every change that the round moves into the full history."""
-        covered = self._base_offsets(history, self.assignment.state.lake.changelog)
-        plan = plan_history(rows, covered=covered, limits=self.limits)
-        if plan.splits:
-            landed = writer.advance(history, plan, step_prefix=HISTORY_STEP_PREFIX)
-            writer.drop_leftovers(landed)
-            snapshot_id: int | None = landed.snapshot_id
-        else:
-            snapshot_id = history.snapshot_id
-        assert snapshot_id is not None
-        return ChangelogLakeState(
-            snapshot_id=snapshot_id, table_uuid=history.uuid, tiered_offsets=plan.target_offsets
-        )
-
     def _maintenance(
         self,
         lake_table: IcebergLakeTable,
-        history: IcebergLakeTable | None,
+        sides: Sequence[IcebergLakeTable],
         lease: Lease,
         plan: RoundPlan,
     ) -> ClaimedMaintenance | None:
@@ -300,7 +280,7 @@ class TieringRound:
             maintainer=self.maintainer,
             client=self.client,
             lake_table=lake_table,
-            history=history,
+            sides=tuple(sides),
             info=self.assignment.state.table,
             epoch=self.assignment.epoch,
             lease=lease,
@@ -313,21 +293,15 @@ class TieringRound:
         self,
         lake_table: IcebergLakeTable,
         covered: Mapping[int, int],
-        history: IcebergLakeTable | None,
+        history: SideTable | None,
     ) -> RoundResult:
         """Tell the service of a snapshot that a worker committed and did not report."""
         snapshot_id = lake_table.snapshot_id
         assert snapshot_id is not None
         table = str(self.assignment.state.table.path)
         _logger.info("table %s: lake snapshot %s was not reported; registering", table, snapshot_id)
-        changelog = None
-        if history is not None and history.snapshot_id is not None:
-            changelog = ChangelogLakeState(
-                snapshot_id=history.snapshot_id,
-                table_uuid=history.uuid,
-                tiered_offsets=self._base_offsets(history, self.assignment.state.lake.changelog),
-            )
-        self._complete(lake_table, snapshot_id, covered, history=history, changelog=changelog)
+        changelog = None if history is None else history.as_it_is()
+        self._complete(lake_table, snapshot_id, covered, changelog=changelog)
         return RoundResult(
             table=table, kind="recovered", snapshot_id=snapshot_id, tiered_offsets=covered
         )
@@ -338,8 +312,9 @@ class TieringRound:
         snapshot_id: int,
         offsets: Mapping[int, int],
         *,
-        history: IcebergLakeTable | None,
-        changelog: ChangelogLakeState | None,
+        changelog: SideLakeState | None = None,
+        batch: SideLakeState | None = None,
+        sides: Sequence[IcebergLakeTable] = (),
         keep_lease: bool = False,
     ) -> LakeState:
         table = self.assignment.state.table
@@ -351,13 +326,14 @@ class TieringRound:
             lake_table_uuid=lake_table.uuid,
             tiered_offsets=offsets,
             changelog=changelog,
+            batch=batch,
             keep_lease=keep_lease,
-            debt=self._debt(lake_table, history),
+            debt=self._debt(lake_table, sides),
         )
 
     def _debt(
-        self, lake_table: IcebergLakeTable, history: IcebergLakeTable | None
+        self, lake_table: IcebergLakeTable, sides: Sequence[IcebergLakeTable]
     ) -> LakeDebt | None:
         if self.maintainer is None:
             return lake_table.debt
-        return self.maintainer.debt(lake_table, history)
+        return self.maintainer.debt(lake_table, sides)

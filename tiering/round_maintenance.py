@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeState
+from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
@@ -32,13 +32,14 @@ class ClaimedMaintenance:
     """Maintains the lake tables of one table under the claim `epoch`, whose `lease` lasts.
 
     `registered` is what the service last said it knows of them: what readers use. `tiered_offsets`
-    are those that `lake_table` covers. `history` is the full history, if the table has one.
+    are those that `lake_table` covers. `sides` are the full history and the batch layout, as far as
+    the table has them.
     """
 
     maintainer: Maintainer
     client: TieringClient
     lake_table: IcebergLakeTable
-    history: IcebergLakeTable | None = None
+    sides: tuple[IcebergLakeTable, ...] = ()
     info: TableInfo
     epoch: int
     lease: Lease
@@ -49,7 +50,7 @@ class ClaimedMaintenance:
     @property
     def lake_tables(self) -> tuple[IcebergLakeTable, ...]:
         """Every lake table of the table that has a snapshot."""
-        found = (self.lake_table, *(() if self.history is None else (self.history,)))
+        found = (self.lake_table, *self.sides)
         return tuple(lake_table for lake_table in found if lake_table.snapshot_id is not None)
 
     def due(
@@ -112,23 +113,25 @@ class ClaimedMaintenance:
             lake_snapshot_id=snapshot_id,
             lake_table_uuid=self.lake_table.uuid,
             tiered_offsets=self.tiered_offsets,
-            changelog=self._history_state(),
+            changelog=self._state_of(LakeRole.CHANGES),
+            batch=self._state_of(LakeRole.BATCH),
             keep_lease=keep_lease,
-            debt=self.maintainer.debt(self.lake_table, self.history),
+            debt=self.maintainer.debt(self.lake_table, self.sides),
         )
 
     def _registered_snapshot(self, lake_table: IcebergLakeTable) -> int | None:
-        if not lake_table.has_changes:
-            return self.registered.snapshot_id
-        known = self.registered.changelog
+        lake = self.registered
+        if lake_table.role is LakeRole.ROWS:
+            return lake.snapshot_id
+        known = lake.changelog if lake_table.role is LakeRole.CHANGES else lake.batch
         return None if known is None else known.snapshot_id
 
-    def _history_state(self) -> ChangelogLakeState | None:
-        history = self.history
-        if history is None or history.snapshot_id is None or history.covered is None:
+    def _state_of(self, role: LakeRole) -> SideLakeState | None:
+        side = next((side for side in self.sides if side.role is role), None)
+        if side is None or side.snapshot_id is None or side.covered is None:
             return None
-        return ChangelogLakeState(
-            snapshot_id=history.snapshot_id,
-            table_uuid=history.uuid,
-            tiered_offsets=history.covered.tiered_offsets,
+        return SideLakeState(
+            snapshot_id=side.snapshot_id,
+            table_uuid=side.uuid,
+            tiered_offsets=side.covered.tiered_offsets,
         )

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.lake_task import Retraction, SplitResult, TieringSplit
-from streamhouse.tiering.parquet_writer import FileFormat
+from streamhouse.tiering.parquet_writer import clustered_format
 from streamhouse.tiering.round_planner import RoundPlan
 
 __all__ = ["check_results", "round_splits"]
@@ -29,10 +30,11 @@ def round_splits(
     token: str | None,
 ) -> list[TieringSplit]:
     """Return one task for each split of the plan; its files go into `folder`."""
-    is_folded = table.is_primary_key_table and not lake_table.has_changes
+    is_folded = table.is_primary_key_table and lake_table.role is not LakeRole.CHANGES
     retractions = _retractions(plan, lake_table) if is_folded else {}
     lake_schema = lake_table.file_schema.serialize().to_pybytes()
-    file_format = FileFormat(target_file_bytes=table.properties().datalake_target_file_bytes)
+    clustering = lake_table.layout.clustering
+    file_format = clustered_format(table.properties().datalake_target_file_bytes, clustering)
     return [
         TieringSplit(
             endpoint=endpoint,
@@ -47,6 +49,7 @@ def round_splits(
             file_format=file_format,
             files=files,
             retraction=retractions.get(split.bucket),
+            clustering=clustering,
         )
         for split in plan.splits
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
 from streamhouse.tiering.lake_task import SplitResult
@@ -22,7 +23,10 @@ __all__ = ["LandedFiles", "RoundWriter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedFiles:
-    """What was committed: the snapshot, and what the tasks wrote for it into `folder`."""
+    """What was committed: the snapshot, and what the tasks wrote for it into `folder`.
+
+    Without a folder nothing was written, and the snapshot is an older one.
+    """
 
     snapshot_id: int
     folder: str
@@ -80,6 +84,8 @@ class RoundWriter:
 
     def drop_leftovers(self, landed: LandedFiles) -> None:
         """Delete what attempts left that were not the ones that counted (retries, speculation)."""
+        if not landed.folder:
+            return
         kept = {path for result in landed.results for path in result.paths}
         with contextlib.suppress(StreamhouseError):
             for path in self.files.list_folder(landed.folder):
@@ -112,6 +118,6 @@ class RoundWriter:
             raise
         finally:
             self.observer.ended(path)
-        is_folded = self.table.is_primary_key_table and not lake_table.has_changes
+        is_folded = self.table.is_primary_key_table and lake_table.role is not LakeRole.CHANGES
         check_results(plan, results, table=path, is_folded=is_folded)
         return results

@@ -237,7 +237,7 @@ class TieringService:
                 waiting.pop(path).error = error
             return
         summary.add(result)
-        if summary.is_reached(result.tiered_offsets):
+        if summary.is_reached(result.reached_offsets):
             del waiting[path]
 
     def _drop_reached(self, waiting: dict[str, TableSummary]) -> bool:
@@ -268,8 +268,7 @@ class TieringService:
         return found
 
     def _tiered(self, path: str) -> Mapping[int, int]:
-        positions = self.client.table_state(path).positions
-        return {bucket: p.tiered_offset for bucket, p in positions.items()}
+        return self.client.table_state(path).reached_offsets()
 
     def _run_round(self, assignment: TieringAssignment) -> RoundResult:
         result = TieringRound(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeDebt, LakeState
+from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 
 __all__ = ["TieringCalls", "TieringIdle"]
@@ -77,15 +77,16 @@ class TieringCalls:
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
-        changelog: ChangelogLakeState | None = None,
+        changelog: SideLakeState | None = None,
+        batch: SideLakeState | None = None,
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
-        `changelog` is the snapshot of the table's full history; without it that stays as it is.
-        With `keep_lease` the claim goes on, and ends with a call without it. `debt` is what the
-        lake table is made of, for people to look at.
+        `changelog` is the snapshot of the table's full history, `batch` that of its batch layout;
+        without one that stays as it is. With `keep_lease` the claim goes on, and ends with a call
+        without it. `debt` is what the lake table is made of, for people to look at.
 
         Raises `FencedError` when `epoch` is not the current one.
         """
@@ -100,6 +101,7 @@ class TieringCalls:
                 "lake_table_uuid": lake_table_uuid,
                 "tiered_offsets": {str(b): end for b, end in tiered_offsets.items()},
                 "changelog": None if changelog is None else changelog.to_json(),
+                "batch": None if batch is None else batch.to_json(),
                 "keep_lease": keep_lease,
                 "debt": None if debt is None else debt.to_json(),
             },

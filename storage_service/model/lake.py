@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,11 +20,11 @@ from streamhouse.storage_service.model.schema import (
 
 __all__ = [
     "LAKE_SYSTEM_FIELDS",
-    "ChangelogLakeState",
     "LakeCatalog",
     "LakeDebt",
+    "LakeRole",
     "LakeState",
-    "changelog_lake_name",
+    "SideLakeState",
     "parse_catalog_properties",
 ]
 
@@ -32,6 +33,9 @@ COMMIT_USER: Final = "streamhouse-tiering"
 SERVICE_ID_PROPERTY: Final = "streamhouse.service-id"
 TABLE_ID_PROPERTY: Final = "streamhouse.table-id"
 CHANGELOG_OF_PROPERTY: Final = "streamhouse.changelog-of-table-id"
+BATCH_OF_PROPERTY: Final = "streamhouse.batch-layout-of-table-id"
+OWNER_PROPERTIES: Final = (TABLE_ID_PROPERTY, CHANGELOG_OF_PROPERTY, BATCH_OF_PROPERTY)
+"""One of them says whose lake table a lake table is, and which of them (`LakeRole`)."""
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
@@ -61,16 +65,40 @@ LAKE_CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullab
 CHANGE_TYPE_FIELD_ID: Final = SYSTEM_FIELD_ID_FIRST + len(LAKE_SYSTEM_FIELDS)
 
 
-def changelog_lake_name(table: str) -> str:
-    """Return the name of the lake table that keeps the full history of `table`."""
-    return f"{table}$changelog"
+class LakeRole(StrEnum):
+    """Which of its lake tables keeps a table's rows, its full history, or its batch layout.
+
+    The first is in the order of the stream; the last has the same rows, laid out for batch reads.
+    """
+
+    ROWS = "rows"
+    CHANGES = "changelog"
+    BATCH = "batch"
+
+    @property
+    def owner_property(self) -> str:
+        """The property that says whose lake table it is, by table id."""
+        return _OWNER_PROPERTY[self]
+
+    def lake_name(self, table: str) -> str:
+        """Return the name of the lake table of `table` that has this role."""
+        return table if self is LakeRole.ROWS else f"{table}${self.value}"
+
+
+_OWNER_PROPERTY: Final = {
+    LakeRole.ROWS: TABLE_ID_PROPERTY,
+    LakeRole.CHANGES: CHANGELOG_OF_PROPERTY,
+    LakeRole.BATCH: BATCH_OF_PROPERTY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangelogLakeState:
-    """The snapshot of a table's full history, and the end offsets per bucket it covers.
+class SideLakeState:
+    """The snapshot of a lake table beside the rows' own, and the end offsets per bucket it covers.
 
-    It holds every change from offset 0 on, and never less than the rows' own snapshot covers.
+    That of a full history holds every change from offset 0 on, and never less than the rows' own
+    snapshot covers. That of a batch layout holds the rows as of its offsets, which may be behind
+    or ahead.
     """
 
     snapshot_id: int
@@ -86,7 +114,7 @@ class ChangelogLakeState:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ChangelogLakeState:
+    def from_json(cls, value: Mapping[str, Any]) -> SideLakeState:
         """Read the JSON form."""
         return cls(
             snapshot_id=int(value["snapshot_id"]),
@@ -101,8 +129,10 @@ class LakeState:
 
     `tiered_offsets` has every bucket. `snapshot_id` is None until the first round commits;
     `table_uuid` is the Iceberg table's, so that a worker notices a wrong catalog. `changelog` is
-    set once a table with `table.datalake.changelog` was tiered. `tiering_worker` has claimed the
-    round `tiering_epoch` and not ended it; empty when nobody has.
+    set once a table with `table.datalake.changelog` was tiered, `batch` once one with a batch
+    layout was. `tiering_worker` has claimed the round `tiering_epoch` and not ended it; empty when
+    nobody has. `role` says which lake table this is about: a read of the batch layout looks at a
+    state whose rows' snapshot is the layout's.
     """
 
     snapshot_id: int | None = None
@@ -111,7 +141,10 @@ class LakeState:
     tiering_worker: str = ""
     tiered_offsets: Mapping[int, int] = field(default_factory=dict)
     tiered_at_us: int | None = None
-    changelog: ChangelogLakeState | None = None
+    changelog: SideLakeState | None = None
+    batch: SideLakeState | None = None
+    batch_tiered_at_us: int | None = None
+    role: LakeRole = LakeRole.ROWS
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -123,13 +156,15 @@ class LakeState:
             "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
             "tiered_at_us": self.tiered_at_us,
             "changelog": None if self.changelog is None else self.changelog.to_json(),
+            "batch": None if self.batch is None else self.batch.to_json(),
+            "batch_tiered_at_us": self.batch_tiered_at_us,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LakeState:
         """Read the JSON form."""
         snapshot_id = value.get("snapshot_id")
-        changelog = value.get("changelog")
+        changelog, batch = value.get("changelog"), value.get("batch")
         return cls(
             snapshot_id=None if snapshot_id is None else int(snapshot_id),
             table_uuid=value.get("table_uuid"),
@@ -137,7 +172,9 @@ class LakeState:
             tiering_worker=str(value.get("tiering_worker", "")),
             tiered_offsets={int(b): int(e) for b, e in value.get("tiered_offsets", {}).items()},
             tiered_at_us=value.get("tiered_at_us"),
-            changelog=None if changelog is None else ChangelogLakeState.from_json(changelog),
+            changelog=None if changelog is None else SideLakeState.from_json(changelog),
+            batch=None if batch is None else SideLakeState.from_json(batch),
+            batch_tiered_at_us=value.get("batch_tiered_at_us"),
         )
 
 

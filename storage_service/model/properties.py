@@ -73,6 +73,14 @@ def _parse_ttl(text: str, *, name: str) -> int | None:
     return None if text.strip().lower() == "forever" else parse_duration_ms(text, name=name)
 
 
+def _parse_text(text: str, *, name: str) -> str:  # noqa: ARG001 - as every parser
+    return text.strip()
+
+
+def _parse_layout_freshness(text: str, *, name: str) -> int:
+    return 0 if text.strip().lower() == "round" else parse_duration_ms(text, name=name)
+
+
 _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.enabled": (
         "datalake_enabled",
@@ -92,6 +100,26 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         _parse_boolean,
         "Keep every change of a primary key table in the lake, in `<table>$changelog`. Fixed at"
         " creation.",
+    ),
+    "table.datalake.batch-layout.partition": (
+        "datalake_batch_partition",
+        "",
+        _parse_text,
+        "Iceberg transforms, as `day(ts), region`: keep a second lake table, partitioned so, for"
+        " batch reads. Fixed at creation.",
+    ),
+    "table.datalake.batch-layout.sort": (
+        "datalake_batch_sort",
+        "",
+        _parse_text,
+        "Columns, or `zorder(a, b, ...)` of up to four: keep a second lake table, sorted so, for"
+        " batch reads. Fixed at creation.",
+    ),
+    "table.datalake.batch-layout.freshness": (
+        "datalake_batch_freshness_ms",
+        "round",
+        _parse_layout_freshness,
+        "How far the lake table for batch reads may lag; `round`: it gets its rows in every round.",
     ),
     "table.datalake.target-file-bytes": (
         "datalake_target_file_bytes",
@@ -156,12 +184,18 @@ SEGMENT_BYTES_MIN: Final = 64 << 10
 class TableProperties:
     """The typed properties of one table, defaults filled in.
 
-    How a primary key table merges rows is in `MergeRules`; here its properties are only known.
+    How a primary key table merges rows is in `MergeRules`, what its batch layout is in
+    `BatchLayout`; here those properties are only known.
+
+    A `datalake_batch_freshness_ms` of 0: the batch layout gets its rows in every round.
     """
 
     datalake_enabled: bool
     datalake_freshness_ms: int
     datalake_changelog: bool
+    datalake_batch_partition: str
+    datalake_batch_sort: str
+    datalake_batch_freshness_ms: int
     datalake_target_file_bytes: int
     datalake_auto_maintenance: bool
     datalake_snapshot_max_age_ms: int
@@ -170,6 +204,11 @@ class TableProperties:
     datalake_ttl_ms: int | None
     log_ttl_ms: int
     log_segment_bytes: int
+
+    @property
+    def has_batch_layout(self) -> bool:
+        """Whether a second lake table is kept for batch reads."""
+        return bool(self.datalake_batch_partition or self.datalake_batch_sort)
 
     @classmethod
     def parse(cls, properties: Mapping[str, str], *, table: str) -> TableProperties:

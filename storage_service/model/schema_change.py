@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -247,6 +247,7 @@ class _Change:
             return tuple(new if other == name else other for other in names)
 
         descriptor = self.descriptor
+        layout = descriptor.batch_layout()
         partitioned_by = tuple(
             dataclasses.replace(field, column=new) if field.column == name else field
             for field in descriptor.partitioned_by
@@ -262,7 +263,10 @@ class _Change:
             primary_key=renamed(descriptor.primary_key),
             bucket_key=renamed(descriptor.bucket_key),
             partitioned_by=partitioned_by,
-            properties=_renamed_properties(descriptor.properties, name, new),
+            properties={
+                **_renamed_properties(descriptor.properties, name, new),
+                **({} if layout is None else layout.renamed(name, new)),
+            },
         )
 
     def _widen(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
@@ -290,10 +294,12 @@ class _Change:
     def _drop(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
         self._column(name)
         descriptor = self.descriptor
-        uses = {
+        layout = descriptor.batch_layout()
+        uses: dict[str, Collection[str | None]] = {
             "the primary key": descriptor.primary_key,
             "the bucket key": descriptor.bucket_key,
             "the lake partitioning": [field.column for field in descriptor.partitioned_by],
+            "the batch layout": () if layout is None else layout.columns,
             "property " + _VERSION_COLUMN: [descriptor.properties.get(_VERSION_COLUMN)],
         }
         for use, names in uses.items():

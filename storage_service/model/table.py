@@ -14,6 +14,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     InvalidSchemaError,
 )
+from streamhouse.storage_service.model.batch_layout import BatchLayout
 from streamhouse.storage_service.model.changelog import changelog_schema
 from streamhouse.storage_service.model.merge_engine import MergeRules, is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
@@ -108,23 +109,35 @@ class TableDescriptor:
                     f"table '{table}': partition field '{partition_field}' is given twice"
                 )
             seen.add(partition_field.name)
-        properties = TableProperties.parse(self.properties, table=table)
-        if properties.datalake_changelog:
-            self._check_full_history()
-        if properties.datalake_ttl_ms is not None and self.primary_key:
-            # Lookups by key, and rows by key made again from the lake, would have other rows.
-            raise InvalidSchemaError(
-                f"table '{table}': property table.datalake.ttl is for tables without a primary key;"
-                " the lake has the rows that the table has: delete rows by key instead"
-            )
+        self._check_lake_properties()
+        self.batch_layout()
         self.merge_rules()
 
-    def _check_full_history(self) -> None:
-        if not self.primary_key:
+    def _check_lake_properties(self) -> None:
+        where = f"table '{self.path}': property"
+        properties = TableProperties.parse(self.properties, table=str(self.path))
+        if properties.datalake_changelog and not self.primary_key:
             raise InvalidSchemaError(
-                f"table '{self.path}': property table.datalake.changelog needs a primary key; the"
-                " lake table of a log table is its full history already"
+                f"{where} table.datalake.changelog needs a primary key; the lake table of a log"
+                " table is its full history already"
             )
+        if properties.datalake_ttl_ms is None:
+            return
+        if self.primary_key:
+            # Lookups by key, and rows by key made again from the lake, would have other rows.
+            raise InvalidSchemaError(
+                f"{where} table.datalake.ttl is for tables without a primary key; the lake has the"
+                " rows that the table has: delete rows by key instead"
+            )
+        if properties.has_batch_layout:
+            raise InvalidSchemaError(
+                f"{where} table.datalake.ttl is for tables without a batch layout, whose files mix"
+                " old rows and new ones: leave out table.datalake.batch-layout.*"
+            )
+
+    def batch_layout(self) -> BatchLayout | None:
+        """Return the table's second layout in the lake, None when it has none."""
+        return BatchLayout.parse(self.properties, schema=self.schema, table=str(self.path))
 
     def merge_rules(self) -> MergeRules:
         """Return how rows of the same key are merged; of a log table the defaults."""

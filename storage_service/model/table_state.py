@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake import LakeRole, LakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableInfo
 
@@ -31,6 +31,36 @@ class TableState:
         """Return the same cut with the table in this version of its schema."""
         return replace(self, table=self.table.in_version(schema_id))
 
+    def reached_offsets(self) -> dict[int, int]:
+        """Return bucket -> the end offset of the rows that every layout of the table has."""
+        tiered = {bucket: at.tiered_offset for bucket, at in self.positions.items()}
+        if not self.table.properties().has_batch_layout:
+            return tiered
+        batch = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
+        return {bucket: min(end, batch.get(bucket, 0)) for bucket, end in tiered.items()}
+
+    def in_batch_layout(self) -> TableState | None:
+        """Return the same cut with the lake that the batch layout is: its snapshot, its offsets.
+
+        None while the table has no such snapshot.
+        """
+        batch = self.lake.batch
+        if batch is None:
+            return None
+        ends = batch.tiered_offsets
+        return replace(
+            self,
+            positions={b: replace(at, tiered_offset=ends[b]) for b, at in self.positions.items()},
+            lake=replace(
+                self.lake,
+                role=LakeRole.BATCH,
+                snapshot_id=batch.snapshot_id,
+                table_uuid=batch.table_uuid,
+                tiered_offsets=ends,
+                tiered_at_us=self.lake.batch_tiered_at_us,
+            ),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {
@@ -54,16 +84,23 @@ class TieringAssignment:
     """One tiering round granted to one worker.
 
     The worker owns the table's lake until it completes, fails, or misses heartbeats for
-    `lease_ms`; then `epoch` is fenced. `state` is the cut to tier up to.
+    `lease_ms`; then `epoch` is fenced. `state` is the cut to tier up to. Without `is_batch_due` the
+    batch layout, if the table has one, is fresh enough to wait for a later round.
     """
 
     epoch: int
     lease_ms: int
     state: TableState
+    is_batch_due: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"epoch": self.epoch, "lease_ms": self.lease_ms, "state": self.state.to_json()}
+        return {
+            "epoch": self.epoch,
+            "lease_ms": self.lease_ms,
+            "state": self.state.to_json(),
+            "is_batch_due": self.is_batch_due,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TieringAssignment:
@@ -72,4 +109,5 @@ class TieringAssignment:
             epoch=int(value["epoch"]),
             lease_ms=int(value["lease_ms"]),
             state=TableState.from_json(value["state"]),
+            is_batch_due=bool(value.get("is_batch_due", True)),
         )

@@ -20,10 +20,9 @@ from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError
 from streamhouse.storage_service.model.lake import (
-    CHANGELOG_OF_PROPERTY,
     LAKE_SYSTEM_FIELDS,
+    OWNER_PROPERTIES,
     SERVICE_ID_PROPERTY,
-    TABLE_ID_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
@@ -40,8 +39,7 @@ __all__ = [
     "protecting_table",
 ]
 
-_OWNER: Final = (TABLE_ID_PROPERTY, CHANGELOG_OF_PROPERTY)
-_IDENTITY: Final = (*_OWNER, SERVICE_ID_PROPERTY)
+_IDENTITY: Final = (*OWNER_PROPERTIES, SERVICE_ID_PROPERTY)
 _OFFSETS: Final = (TIERED_OFFSETS_PROPERTY, TIERED_SEQUENCE_PROPERTY, TIERING_EPOCH_PROPERTY)
 _OURS: Final = "streamhouse."
 _METRICS: Final = {f"write.metadata.metrics.column.{field.name}" for field in LAKE_SYSTEM_FIELDS}
@@ -64,8 +62,8 @@ def protecting_table(metadata: TableMetadata, tables: LiveTables) -> LiveTable |
 
 
 def owner_of(properties: Mapping[str, str]) -> int | None:
-    """Return the id of the table whose rows, or whose full history, a lake table holds."""
-    for key in _OWNER:
+    """Return the id of the table that a lake table is of, whatever its role."""
+    for key in OWNER_PROPERTIES:
         if (text := properties.get(key, "")).isdigit():
             return int(text)
     return None

@@ -19,8 +19,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
-    ChangelogLakeState,
     LakeDebt,
+    SideLakeState,
 )
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.access import database_scope
@@ -35,6 +35,7 @@ from streamhouse.storage_service.server.request_bodies import (
     AlterProperties,
     AlterSchema,
     ClaimTiering,
+    CompletedSide,
     CompleteTiering,
     CreateDatabase,
     FailTiering,
@@ -260,9 +261,8 @@ def _tiering_routes(service: Service) -> APIRouter:
             snapshot_id=int(body.lake_snapshot_id),
             table_uuid=body.lake_table_uuid,
             tiered_offsets=body.tiered_offsets,
-            changelog=None
-            if body.changelog is None
-            else ChangelogLakeState.from_json(body.changelog.model_dump()),
+            changelog=_side(body.changelog),
+            batch=_side(body.batch),
             keep_lease=body.keep_lease,
             debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
         )
@@ -275,6 +275,10 @@ def _tiering_routes(service: Service) -> APIRouter:
         return {"paused_ms": pause_ms}
 
     return routes
+
+
+def _side(body: CompletedSide | None) -> SideLakeState | None:
+    return None if body is None else SideLakeState.from_json(body.model_dump())
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:

@@ -91,8 +91,8 @@ class CompletedDebt(_RequestBody):
     maintenance_error: Annotated[str, Field(max_length=2_000)] = ""
 
 
-class CompletedChangelog(_RequestBody):
-    """A committed snapshot of a table's full history. Its id is text because it exceeds 2**53."""
+class CompletedSide(_RequestBody):
+    """A committed snapshot of a lake table beside the rows' own; its id is text as theirs is."""
 
     snapshot_id: _SnapshotId
     table_uuid: str
@@ -108,7 +108,8 @@ class CompleteTiering(_RequestBody):
     lake_snapshot_id: _SnapshotId
     lake_table_uuid: str
     tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
-    changelog: CompletedChangelog | None = None
+    changelog: CompletedSide | None = None
+    batch: CompletedSide | None = None
     keep_lease: bool = False
     debt: CompletedDebt | None = None
 

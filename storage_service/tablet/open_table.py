@@ -163,6 +163,14 @@ class OpenTable:
             < tablet.high_watermark
         ]
 
+    @property
+    def lacks_batch_rows(self) -> bool:
+        """Whether the table has a batch layout, and visible rows that are not in it."""
+        if not self.info.properties().has_batch_layout:
+            return False
+        ends = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
+        return any(t.high_watermark > ends.get(b, 0) for b, t in enumerate(self.tablets))
+
     def log_schema_of(self, schema_id: int) -> pa.Schema:
         """Return the Arrow schema of log rows in this version of the table's schema."""
         schema = self._log_schemas.get(schema_id)

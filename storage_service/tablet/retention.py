@@ -14,6 +14,7 @@ from typing import Protocol
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.lake import SideLakeState
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
@@ -70,10 +71,9 @@ async def apply_retention(
         if properties.datalake_enabled or table.key_writer is not None:
             offset_max = min(offset_max, table.lake.tiered_offsets.get(bucket, 0))
             if properties.datalake_changelog:
-                history = (
-                    {} if table.lake.changelog is None else table.lake.changelog.tiered_offsets
-                )
-                offset_max = min(offset_max, history.get(bucket, 0))
+                offset_max = min(offset_max, _covered(table.lake.changelog, bucket))
+            if properties.has_batch_layout:
+                offset_max = min(offset_max, _covered(table.lake.batch, bucket))
         if table.key_writer is not None:
             # A bucket that nobody writes to gives back here what others need now.
             await table.key_writer.on_thread(table.key_buckets[bucket].rows.keep_to_budget)
@@ -81,6 +81,10 @@ async def apply_retention(
         if offset_max > tablet.log_start_offset:
             deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max)
     return deleted
+
+
+def _covered(side: SideLakeState | None, bucket: int) -> int:
+    return 0 if side is None else side.tiered_offsets.get(bucket, 0)
 
 
 async def _flushed(table: OpenTable, bucket: int, timestamp_us_before: int, offset_max: int) -> int:

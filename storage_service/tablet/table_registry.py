@@ -33,6 +33,10 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
     suggestion,
 )
+from streamhouse.storage_service.model.batch_layout import (
+    BATCH_PARTITION_PROPERTY,
+    BATCH_SORT_PROPERTY,
+)
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import PROPERTY_HELP, TableProperties
@@ -54,8 +58,12 @@ from streamhouse.storage_service.tablet.durable_json import (
 __all__ = ["TableRegistry"]
 
 FORMAT_VERSION: Final = 1
-# A history that began later would not be the full one.
-_FIXED_PROPERTIES: Final = ("table.datalake.changelog",)
+# A history that began later would not be the full one, nor would a layout have all rows.
+_FIXED_PROPERTIES: Final = (
+    "table.datalake.changelog",
+    BATCH_PARTITION_PROPERTY,
+    BATCH_SORT_PROPERTY,
+)
 
 
 class TableRegistry:

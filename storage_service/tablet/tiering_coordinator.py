@@ -21,15 +21,17 @@ from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
     FencedError,
-    InvalidRequestError,
     StreamhouseError,
-    TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake import ChangelogLakeState, LakeDebt, LakeState
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringAssignment
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.tiering_reports import (
+    check_offsets,
+    check_table_id,
+    has_moved,
+)
 from streamhouse.storage_service.tablet.tiering_round import (
     RoundProgress,
     SeenWorkers,
@@ -183,17 +185,37 @@ class TieringCoordinator:
             last_round_ms=state.last_round_ms,
             since_last_round_ms=state.since_last_ms(now_s),
         )
-        if oldest_us is None and not (include_idle or state.is_aging(table, now_s)):
+        layout = self._batch_layout_due(table)
+        if layout is not None and (oldest_us is None or layout.urgency > urgency.urgency):
+            urgency = layout
+        is_idle = oldest_us is None and layout is None
+        if is_idle and not (include_idle or state.is_aging(table, now_s)):
             # A row that is written this moment is due so much later.
             return "nothing_to_tier", urgency
         if state.lease_until_s > now_s:
             return "leased", replace(later, wait_ms=int((state.lease_until_s - now_s) * 1000) + 1)
-        if force or oldest_us is None:
+        if force or is_idle:
             return "", urgency
         if state.paused_until_s > now_s:
             pause_ms = int((state.paused_until_s - now_s) * 1000) + 1
             return "paused_after_failure", replace(later, wait_ms=pause_ms)
         return ("not_due" if urgency.wait_ms and not self.is_early else ""), urgency
+
+    def _batch_layout_due(self, table: OpenTable) -> TableDue | None:
+        """Return how urgent rows of the batch layout are that has its own freshness.
+
+        None when it has all rows, or gets them in the rounds of the table's own.
+        """
+        freshness_ms = table.properties.datalake_batch_freshness_ms
+        if table.is_dropped or not table.lacks_batch_rows:
+            return None
+        age_ms = max(0, self._clock_us() - (table.lake.batch_tiered_at_us or 0)) // 1000
+        return due(
+            oldest_untiered_age_ms=age_ms,
+            freshness_ms=freshness_ms or table.properties.datalake_freshness_ms,
+            last_round_ms=0,
+            since_last_round_ms=self.round_of(table).since_last_ms(self._monotonic_s()),
+        )
 
     async def _grant(
         self, table: OpenTable, worker_id: str, *, force: bool, include_idle: bool
@@ -213,8 +235,17 @@ class TieringCoordinator:
             table.lake = lake
             state.begin(worker_id, now_s=self._monotonic_s(), oldest_us=oldest_us)
             self._renew(state)
+            layout = self._batch_layout_due(table)
+            is_every_round = not table.properties.datalake_batch_freshness_ms
             return TieringAssignment(
-                epoch=lake.tiering_epoch, lease_ms=self._lease_ms, state=table.state()
+                epoch=lake.tiering_epoch,
+                lease_ms=self._lease_ms,
+                state=table.state(),
+                is_batch_due=force
+                or include_idle
+                or is_every_round
+                or self.is_early
+                or (layout is not None and not layout.wait_ms),
             )
 
     async def heartbeat(
@@ -236,34 +267,43 @@ class TieringCoordinator:
         snapshot_id: int,
         table_uuid: str,
         tiered_offsets: Mapping[int, int],
-        changelog: ChangelogLakeState | None = None,
+        changelog: SideLakeState | None = None,
+        batch: SideLakeState | None = None,
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
-        With `changelog` also one of the table's full history; without, that stays as it is. With
-        `keep_lease` the round goes on, otherwise the table may be claimed again.
+        With `changelog` also one of the table's full history, with `batch` one of its batch layout;
+        without, those stay as they are. With `keep_lease` the round goes on, otherwise the table
+        may be claimed again.
         """
-        _check_table_id(table, table_id)
+        check_table_id(table, table_id)
         state = self.round_of(table)
         async with state.lock:
             self._check_epoch(table, epoch)
             lake = table.lake
-            history = changelog or lake.changelog
-            reported = (snapshot_id, dict(tiered_offsets), history)
-            if reported != (lake.snapshot_id, dict(lake.tiered_offsets), lake.changelog):
-                _check_offsets(table, tiered_offsets, recorded=lake.tiered_offsets)
-                if history is not None:
-                    recorded = {} if lake.changelog is None else lake.changelog.tiered_offsets
-                    _check_offsets(table, history.tiered_offsets, recorded=recorded)
+            sides = (changelog or lake.changelog, batch or lake.batch)
+            reported = (snapshot_id, dict(tiered_offsets), sides)
+            known = (lake.snapshot_id, dict(lake.tiered_offsets), (lake.changelog, lake.batch))
+            if reported != known:
+                check_offsets(table, tiered_offsets, recorded=lake.tiered_offsets)
+                for side, was in zip(sides, known[2], strict=True):
+                    if side is not None:
+                        recorded = {} if was is None else was.tiered_offsets
+                        check_offsets(table, side.tiered_offsets, recorded=recorded)
+                now_us = self._clock_us()
                 lake = replace(
                     lake,
                     snapshot_id=snapshot_id,
                     table_uuid=table_uuid,
                     tiered_offsets=dict(tiered_offsets),
-                    tiered_at_us=self._clock_us(),
-                    changelog=history,
+                    tiered_at_us=now_us,
+                    changelog=sides[0],
+                    batch=sides[1],
+                    batch_tiered_at_us=now_us
+                    if has_moved(lake.batch, batch)
+                    else lake.batch_tiered_at_us,
                 )
             await self._save_if_changed(
                 table, replace(lake, tiering_worker=state.worker_id if keep_lease else "")
@@ -358,36 +398,3 @@ def _read_ages(tables: Iterable[OpenTable]) -> None:
     for table in tables:
         with contextlib.suppress(StreamhouseError):
             table.oldest_untiered_us()
-
-
-def _check_table_id(table: OpenTable, table_id: int) -> None:
-    if table_id != table.info.table_id:
-        raise TableNotFoundError(
-            f"table '{table.path}' with id {table_id} does not exist: it was dropped, and another"
-            f" table with id {table.info.table_id} was created under its name"
-        )
-
-
-def _check_offsets(
-    table: OpenTable, tiered_offsets: Mapping[int, int], *, recorded: Mapping[int, int]
-) -> None:
-    path: TablePath = table.path
-    wanted = set(range(table.info.bucket_count))
-    if set(tiered_offsets) != wanted:
-        odd = sorted(wanted ^ set(tiered_offsets))
-        raise InvalidRequestError(
-            f"table '{path}': tiered offsets must name exactly the buckets"
-            f" 0..{table.info.bucket_count - 1}; bucket {odd[0]} is missing or unknown"
-        )
-    for bucket, end in tiered_offsets.items():
-        current = recorded.get(bucket, 0)
-        if end < current:
-            raise InvalidRequestError(
-                f"table '{path}', bucket {bucket}: tiered offset {end} would go back from {current}"
-            )
-        high_watermark = table.tablets[bucket].high_watermark
-        if end > high_watermark:
-            raise InvalidRequestError(
-                f"table '{path}', bucket {bucket}: tiered offset {end} is beyond the high watermark"
-                f" {high_watermark}; the lake table belongs to another service's data"
-            )

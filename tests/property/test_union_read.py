@@ -20,7 +20,8 @@ from streamhouse.connector.options import STREAM, read_options
 from streamhouse.connector.scan_schema import output_columns
 from streamhouse.connector.split_reader import read_split
 from streamhouse.connector.stream_plan import plan_stream_range
-from tests.support.union_world import ModelRow, UnionWorld
+from streamhouse.storage_service.model.lake import LakeRole
+from tests.support.union_world import ModelRow, UnionWorld, die_in_round
 
 BUCKETS = 2
 SCHEMA = pa.schema(
@@ -40,6 +41,15 @@ PREDICATES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     "__bucket = 1 AND (__offset < 7 OR id > 30)": lambda r: r[3] == 1 and (r[4] < 7 or r[0] > 30),
     "__timestamp < timestamp'2023-11-14 22:13:20.007'": lambda r: r[5] < 1_700_000_000_007_000,
 }
+LAYOUTS = (
+    {"table.datalake.batch-layout.sort": "region, small"},
+    {
+        "table.datalake.batch-layout.partition": "truncate(10, id)",
+        "table.datalake.batch-layout.sort": "zorder(region, id, small)",
+    },
+    {"table.datalake.batch-layout.partition": "region"},
+)
+DEATHS = ("committed", "batch-files-written", "batch-committed")
 Position = dict[int, int]
 Row = tuple[Any, ...]
 
@@ -50,6 +60,7 @@ steps = st.one_of(
     appends,
     st.tuples(st.just("tier")),
     st.tuples(st.just("tier")),
+    st.tuples(st.just("die"), st.sampled_from(DEATHS)),
     st.tuples(st.just("expire"), numbers),
     st.tuples(st.just("rewrite"), st.booleans()),
     st.tuples(
@@ -85,24 +96,31 @@ class Life:
         if self.lag() > 0:
             self.world.tier()
 
+    def die(self, step: str) -> None:
+        """A worker dies after `step`; its lease ends, and the table is for others to take."""
+        die_in_round(self.world, step)
+
     def expire(self, share: float) -> None:
-        """Retention takes part of what the lake has."""
+        """Retention takes part of what every layout in the lake has."""
+        reached = self.world.state().reached_offsets()
         for bucket, at in self.world.state().positions.items():
-            gone = at.log_start_offset + round((at.tiered_offset - at.log_start_offset) * share)
+            gone = at.log_start_offset + round((reached[bucket] - at.log_start_offset) * share)
             self.world.expire_log(bucket, gone)
 
     def rewrite(self, keep_bounds: bool) -> None:
-        if self.world.state().lake.snapshot_id is not None:
+        lake = self.world.state().lake
+        if lake.snapshot_id is not None:
             self.world.rewrite_lake(keep_bounds=keep_bounds)
+        if lake.batch is not None:
+            self.world.rewrite_lake(keep_bounds=keep_bounds, role=LakeRole.BATCH)
 
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
         given = {key: value for key, value in options.items() if value is not None}
         expected = [r for r in self.world.rows if where is None or PREDICATES[where](_whole(r))]
 
-        found = self.world.read(includeMetadata=True, **given)
-
-        assert _rows(found) == _model_rows(expected, columns or tuple(SCHEMA.names))
+        for found in self.world.read_layouts(**given):
+            assert _rows(found) == _model_rows(expected, columns or tuple(SCHEMA.names))
 
     def read_tier(self, part: str) -> None:
         at = self.world.state().positions
@@ -170,13 +188,20 @@ class Life:
         return _rows(pa.Table.from_batches(batches, schema=plan.context.output_schema))
 
     def lag(self) -> int:
-        at = self.world.state().positions.values()
-        return sum(p.high_watermark - p.tiered_offset for p in at)
+        state = self.world.state()
+        reached = state.reached_offsets()
+        return sum(at.high_watermark - reached[b] for b, at in state.positions.items())
 
 
 @settings(max_examples=60, deadline=None)
-@given(partitioned=st.booleans(), life=st.lists(steps, min_size=8, max_size=30))
-def test_reads_equal_the_model(partitioned: bool, life: list[tuple[Any, ...]]) -> None:
+@given(
+    partitioned=st.booleans(),
+    layout=st.sampled_from([{}, *LAYOUTS]),
+    life=st.lists(steps, min_size=8, max_size=30),
+)
+def test_reads_equal_the_model(
+    partitioned: bool, layout: dict[str, str], life: list[tuple[Any, ...]]
+) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="union-read-") as folder,
         UnionWorld(Path(folder)) as world,
@@ -186,6 +211,7 @@ def test_reads_equal_the_model(partitioned: bool, life: list[tuple[Any, ...]]) -
             SCHEMA,
             bucket_count=BUCKETS,
             partitioned_by=["region"] if partitioned else [],
+            properties=layout,
         )
         table = Life(world)
         for name, *arguments in life:

@@ -25,7 +25,9 @@ from streamhouse.connector.stream_plan import plan_bootstrap_range, plan_stream_
 from streamhouse.connector.stream_position import Bootstrap
 from streamhouse.connector.tier_plan import ReadPlan
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.storage_service.model.lake import LakeRole
 from tests.support.key_world import Address, KeyWorld
+from tests.support.union_world import die_in_round
 
 BUCKETS = 2
 KEYS = 12
@@ -48,6 +50,16 @@ PREDICATES: dict[str, Callable[[Address, Row], bool]] = {
     "__bucket = 1 AND __offset < 7": lambda a, _: a[0] == 1 and a[1] < 7,
 }
 
+LAYOUTS = (
+    {"table.datalake.batch-layout.sort": "region, n"},
+    {
+        "table.datalake.batch-layout.partition": "bucket(3, n)",
+        "table.datalake.batch-layout.sort": "zorder(region, n)",
+    },
+    {"table.datalake.batch-layout.partition": "region"},
+)
+DEATHS = ("committed", "batch-files-written", "batch-committed")
+
 numbers = st.floats(0, 1, allow_nan=False)
 change = st.tuples(
     st.sampled_from(["upsert", "upsert", "delete"]),
@@ -61,6 +73,7 @@ writes = st.tuples(
 others = st.one_of(
     st.tuples(st.just("tier")),
     st.tuples(st.just("tier")),
+    st.tuples(st.just("die"), st.sampled_from(DEATHS)),
     st.tuples(st.just("expire"), numbers),
     st.tuples(st.just("rewrite"), st.booleans()),
     st.tuples(
@@ -94,19 +107,28 @@ class Life:
         )
 
     def tier(self) -> None:
-        at = self.world.state().positions.values()
-        if any(p.high_watermark > p.tiered_offset for p in at):
+        state = self.world.state()
+        reached = state.reached_offsets()
+        if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
             self.world.tier()
 
+    def die(self, step: str) -> None:
+        """A worker dies after `step`; its lease ends, and the table is for others to take."""
+        die_in_round(self.world, step)
+
     def expire(self, share: float) -> None:
-        """Retention takes part of what the lake has."""
+        """Retention takes part of what every layout in the lake has."""
+        reached = self.world.state().reached_offsets()
         for bucket, at in self.world.state().positions.items():
-            gone = at.log_start_offset + round((at.tiered_offset - at.log_start_offset) * share)
+            gone = at.log_start_offset + round((reached[bucket] - at.log_start_offset) * share)
             self.world.expire_log(bucket, gone)
 
     def rewrite(self, keep_bounds: bool) -> None:
-        if self.world.state().lake.snapshot_id is not None:
+        lake = self.world.state().lake
+        if lake.snapshot_id is not None:
             self.world.rewrite_lake(keep_bounds=keep_bounds)
+        if lake.batch is not None:
+            self.world.rewrite_lake(keep_bounds=keep_bounds, role=LakeRole.BATCH)
 
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
@@ -118,9 +140,8 @@ class Life:
             if where is None or PREDICATES[where](address, row)
         }
 
-        found = self.world.read(includeMetadata=True, minPartitions=3, **given)
-
-        assert _rows(found) == expected
+        for found in self.world.read_layouts(minPartitions=3, **given):
+            assert _rows(found) == expected
 
     def read_lake(self) -> None:
         ends = {b: at.tiered_offset for b, at in self.world.state().positions.items()}
@@ -223,11 +244,16 @@ class Life:
 @given(
     partitioned=st.booleans(),
     history=st.booleans(),
+    layout=st.sampled_from([{}, *LAYOUTS]),
     image=st.sampled_from(["full", "after"]),
     life=lives,
 )
 def test_reads_equal_the_model(
-    partitioned: bool, history: bool, image: str, life: list[tuple[tuple[Any, ...], ...]]
+    partitioned: bool,
+    history: bool,
+    layout: dict[str, str],
+    image: str,
+    life: list[tuple[tuple[Any, ...], ...]],
 ) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="union-read-keys-") as folder,
@@ -240,6 +266,7 @@ def test_reads_equal_the_model(
             properties={
                 "table.changelog.image": image,
                 "table.datalake.changelog": str(history).lower(),
+                **layout,
             },
         )
         table = Life(world)

@@ -21,10 +21,10 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.lake import (
-    ChangelogLakeState,
     LakeCatalog,
     LakeDebt,
     LakeState,
+    SideLakeState,
 )
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
@@ -169,7 +169,8 @@ class FakeTieringService:
             for path in sorted(self._tables) if tables is None else tables:
                 table = self._table(path)
                 state = self.table_state(path)
-                is_idle = all(p.high_watermark == p.tiered_offset for p in state.positions.values())
+                reached = state.reached_offsets()
+                is_idle = all(p.high_watermark == reached[b] for b, p in state.positions.items())
                 if is_idle and not include_idle:
                     reason = "nothing_to_tier"
                 elif table.holder:
@@ -200,7 +201,8 @@ class FakeTieringService:
         lake_snapshot_id: int,
         lake_table_uuid: str,
         tiered_offsets: Mapping[int, int],
-        changelog: ChangelogLakeState | None = None,
+        changelog: SideLakeState | None = None,
+        batch: SideLakeState | None = None,
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
     ) -> LakeState:
@@ -219,6 +221,8 @@ class FakeTieringService:
                 tiered_offsets=dict(tiered_offsets),
                 tiered_at_us=self._now_us,
                 changelog=changelog or table.lake.changelog,
+                batch=batch or table.lake.batch,
+                batch_tiered_at_us=table.lake.batch_tiered_at_us if batch is None else self._now_us,
             )
             table.debt = debt
             if not keep_lease:

@@ -6,6 +6,7 @@ What the world does to a table (append, tier, expire, rewrite) never changes whi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,18 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
 from streamhouse.connector.options import BATCH, as_options, read_options
-from streamhouse.connector.union_read import read_table
+from streamhouse.connector.scan_schema import output_columns
+from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.union_read import plan_batch_read, read_table
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TableState
 from tests.support.fake_tiering_service import FakeTieringService
-from tests.support.tiering_world import TieringWorld
+from tests.support.tiering_world import Killed, TieringWorld
 
-__all__ = ["FakeReadService", "ModelRow", "UnionWorld"]
+__all__ = ["FakeReadService", "ModelRow", "UnionWorld", "die_in_round"]
 
 
 # Positions in a manifest's data file (Iceberg's spec, manifests).
@@ -132,12 +135,12 @@ class UnionWorld(TieringWorld):
         """Let retention take the log below `before`."""
         self.service.expire_log(self.PATH, bucket, before)
 
-    def rewrite_lake(self, *, keep_bounds: bool = True) -> None:
+    def rewrite_lake(self, *, keep_bounds: bool = True, role: LakeRole = LakeRole.ROWS) -> None:
         """Compact all files of each partition into one, as a foreign engine does: no properties.
 
         Without `keep_bounds` the new files carry no column statistics.
         """
-        table = self.lake_table(self.PATH)
+        table = self.lake_table(role.lake_name(self.PATH))
         rows = table.scan().to_arrow()
         old = [task.file for task in table.scan().plan_files()]
         with table.transaction() as change, change.update_snapshot().overwrite() as rewrite:
@@ -161,6 +164,42 @@ class UnionWorld(TieringWorld):
         given = as_options(options) | {"table": name, "endpoint": "http://memory"}
         return read_table(self.client, read_options(given, use=BATCH))
 
+    def read_layouts(self, **options: Any) -> list[pa.Table]:
+        """Read the rows with metadata from the layout the planner takes, and from the other one."""
+        given = as_options(options | {"includeMetadata": True})
+        read = read_options(given | {"table": self.PATH, "endpoint": "http://memory"}, use=BATCH)
+        state = self.state()
+        output = output_columns(
+            state.table.schema, columns=read.columns, include_metadata=True, table=self.PATH
+        )
+        found = []
+        for seen in (state, state.in_batch_layout()):
+            if seen is not None:
+                plan = plan_batch_read(self.client, seen, read, output)
+                batches = [
+                    batch
+                    for split in plan.splits
+                    for batch in read_split(split, plan.context, client=self.client)
+                ]
+                schema = plan.context.output_schema
+                found.append(pa.Table.from_batches(batches, schema=schema))
+        return found
+
     def state(self) -> TableState:
         """One cut of the table."""
         return self.service.table_state(self.PATH)
+
+
+def die_in_round(world: UnionWorld, step: str) -> None:
+    """Let a worker die right after `step` of a round, if there is something for one to do."""
+
+    def die(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    state = world.state()
+    reached = state.reached_offsets()
+    if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
+        with contextlib.suppress(Killed):
+            world.round(checkpoint=die).run()
+        world.service.release(world.PATH)

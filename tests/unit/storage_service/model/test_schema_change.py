@@ -179,3 +179,21 @@ def test_a_wrong_change_is_refused_in_a_sentence(
     with pytest.raises(error, match=message.replace("(", r"\(")) as caught:
         change_schema(info, changes)
     assert "shop.items" in caught.value.message or "column" in caught.value.message
+
+
+def test_the_batch_layout_follows_a_renamed_column_and_keeps_its_columns() -> None:
+    info = _info(
+        properties={
+            "table.datalake.batch-layout.partition": "truncate(10, id)",
+            "table.datalake.batch-layout.sort": "zorder(price, id)",
+        }
+    )
+
+    renamed = change_schema(info, [{"rename": "id", "to": "number"}]).descriptor
+
+    assert dict(renamed.properties) == {
+        "table.datalake.batch-layout.partition": "truncate(10, number)",
+        "table.datalake.batch-layout.sort": "zorder(price, number)",
+    }
+    with pytest.raises(InvalidSchemaError, match=r"'price' cannot be dropped: .* the batch layout"):
+        change_schema(info, [{"drop": "price", "confirm": "price"}])

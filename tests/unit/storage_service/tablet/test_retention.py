@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from streamhouse.storage_service.model.lake import SideLakeState
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import apply_retention, run_retention
@@ -26,7 +27,9 @@ async def _filled(manager: TabletManager, **properties: str) -> OpenTable:
     return table
 
 
-async def _tier(manager: TabletManager, table: OpenTable, offset: int) -> None:
+async def _tier(
+    manager: TabletManager, table: OpenTable, offset: int, *, batch: int | None = None
+) -> None:
     claim = await manager.tiering.claim("w", tables=[table], force=True)
     assert claim.assignment is not None
     await manager.tiering.complete(
@@ -36,6 +39,9 @@ async def _tier(manager: TabletManager, table: OpenTable, offset: int) -> None:
         snapshot_id=offset,
         table_uuid="u",
         tiered_offsets={0: offset},
+        batch=None
+        if batch is None
+        else SideLakeState(snapshot_id=batch, table_uuid="b", tiered_offsets={0: batch}),
     )
 
 
@@ -113,5 +119,21 @@ def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
 
             assert await asyncio.wait_for(observer.counted.get(), 10) == 3
             loop.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_rows_that_the_batch_layout_lacks_stay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            layout = {"table.datalake.batch-layout.sort": "id"}
+            table = await _filled(manager, **layout)
+
+            await _tier(manager, table, 9_000)
+            assert await _apply(manager, table, age_us=100 * DAY_US) == 0
+            await _tier(manager, table, 9_000, batch=3_000)
+            assert await _apply(manager, table, age_us=100 * DAY_US) == 1
+
+            assert table.tablet(0).log_start_offset == 3_000
 
     asyncio.run(scenario())

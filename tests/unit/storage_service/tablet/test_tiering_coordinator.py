@@ -15,7 +15,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake import ChangelogLakeState
+from streamhouse.storage_service.model.lake import SideLakeState
 from tests.support.claim_world import World, run
 from tests.support.in_process_service import table_descriptor
 
@@ -98,10 +98,8 @@ def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> N
     run(tmp_path, after_restart)
 
 
-def _history(*ends: int) -> ChangelogLakeState:
-    return ChangelogLakeState(
-        snapshot_id=77, table_uuid="history", tiered_offsets=dict(enumerate(ends))
-    )
+def _history(*ends: int) -> SideLakeState:
+    return SideLakeState(snapshot_id=77, table_uuid="history", tiered_offsets=dict(enumerate(ends)))
 
 
 def test_a_full_history_is_reported_with_the_rows_and_stays(tmp_path: Path) -> None:
@@ -315,5 +313,64 @@ def test_a_damaged_log_does_not_keep_other_tables_from_being_tiered(tmp_path: Pa
 
         assert (await world.granted()).state.table.path == good.path
         assert (await world.claim(tables=[damaged])).reason == "unreadable"
+
+    run(tmp_path, scenario)
+
+
+LAYOUT = {
+    "table.datalake.batch-layout.sort": "id",
+    "table.datalake.batch-layout.freshness": "10min",
+}
+
+
+def test_a_batch_layout_of_its_own_freshness_is_due_less_often(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table(properties=LAYOUT)
+        first = await world.granted()
+        assert first.is_batch_due
+        both = _history(5, 5)
+        lake = await world.complete(table, first.epoch, batch=both)
+        assert (lake.batch, lake.batch_tiered_at_us) == (both, lake.tiered_at_us)
+        assert (await world.claim()).reason == "nothing_to_tier"
+
+        await world.append(table)
+        world.seconds += 70
+        second = await world.granted(force=False)
+        assert not second.is_batch_due
+        await world.complete(table, second.epoch, tiered_offsets={0: 10, 1: 10})
+        assert (await world.claim(force=False)).reason == "not_due"
+
+        world.seconds += 600
+        third = await world.granted(force=False)
+        assert third.is_batch_due
+        lake = await world.complete(
+            table, third.epoch, tiered_offsets={0: 10, 1: 10}, batch=_history(10, 10)
+        )
+        assert lake.batch == _history(10, 10)
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+    run(tmp_path, scenario)
+
+
+def test_who_asks_for_a_table_gets_its_batch_layout_too(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table(properties=LAYOUT)
+        epoch = (await world.granted()).epoch
+        await world.complete(table, epoch, batch=_history(2, 2))
+
+        assert (await world.granted(force=True)).is_batch_due
+
+    run(tmp_path, scenario)
+
+
+def test_a_batch_layout_in_every_round_is_always_due(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table(properties={"table.datalake.batch-layout.sort": "id"})
+        epoch = (await world.granted()).epoch
+        await world.complete(table, epoch, batch=_history(5, 5))
+        await world.append(table)
+        world.seconds += 61
+
+        assert (await world.granted(force=False)).is_batch_due
 
     run(tmp_path, scenario)

@@ -1,0 +1,189 @@
+"""`table.datalake.batch-layout.*`: a second lake table has the same rows, whatever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamhouse.storage_service.errors import StreamhouseError, UnavailableError
+from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS
+from streamhouse.tiering.round_planner import PlanLimits
+from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.tiering_world import Killed
+
+SORT = {"table.datalake.batch-layout.sort": "amount, region"}
+BATCH = "db.t$batch"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
+    with KeyTieringWorld(tmp_path) as opened:
+        yield opened
+
+
+def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict[str, Any]:
+    return {"id": key, "region": region, "amount": amount}
+
+
+def _live(world: KeyTieringWorld, number: int) -> None:
+    world.upsert(*(row(key, amount=float(-key * number)) for key in range(number, 12, 2)))
+    world.delete(row(number))
+
+
+def _in_batch(world: KeyTieringWorld) -> list[Any]:
+    rows = world.lake_table(BATCH).scan().to_arrow().to_pylist()
+    return sorted((r["__bucket"], r["__offset"], r["id"], r["amount"]) for r in rows)
+
+
+def _live_rows(world: KeyTieringWorld) -> list[Any]:
+    return sorted(
+        (bucket, offset, r["id"], r["amount"])
+        for bucket, model in enumerate(world.buckets)
+        for offset, r in model.rows.values()
+    )
+
+
+def _lacks_rows(world: KeyTieringWorld) -> bool:
+    state = world.service.table_state("db.t")
+    reached = state.reached_offsets()
+    return any(at.high_watermark > reached[b] for b, at in state.positions.items())
+
+
+def test_both_tables_have_the_rows_each_in_its_order(world: KeyTieringWorld) -> None:
+    world.create_key_table(bucket_count=2, partitioned_by=["region"], properties=SORT)
+    for number in range(4):
+        _live(world, number)
+        result = world.tier()
+        assert _in_batch(world) == _live_rows(world)
+        assert world.in_lake() == world.live
+        state = world.service.table_state("db.t").lake
+        assert state.batch is not None
+        assert state.batch.tiered_offsets == state.tiered_offsets == result.batch_offsets
+
+    table = world.lake_table(BATCH)
+    assert [str(f.transform) for f in table.spec().fields] == ["bucket[2]"]
+    order = [table.schema().find_column_name(f.source_id) for f in table.sort_order().fields]
+    assert order == ["amount", "region"]
+    for file in table.scan().plan_files():
+        amounts = pq.read_table(file.file.file_path.removeprefix("file://"))["amount"].to_pylist()
+        assert amounts == sorted(amounts)
+    assert table.properties["streamhouse.batch-layout-of-table-id"] == str(world.info.table_id)
+
+
+def test_a_partitioned_z_order(world: KeyTieringWorld) -> None:
+    world.create_key_table(
+        properties={
+            "table.datalake.batch-layout.partition": "truncate(4, id), region",
+            "table.datalake.batch-layout.sort": "zorder(amount, id)",
+        }
+    )
+    for number in range(3):
+        _live(world, number)
+        world.tier()
+
+    assert _in_batch(world) == _live_rows(world)
+    table = world.lake_table(BATCH)
+    assert [f.name for f in table.spec().fields] == ["id_trunc", "region", "id_bucket"]
+    assert table.sort_order().is_unsorted
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("step", [*ROUND_STEPS, *BATCH_STEPS])
+def test_a_worker_may_die_anywhere(world: KeyTieringWorld, step: str, limited: bool) -> None:
+    world.create_key_table(bucket_count=2, properties=SORT)
+    _live(world, 0)
+    world.tier()
+    _live(world, 1)
+
+    def die(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        world.round(checkpoint=die).run()
+    world.service.release("db.t")
+    _live(world, 2)
+    limits = PlanLimits(key_bucket_rows_max=2) if limited else PlanLimits()
+    while _lacks_rows(world):
+        world.round(limits=limits).run()
+
+    assert _in_batch(world) == _live_rows(world)
+    assert world.in_lake() == world.live
+
+
+def test_a_layout_that_is_not_due_waits_for_a_later_round(world: KeyTieringWorld) -> None:
+    world.create_key_table(bucket_count=2, properties=SORT)
+    for number in range(3):
+        _live(world, number)
+        world.round(replace(world.claim(), is_batch_due=False)).run()
+    assert world.service.table_state("db.t").lake.batch is None
+    assert world.in_lake() == world.live
+
+    world.tier()
+
+    assert _in_batch(world) == _live_rows(world)
+
+
+def test_rows_are_fresh_when_the_layout_fails(world: KeyTieringWorld) -> None:
+    world.create_key_table(properties=SORT)
+    _live(world, 0)
+
+    def fail(reached: str) -> None:
+        if reached == "batch-files-written":
+            raise UnavailableError("no room")
+
+    for number in (1, 2):
+        _live(world, number)
+        with pytest.raises(StreamhouseError, match="no room"):
+            world.round(checkpoint=fail).run()
+        assert world.in_lake() == world.live
+        assert world.lag == 0
+    world.tier()
+
+    assert _in_batch(world) == _live_rows(world)
+    assert world.service.failures("db.t") == ["unavailable: no room"] * 2
+
+
+def test_a_worker_asked_to_tier_once_brings_rows_to_both(world: KeyTieringWorld) -> None:
+    world.create_key_table(properties=SORT)
+    _live(world, 0)
+    world.round(replace(world.claim(), is_batch_due=False)).run()
+
+    (summary,) = world.worker().run_once()
+
+    assert summary.error is None
+    assert _in_batch(world) == _live_rows(world)
+
+
+def test_a_log_table_has_one_too(world: KeyTieringWorld) -> None:
+    schema = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
+    world.create_table(
+        "db.l", schema, bucket_count=2, properties={"table.datalake.batch-layout.sort": "n"}
+    )
+    for start in (0, 10):
+        for bucket in (0, 1):
+            numbers = pa.array([start + (i * 7) % 10 for i in range(10)])
+            rows = pa.record_batch([numbers, numbers.cast(pa.string())], schema=schema)
+            world.service.append("db.l", bucket, rows)
+        world.tier("db.l")
+
+    assert world.addresses("db.l$batch") == world.addresses("db.l")
+    for file in world.lake_table("db.l$batch").scan().plan_files():
+        numbers = pq.read_table(file.file.file_path.removeprefix("file://"))["n"].to_pylist()
+        assert numbers == sorted(numbers)
+
+
+def test_the_state_crosses_the_wire(world: KeyTieringWorld) -> None:
+    world.create_key_table(properties=SORT)
+    _live(world, 0)
+    world.tier()
+    state = world.service.table_state("db.t")
+
+    assert type(state).from_json(state.to_json()) == state
+    assert state.in_batch_layout() is not None

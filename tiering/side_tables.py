@@ -1,0 +1,109 @@
+"""The lake tables that a round keeps beside the rows' own: the full history, the batch layout.
+
+Each has its own offsets in its own snapshots. The history is advanced before the rows, so that it
+is never behind them, whenever a worker dies. The batch layout is advanced after them, from where it
+is: it may be far behind, and what happens to it never keeps rows from being fresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.storage_service.model.lake import LakeRole, SideLakeState
+from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+from streamhouse.tiering.iceberg_lake import IcebergLake
+from streamhouse.tiering.lake_base import base_offsets
+from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_history, plan_round
+from streamhouse.tiering.round_writer import RoundWriter
+
+__all__ = ["BATCH_STEP_PREFIX", "HISTORY_STEP_PREFIX", "SideTable", "is_batch_due"]
+
+HISTORY_STEP_PREFIX: Final = "history-"
+BATCH_STEP_PREFIX: Final = "batch-"
+
+
+def is_batch_due(assignment: TieringAssignment) -> bool:
+    """Whether the round has to bring rows into a batch layout."""
+    return assignment.is_batch_due and assignment.state.table.properties().has_batch_layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideTable:
+    """One lake table beside the rows' own, in one round."""
+
+    lake_table: IcebergLakeTable
+    known: SideLakeState | None
+    assignment: TieringAssignment
+
+    @classmethod
+    def history(cls, lake: IcebergLake, assignment: TieringAssignment) -> SideTable | None:
+        """Open the table's full history; None when it keeps none."""
+        state = assignment.state
+        if not state.table.properties().datalake_changelog:
+            return None
+        return cls._open(lake, assignment, state.lake.changelog, LakeRole.CHANGES)
+
+    @classmethod
+    def batch_layout(cls, lake: IcebergLake, assignment: TieringAssignment) -> SideTable:
+        """Open the table's batch layout, which it has."""
+        return cls._open(lake, assignment, assignment.state.lake.batch, LakeRole.BATCH)
+
+    @classmethod
+    def _open(
+        cls,
+        lake: IcebergLake,
+        assignment: TieringAssignment,
+        known: SideLakeState | None,
+        role: LakeRole,
+    ) -> SideTable:
+        opened = lake.open_or_create(assignment.state.table, known, role=role)
+        return cls(lake_table=opened, known=known, assignment=assignment)
+
+    def covered(self) -> Mapping[int, int]:
+        """Return the offsets it covers; raises as `base_offsets`."""
+        return base_offsets(
+            self.lake_table,
+            self.known,
+            epoch=self.assignment.epoch,
+            bucket_count=self.assignment.state.table.bucket_count,
+        )
+
+    def as_it_is(self) -> SideLakeState | None:
+        """Return what it covers now, None before its first round."""
+        if self.lake_table.snapshot_id is None:
+            return None
+        return self._at(self.lake_table.snapshot_id, self.covered())
+
+    def follow(self, rows: RoundPlan, writer: RoundWriter, limits: PlanLimits) -> SideLakeState:
+        """Bring every change that the round moves into the full history."""
+        plan = plan_history(rows, covered=self.covered(), limits=limits)
+        return self._advance(plan, writer, HISTORY_STEP_PREFIX)
+
+    def catch_up(self, writer: RoundWriter, limits: PlanLimits) -> SideLakeState:
+        """Bring the rows that wait, as many as a round may take, into the batch layout."""
+        state = self.assignment.state
+        plan = plan_round(
+            table=str(state.table.path),
+            covered=self.covered(),
+            positions=state.positions,
+            limits=limits,
+            is_primary_key_table=state.table.is_primary_key_table,
+        )
+        return self._advance(plan, writer, BATCH_STEP_PREFIX)
+
+    def _advance(self, plan: RoundPlan, writer: RoundWriter, step_prefix: str) -> SideLakeState:
+        snapshot_id = self.lake_table.snapshot_id
+        if plan.splits:
+            landed = writer.advance(self.lake_table, plan, step_prefix=step_prefix)
+            writer.drop_leftovers(landed)
+            snapshot_id = landed.snapshot_id
+        assert snapshot_id is not None, "a claimed table has rows"
+        return self._at(snapshot_id, plan.target_offsets)
+
+    def _at(self, snapshot_id: int, offsets: Mapping[int, int]) -> SideLakeState:
+        return SideLakeState(
+            snapshot_id=snapshot_id, table_uuid=self.lake_table.uuid, tiered_offsets=offsets
+        )
