@@ -11,7 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError, UnavailableError
+from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.tiering.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round_planner import PlanLimits
 from tests.support.key_tiering_world import KeyTieringWorld
@@ -177,6 +180,36 @@ def test_a_log_table_has_one_too(world: KeyTieringWorld) -> None:
     for file in world.lake_table("db.l$batch").scan().plan_files():
         numbers = pq.read_table(file.file.file_path.removeprefix("file://"))["n"].to_pylist()
         assert numbers == sorted(numbers)
+
+
+def test_maintenance_makes_few_files_of_larger_runs(world: KeyTieringWorld) -> None:
+    world.create_key_table(properties=SORT)
+    for number in range(12):
+        _live(world, number)
+        world.tier()
+    state = world.service.table_state("db.t")
+    assert state.lake.batch is not None
+    before = world.lake_table(BATCH).inspect.files().num_rows
+
+    opened = world.lake().open_or_create(state.table, state.lake.batch, role=LakeRole.BATCH)
+    maintainer = Maintainer(
+        pins=world.service,
+        runner=world.runner,
+        filesystem=LakeFilesystem(world.catalog.properties),
+    )
+    claim = Claim(epoch=state.lake.tiering_epoch, snapshot_id=state.lake.batch.snapshot_id)
+    policy = MaintenancePolicy.of(state.table.properties()).on_demand()
+    maintainer.maintain(opened, state.table, claim, policy=policy)
+
+    table = world.lake_table(BATCH)
+    assert _in_batch(world) == _live_rows(world)
+    assert table.inspect.files().num_rows < before
+    for file in table.scan().plan_files():
+        rows = pq.read_table(file.file.file_path.removeprefix("file://"))
+        assert rows["amount"].to_pylist() == sorted(rows["amount"].to_pylist())
+    _live(world, 1)
+    world.tier()
+    assert _in_batch(world) == _live_rows(world)
 
 
 def test_the_state_crosses_the_wire(world: KeyTieringWorld) -> None:
