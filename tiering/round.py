@@ -201,6 +201,7 @@ class TieringRound:
         with self._maintenance_turn(maintenance) as untidy:
             registered = report(batch=batch, sides=sides, keep_lease=bool(untidy))
             writer.drop_leftovers(landed)
+            is_moved = bool(plan.splits) or batch not in (None, state.lake.batch)
             written = [file for result in landed.results for file in result.files]
             result = RoundResult(
                 table=str(state.table.path),
