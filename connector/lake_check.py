@@ -15,7 +15,7 @@ from streamhouse.storage_service.client.lake_filesystem import (
     lake_file_properties,
 )
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState, changelog_lake_name
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole, LakeState
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
@@ -53,7 +53,7 @@ def lake_problems(
         tiered_offsets=lake.changelog.tiered_offsets,
     )
     every = {bucket: np.arange(end) for bucket, end in history.tiered_offsets.items()}
-    name = changelog_lake_name(str(table.path))
+    name = LakeRole.CHANGES.lake_name(str(table.path))
     found = _problems(catalog, table, history, log_ends, every if read_rows else None, name=name)
     return [*problems, *(f"full history: {problem}" for problem in found)]
 

@@ -205,9 +205,7 @@ class TieringRound:
             written = [file for result in landed.results for file in result.files]
             result = RoundResult(
                 table=str(state.table.path),
-                kind="tiered"
-                if plan.splits or batch not in (None, state.lake.batch)
-                else "maintained",
+                kind="tiered" if is_moved else "maintained",
                 snapshot_id=landed.snapshot_id,
                 tiered_offsets=plan.target_offsets,
                 row_count=plan.row_count,
