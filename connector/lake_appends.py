@@ -73,6 +73,7 @@ class SourceTable:
         self._table = table
         self.uuid = str(table.metadata.table_uuid)
         self.snapshot_id: int | None = table.metadata.current_snapshot_id
+        self.format_version = int(table.metadata.format_version)
 
     # -- what it is ----------------------------------------------------------------------------
 
@@ -126,6 +127,17 @@ class SourceTable:
             file_count=count,
         )
 
+    def appended(self, snapshot_id: int, *, skipped: Collection[str] = ()) -> AppendPosition:
+        """Return the position before what a snapshot appended, behind all before it."""
+        snapshot = self._snapshot(snapshot_id)
+        return AppendPosition(
+            table_uuid=self.uuid,
+            snapshot_id=snapshot_id,
+            sequence=snapshot.sequence_number or 0,
+            is_initial=False,
+            file_count=len(self._appended_rows(snapshot, skipped)),
+        )
+
     def unread(
         self, position: AppendPosition, *, until: int | None, skipped: Collection[str] = ()
     ) -> Iterator[tuple[AppendPosition, list[int]]]:
@@ -167,10 +179,13 @@ class SourceTable:
                 found += self._planned(start, end, schema, predicate)
         return found
 
-    def sequence(self, snapshot_id: int) -> int | None:
-        """Return a snapshot's sequence number; None if it is gone."""
-        snapshot = self._table.snapshot_by_id(snapshot_id)
-        return None if snapshot is None else snapshot.sequence_number or 0
+    def sequence(self, snapshot_id: int) -> int:
+        """Return a snapshot's sequence number."""
+        return self._snapshot(snapshot_id).sequence_number or 0
+
+    def parent(self, snapshot_id: int) -> int | None:
+        """Return the snapshot that one came from, if that is known; it may be gone."""
+        return self._snapshot(snapshot_id).parent_snapshot_id
 
     def ancestors(self) -> list[int]:
         """Return the current snapshot and those it came from, as far as they still exist."""

@@ -10,7 +10,13 @@ from typing import Any, Final
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP, is_merge_property
 
-__all__ = ["PROPERTY_HELP", "TableProperties", "parse_bytes", "parse_duration_ms"]
+__all__ = [
+    "IMPORT_SOURCE_PROPERTY",
+    "PROPERTY_HELP",
+    "TableProperties",
+    "parse_bytes",
+    "parse_duration_ms",
+]
 
 _DURATION_UNIT_MS: Final = {
     "ms": 1,
@@ -80,6 +86,8 @@ def _parse_text(text: str, *, name: str) -> str:  # noqa: ARG001 - as every pars
 def _parse_layout_freshness(text: str, *, name: str) -> int:
     return 0 if text.strip().lower() == "round" else parse_duration_ms(text, name=name)
 
+
+IMPORT_SOURCE_PROPERTY: Final = "table.import.source"
 
 _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.enabled": (
@@ -158,6 +166,13 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "How long rows stay in the lake after they were written; older ones may be gone. Log tables"
         " only.",
     ),
+    IMPORT_SOURCE_PROPERTY: (
+        "import_source",
+        "",
+        _parse_text,
+        "The Iceberg table that the table was imported from, and the snapshot it began with; set by"
+        " `streamhouse import`. Fixed at creation.",
+    ),
     "table.log.ttl": (
         "log_ttl_ms",
         "7d",
@@ -202,6 +217,7 @@ class TableProperties:
     datalake_snapshot_min_count: int
     datalake_orphan_min_age_ms: int
     datalake_ttl_ms: int | None
+    import_source: str
     log_ttl_ms: int
     log_segment_bytes: int
 

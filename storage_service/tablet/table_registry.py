@@ -39,7 +39,11 @@ from streamhouse.storage_service.model.batch_layout import (
 )
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.properties import PROPERTY_HELP, TableProperties
+from streamhouse.storage_service.model.properties import (
+    IMPORT_SOURCE_PROPERTY,
+    PROPERTY_HELP,
+    TableProperties,
+)
 from streamhouse.storage_service.model.schema_change import change_schema
 from streamhouse.storage_service.model.table import (
     DEFAULT_DATABASE,
@@ -58,9 +62,11 @@ from streamhouse.storage_service.tablet.durable_json import (
 __all__ = ["TableRegistry"]
 
 FORMAT_VERSION: Final = 1
-# A history that began later would not be the full one, nor would a layout have all rows.
+# A history that began later would not be the full one, nor would a layout have all rows, nor an
+# import know what it has.
 _FIXED_PROPERTIES: Final = (
     "table.datalake.changelog",
+    IMPORT_SOURCE_PROPERTY,
     BATCH_PARTITION_PROPERTY,
     BATCH_SORT_PROPERTY,
 )

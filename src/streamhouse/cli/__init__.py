@@ -16,6 +16,7 @@ _COMMANDS: Final = {
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
     "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
+    "import": ("streamhouse.cli.import_table", "Make a table of an Iceberg table."),
     "maintain": ("streamhouse.cli.maintain", "Tidy a lake table now."),
     "restore": ("streamhouse.cli.restore", "Make a data directory from a backup."),
     "alter": ("streamhouse.cli.alter", "Change a table's columns."),

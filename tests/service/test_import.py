@@ -1,0 +1,252 @@
+"""`streamhouse import`: an Iceberg table becomes the history of a new table, each row once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+
+from streamhouse.client import StreamhouseClient
+from streamhouse.connector import import_progress
+from streamhouse.connector.table_import import ImportedStep, TableImport
+from streamhouse.storage_service.client import Transaction
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    SchemaMismatchError,
+    SnapshotNotFoundError,
+)
+from tests.support.iceberg_world import numbered
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+SOURCE = "legacy.clicks"
+
+
+class World:
+    """A service, and its lake catalog as other engines see it."""
+
+    def __init__(self, service: ServiceProcess, client: StreamhouseClient, catalog: Catalog):
+        self.service = service
+        self.client = client
+        self.catalog = catalog
+
+    def source(self) -> Table:
+        return self.catalog.create_table(SOURCE, numbered(0, 0).schema)
+
+    def expire(self, *snapshot_ids: int) -> None:
+        table = self.catalog.load_table(SOURCE)
+        table.maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()
+
+    def job(self, target: str = "shop.clicks") -> TableImport:
+        return TableImport(self.client, SOURCE, target, threads=2)
+
+    def run(self, target: str = "shop.clicks", **options: Any) -> list[ImportedStep]:
+        """One `streamhouse import`, from the start."""
+        job = self.job(target)
+        job.prepare(**options)
+        return list(job.run())
+
+    def ids(self, target: str = "shop.clicks") -> list[int]:
+        return sorted(self.client.read(target, columns=["id"])["id"].to_pylist())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with (
+        ServiceProcess(tmp_path / "data") as service,
+        StreamhouseClient(service.endpoint) as client,
+        contextlib.closing(
+            load_catalog("lake", type="rest", uri=service.endpoint + "/iceberg")
+        ) as catalog,
+    ):
+        catalog.create_namespace("legacy")
+        yield World(service, client, catalog)
+
+
+def command(world: World, *arguments: str) -> list[str]:
+    start = "from streamhouse.cli import main; main()"
+    endpoint = ("--endpoint", world.service.endpoint)
+    return [sys.executable, "-c", start, "import", SOURCE, *arguments, *endpoint]
+
+
+def test_rows_types_and_partitioning_are_taken_over_and_tiered(world: World) -> None:
+    table = world.source()
+    with table.update_spec() as change:
+        change.add_field("id", "bucket[4]")
+        change.add_identity("name")
+    table.append(numbered(0, 20))
+
+    done = subprocess.run(
+        command(world, "--as", "shop.clicks", "--bucket-num", "2"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "shop.clicks: partitioned by bucket(4, id), name" in done.stdout
+    assert "20 rows imported, 0 to go (100%)" in done.stdout
+    made = world.client.describe_table("shop.clicks")
+    assert made.schema.to_arrow() == numbered(0, 0).schema
+    assert made.bucket_count == 2
+    assert tier_once(world.client, "shop.clicks") == 20
+    world.client.append("shop.clicks", numbered(20, 25))
+    assert world.ids() == list(range(25))
+
+
+def test_importing_again_takes_only_what_was_appended_since(world: World) -> None:
+    table = world.source()
+    table.append(numbered(0, 10))
+    table.append(numbered(10, 15))
+
+    assert [step.row_count for step in world.run()] == [15]
+    assert world.run() == []
+    table.append(numbered(15, 18))
+    table.append(numbered(18, 20))
+    assert [step.row_count for step in world.run()] == [3, 2]
+    assert world.ids() == list(range(20))
+
+
+def test_a_table_that_was_empty_is_imported_from_its_first_append(world: World) -> None:
+    table = world.source()
+
+    assert world.run() == []
+    table.append(numbered(0, 3))
+    assert [step.row_count for step in world.run()] == [3]
+    assert world.run() == []
+
+
+def test_an_import_that_died_anywhere_goes_on_and_doubles_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_progress, "STEP_ROWS", 4)
+    table = world.source()
+    for start in range(0, 20, 2):
+        table.append(numbered(start, start + 2))
+    commit = Transaction.commit
+
+    def dies_before(self: Transaction, parts: Any, **more: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def dies_after(self: Transaction, parts: Any, **more: Any) -> Any:
+        commit(self, parts, **more)
+        raise KeyboardInterrupt
+
+    for attempt, dying in enumerate((dies_before, dies_after, dies_before, dies_after)):
+        monkeypatch.setattr(Transaction, "commit", dying)
+        with pytest.raises(KeyboardInterrupt):
+            world.run()
+        monkeypatch.setattr(Transaction, "commit", commit)
+        table.append(numbered(20 + attempt, 21 + attempt))
+    assert len(world.ids()) == 8
+
+    # Of ten files in steps of two, two steps are in; then four snapshots of one row.
+    assert [step.row_count for step in world.run()] == [4, 4, 4, 1, 1, 1, 1]
+    assert world.ids() == list(range(24))
+
+
+def test_two_imports_at_once_are_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_progress, "STEP_ROWS", 2)
+    table = world.source()
+    for start in range(0, 10, 2):
+        table.append(numbered(start, start + 2))
+    one, other = world.job(), world.job()
+    one.prepare()
+    other.prepare()
+
+    ahead, behind = one.run(), other.run()
+    found = [next(behind), next(ahead), *ahead, *behind]
+
+    assert [(step.row_count, step.is_skipped) for step in found] == [
+        *[(2, False)] * 5,
+        *[(0, True)] * 4,
+    ]
+    assert world.ids() == list(range(10))
+
+
+def test_rows_with_a_key_are_upserted_the_newest_last(world: World) -> None:
+    table = world.source()
+    table.append(pa.table({"id": [1, 2], "name": ["old", "two"]}, schema=numbered(0, 0).schema))
+    table.append(pa.table({"id": [1, 3], "name": ["new", "three"]}, schema=numbered(0, 0).schema))
+
+    world.run(primary_key=["id"], bucket_count=2)
+    table.append(pa.table({"id": [2], "name": ["TWO"]}, schema=numbered(0, 0).schema))
+    world.run(primary_key=["id"])
+
+    rows = world.client.read("shop.clicks").sort_by("id").to_pylist()
+    assert [row["name"] for row in rows] == ["new", "TWO", "three"]
+    assert not world.client.describe_table("shop.clicks").schema.columns[0].nullable
+
+
+def test_imported_snapshots_may_expire_and_others_may_not(world: World) -> None:
+    table = world.source()
+    table.append(numbered(0, 5))
+    world.run()
+    imported = [entry.snapshot_id for entry in world.catalog.load_table(SOURCE).history()]
+    table.append(numbered(5, 7))
+    world.expire(*imported)
+
+    assert [step.row_count for step in world.run()] == [2]
+    table.append(numbered(7, 8))
+    table.append(numbered(8, 9))
+    gone = [entry.snapshot_id for entry in world.catalog.load_table(SOURCE).history()][:-1]
+    world.expire(*gone)
+    with pytest.raises(SnapshotNotFoundError, match="expired"):
+        world.run()
+    assert world.ids() == list(range(7))
+
+
+def test_a_target_that_is_something_else_is_refused(world: World) -> None:
+    table = world.source()
+    table.append(numbered(0, 5))
+    world.client.create_table("default.other", numbered(0, 0).schema)
+
+    with pytest.raises(InvalidRequestError, match="was not made by an import"):
+        world.run("default.other")
+    with pytest.raises(InvalidRequestError, match=r"has an Iceberg table 'legacy\.clicks' already"):
+        world.run(SOURCE)
+    world.run()
+    with table.update_schema() as change:
+        change.add_column("page", table.schema().find_type("name"))
+    with pytest.raises(SchemaMismatchError, match=r"streamhouse alter shop\.clicks --add"):
+        world.run()
+    world.catalog.drop_table(SOURCE)
+    world.source()
+    with pytest.raises(InvalidRequestError, match="was imported from another table"):
+        world.run()
+
+
+def test_following_imports_appends_until_it_is_stopped(world: World) -> None:
+    table = world.source()
+    table.append(numbered(0, 5))
+    following = subprocess.Popen(
+        command(world, "--as", "shop.clicks", "--follow", "--interval", "0.1"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert following.stdout is not None
+    try:
+        assert "partitioned by nothing" in following.stdout.readline()
+        assert "5 rows imported" in following.stdout.readline()
+        table.append(numbered(5, 9))
+        assert "4 rows imported" in following.stdout.readline()
+    finally:
+        following.send_signal(signal.SIGINT)
+        assert following.wait(30) == 130
+        following.stdout.close()
+
+    assert world.ids() == list(range(9))
