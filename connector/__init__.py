@@ -12,12 +12,13 @@ from typing import Final
 # Public name -> the module that defines it.
 _HOMES: Final = {
     "StreamhouseDataSource": "streamhouse.connector.data_source",
+    "TableImport": "streamhouse.connector.table_import",
     "attach": "streamhouse.connector.registration",
     "register": "streamhouse.connector.registration",
     "write_batch": "streamhouse.connector.foreach_batch",
 }
 
-__all__ = ["StreamhouseDataSource", "attach", "register", "write_batch"]
+__all__ = ["StreamhouseDataSource", "TableImport", "attach", "register", "write_batch"]
 
 
 def __getattr__(name: str) -> object:
