@@ -7,6 +7,7 @@ Only metadata changes: files that are there keep their columns, and every engine
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
@@ -21,10 +22,12 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     SetCurrentSchemaUpdate,
     SetDefaultSpecUpdate,
+    TableRequirement,
     TableUpdate,
 )
 from pyiceberg.types import NestedField
 
+from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import NESTED_FIELD_ID_FIRST, assign_nested_ids
@@ -35,6 +38,8 @@ __all__ = ["evolve_lake_table", "evolve_partitioning"]
 
 _logger = logging.getLogger(__name__)
 
+_ATTEMPTS_MAX: Final = 5
+
 
 def evolve_lake_table(
     catalog: Catalog, lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS
@@ -43,30 +48,19 @@ def evolve_lake_table(
 
     A commit that loses against another one is no error: the table is read again and judged anew.
     """
-    if table.schema_id == 0:
-        return lake_table
-    wanted = _wanted(lake_table, table, role=role)
-    if wanted is None:
-        return lake_table
-    metadata = lake_table.metadata
-    updates = (
-        AddSchemaUpdate.model_validate({"schema": wanted}),
-        SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
-    )
-    requirements = (
-        AssertTableUUID(uuid=metadata.table_uuid),
-        AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
-    )
-    try:
-        catalog.commit_table(lake_table, requirements, updates)
-    except CommitFailedException:
-        _logger.info("lake table %s changed meanwhile; its schema is looked at again", table.path)
-    else:
-        _logger.info("lake table %s has schema version %d now", table.path, table.schema_id)
-    found = catalog.load_table(lake_table.name())
-    if _wanted(found, table, role=role) is None:
-        return found
-    return evolve_lake_table(catalog, found, table, role=role)
+    for _ in range(_ATTEMPTS_MAX):
+        wanted = _wanted(lake_table, table, role=role) if table.schema_id else None
+        if wanted is None:
+            return lake_table
+        current = {"current-schema-id": lake_table.metadata.current_schema_id}
+        lake_table = _committed(
+            catalog,
+            lake_table,
+            AssertCurrentSchemaId.model_validate(current),
+            AddSchemaUpdate.model_validate({"schema": wanted}),
+            SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
+        )
+    raise UnavailableError(f"the schema of lake table '{table.path}' is being changed by others")
 
 
 def evolve_partitioning(
@@ -77,34 +71,38 @@ def evolve_partitioning(
     Files that are there keep their partitions, and every engine reads them by their own spec
     (Iceberg spec, "Partition Evolution").
     """
-    schema = lake_table.metadata.schema()
-    wanted = lake_partition_spec(lake_partitioning(table.descriptor, role=role), schema)
-    if _transforms(lake_table.spec()) == _transforms(wanted):
-        return lake_table
-    metadata = lake_table.metadata
-    for spec in metadata.partition_specs:
-        if _transforms(spec) == _transforms(wanted):
-            updates: tuple[TableUpdate, ...] = (
-                SetDefaultSpecUpdate.model_validate({"spec-id": spec.spec_id}),
-            )
-            break
-    else:
-        updates = (
-            AddPartitionSpecUpdate(spec=_numbered(wanted, lake_table)),
-            SetDefaultSpecUpdate.model_validate({"spec-id": -1}),
+    partitioning = lake_partitioning(table.descriptor, role=role)
+    for _ in range(_ATTEMPTS_MAX):
+        metadata = lake_table.metadata
+        wanted = lake_partition_spec(partitioning, metadata.schema())
+        if _transforms(lake_table.spec()) == _transforms(wanted):
+            return lake_table
+        known = [s for s in metadata.partition_specs if _transforms(s) == _transforms(wanted)]
+        added = () if known else (AddPartitionSpecUpdate(spec=_numbered(wanted, lake_table)),)
+        spec_id = known[0].spec_id if known else -1
+        current = {"default-spec-id": metadata.default_spec_id}
+        lake_table = _committed(
+            catalog,
+            lake_table,
+            AssertDefaultSpecId.model_validate(current),
+            *added,
+            SetDefaultSpecUpdate.model_validate({"spec-id": spec_id}),
         )
-    requirements = (
-        AssertTableUUID(uuid=metadata.table_uuid),
-        AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+    raise UnavailableError(
+        f"the partitioning of lake table '{table.path}' is being changed by others"
     )
+
+
+def _committed(
+    catalog: Catalog, lake_table: Table, requirement: TableRequirement, *updates: TableUpdate
+) -> Table:
+    """Commit, if nobody was faster; return the table as it is then."""
+    identity = AssertTableUUID(uuid=lake_table.metadata.table_uuid)
     try:
-        catalog.commit_table(lake_table, requirements, updates)
+        catalog.commit_table(lake_table, (identity, requirement), updates)
     except CommitFailedException:
-        _logger.info("lake table %s changed meanwhile; its spec is looked at again", table.path)
-    else:
-        _logger.info("lake table %s is partitioned by %s now", table.path, wanted)
-    found = catalog.load_table(lake_table.name())
-    return evolve_partitioning(catalog, found, table, role=role)
+        _logger.info("lake table %s changed meanwhile; it is looked at again", lake_table.name())
+    return catalog.load_table(lake_table.name())
 
 
 def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:

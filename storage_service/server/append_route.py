@@ -58,15 +58,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )
-    service.disk_budget.check()
-    with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
-        body = await exchange.read_body(
-            bytes_max=config.body_bytes_max,
-            limit_name="body_bytes_max",
-            timeout_ms=config.body_read_timeout_ms,
-        )
-        settle(len(body))
-        service.metrics.received_bytes.inc(len(body))
+    async with service.rows_body(exchange) as body:
         request = AppendRequest(
             table=table.info,
             schema_id=written_version(body, table.info),

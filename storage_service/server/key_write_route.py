@@ -81,15 +81,7 @@ async def _write(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
-    service.disk_budget.check()
-    with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
-        body = await exchange.read_body(
-            bytes_max=config.body_bytes_max,
-            limit_name="body_bytes_max",
-            timeout_ms=config.body_read_timeout_ms,
-        )
-        settle(len(body))
-        service.metrics.received_bytes.inc(len(body))
+    async with service.rows_body(exchange) as body:
         request = KeyRequest(table=table.info, verb=verb, writer_id=writer_id, config=config)
         if len(body) > config.inline_bytes_max:
             writes = await service.run_blocking(routed_writes, body, request)

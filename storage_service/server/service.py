@@ -8,7 +8,7 @@ import contextvars
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -198,6 +198,21 @@ class Service:
             yield
         finally:
             self._subscriptions.discard(exchange)
+
+    @contextlib.asynccontextmanager
+    async def rows_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
+        """Receive the body of a request that writes rows; its memory is held meanwhile."""
+        self.disk_budget.check()
+        config = self.config
+        with self.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
+            body = await exchange.read_body(
+                bytes_max=config.body_bytes_max,
+                limit_name="body_bytes_max",
+                timeout_ms=config.body_read_timeout_ms,
+            )
+            settle(len(body))
+            self.metrics.received_bytes.inc(len(body))
+            yield body
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""

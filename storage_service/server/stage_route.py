@@ -64,15 +64,7 @@ async def answer_stage(
         )
     transactions = service.manager.transactions.of(table)
     spec = transactions.spec(transaction_id)
-    service.disk_budget.check()
-    with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
-        body = await exchange.read_body(
-            bytes_max=config.body_bytes_max,
-            limit_name="body_bytes_max",
-            timeout_ms=config.body_read_timeout_ms,
-        )
-        settle(len(body))
-        service.metrics.received_bytes.inc(len(body))
+    async with service.rows_body(exchange) as body:
         first = table.next_spread_bucket(1)
         if len(body) > config.inline_bytes_max:
             staged = await service.run_blocking(_read, body, table.info, spec, first, config)
