@@ -34,6 +34,8 @@ _LOAD_MAX: Final = 0.75
 _GROWTH: Final = 1.6
 _GROUPS_MIN: Final = 64
 _COPIED_AT_ONCE: Final = 1 << 15
+# An entry as one item: numpy moves it at once, where three columns are moved one by one.
+_ENTRY: Final = np.dtype("V24")
 
 Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
@@ -53,6 +55,7 @@ class HashIndex:
         self._used: Final = np.zeros(groups, dtype=np.uint8)
         # By slot: first hash, second hash, number.
         self._entries: Final = np.zeros((groups * _GROUP, 3), dtype=np.uint64)
+        self._rows: Final = _as_rows(self._entries)
         self.numbers: Final = self._entries[:, 2]
         self._filled = 0
         self._dead = 0
@@ -114,12 +117,20 @@ class HashIndex:
 
     def insert(self, first: Hashes, second: Hashes, numbers: npt.NDArray[np.uint64]) -> None:
         """Add pairs of hashes that are distinct and not there; there must be `room_for` them."""
+        entries = np.empty((len(first), 3), dtype=np.uint64)
+        for column, values in enumerate((first, second, numbers)):
+            entries[:, column] = values
+        self._insert(first, _as_rows(entries))
+
+    def _insert(self, first: Hashes, rows: npt.NDArray[np.void]) -> None:
         assert self.room_for(len(first))
         groups = self._group_of(first)
+        tags = ((first & _TAG_HASH) | _TAG_BIT).astype(np.uint8)
         left = np.arange(len(first))
         while len(left):
-            order = np.argsort(groups)
-            groups, left = groups[order], left[order]
+            if not (groups[1:] >= groups[:-1]).all():
+                order = np.argsort(groups)
+                groups, left = groups[order], left[order]
             bounds = np.flatnonzero(groups[1:] != groups[:-1]) + 1
             heads = np.concatenate([[0], bounds])
             sizes = np.concatenate([bounds, [len(groups)]]) - heads
@@ -130,11 +141,8 @@ class HashIndex:
             fits = within < _GROUP
             slots = (groups * _GROUP + within)[fits]
             placed = left[fits]
-            hashes = first[placed]
-            self._entries[slots, 0] = hashes
-            self._entries[slots, 1] = second[placed]
-            self._entries[slots, 2] = numbers[placed]
-            self._tags[slots] = (hashes & _TAG_HASH) | _TAG_BIT
+            self._rows[slots] = rows[placed]
+            self._tags[slots] = tags[placed]
             groups, left = groups[~fits] + 1, left[~fits]
             groups[groups == self._groups] = 0
         self._filled += len(first)
@@ -170,8 +178,9 @@ class HashIndex:
         live = np.flatnonzero(self._tags >= _TAG_BIT)
         # In order of slots is nearly in order of groups: each part lands in one stretch of memory.
         for start in range(0, len(live), _COPIED_AT_ONCE):
-            entries = self._entries[live[start : start + _COPIED_AT_ONCE]]
-            copy.insert(*(np.ascontiguousarray(entries[:, i]) for i in range(3)))
+            rows = self._rows[live[start : start + _COPIED_AT_ONCE]]
+            first = np.ascontiguousarray(rows.view(np.uint64).reshape(-1, 3)[:, 0])
+            copy._insert(first, rows)
         return copy
 
     def _group_of(self, first: Hashes) -> Slots:
@@ -181,6 +190,12 @@ class HashIndex:
 
 def _groups_for(count: int) -> int:
     return max(int(count / (_LOAD_MAX * _GROUP) * _GROWTH), _GROUPS_MIN)
+
+
+def _as_rows(entries: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
+    """Return the entries as one item each, in the same memory."""
+    rows: npt.NDArray[np.void] = entries.view(_ENTRY)[:, 0]
+    return rows
 
 
 def _equal_bytes(lines: Hashes, tags: Hashes) -> Hashes:
