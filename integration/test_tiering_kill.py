@@ -22,6 +22,12 @@ from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
 
+MAINTENANCE_STEPS = (
+    "rewrite-planned",
+    "files-rewritten",
+    "rewrite-staged",
+    "rewrite-committed",
+)
 ROOT = Path(__file__).parents[1]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("region", pa.string())])
 
@@ -90,6 +96,41 @@ def test_a_service_killed_during_a_round_does_not_lose_or_repeat_rows(tmp_path: 
 
         assert moved == 100
         assert _lake_ids(client) == list(range(600))
+
+
+@pytest.mark.parametrize("step", MAINTENANCE_STEPS)
+def test_what_a_worker_killed_in_maintenance_leaves_is_maintained_by_the_next(
+    tmp_path: Path, step: str
+) -> None:
+    properties = {
+        "table.datalake.snapshot.max-age": "1ms",
+        "table.datalake.snapshot.min-count": "1",
+        "table.datalake.changelog": "true",
+    }
+    with (
+        ServiceProcess(tmp_path, "--tiering-lease-ms", "1s") as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        client.create_table("events", SCHEMA, primary_key=["id"], properties=properties)
+        for number in range(7):
+            client.upsert("events", _rows(number * 50, number * 50 + 100))
+            tier_once(client)
+        client.upsert("events", _rows(350, 450))
+        _run_doomed(service.endpoint, step)
+        assert _lake_ids(client) == list(range(450))
+
+        client.upsert("events", _rows(450, 500))
+        for number in range(8):
+            client.delete("events", _rows(number, number + 1).select(["id"]))
+            tier_once(client)
+
+        assert _lake_ids(client) == list(range(8, 500))
+        described = client.lake_catalog()
+        for name in ("events", "events$changelog"):
+            catalog = load_catalog(described.name, **described.properties)
+            table = catalog.load_table(("default", name))
+            assert len(table.inspect.data_files()) <= 16
+            catalog.close()
 
 
 @pytest.mark.parametrize("step", [*ROUND_STEPS[3:6], *HISTORY_STEPS[2:]])

@@ -25,6 +25,7 @@ from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.tiering import spark_job
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.maintain_job import maintain_table
 from streamhouse.tiering.parquet_writer import FileFormat
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.spark_runner import SparkRunner
@@ -67,6 +68,43 @@ def _lake_ids(lake: IcebergLake, client: StorageClient, name: str) -> list[int]:
     state = client.table_state(name)
     table = lake.open_or_create(state.table, state.lake)._table
     return sorted(table.scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
+
+
+def test_upserts_are_tiered_and_maintained_in_spark_jobs(
+    client: StorageClient, lake: IcebergLake, spark: SparkSession
+) -> None:
+    """Rounds with retractions, then a rewrite that folds them: the tasks of both run in Spark."""
+    properties = {"table.datalake.changelog": "true", "table.datalake.auto-maintenance": "false"}
+    client.create_table("keyed", SCHEMA, primary_key=["id"], bucket_count=2, properties=properties)
+    service = TieringService(client=client, lake=lake, runner=SparkRunner(spark), tables=["keyed"])
+    for number in range(3):
+        ids = range(number * 20, number * 20 + 40)
+        regions = [f"r{number}"] * len(ids)
+        client.upsert("keyed", pa.table({"id": ids, "region": regions}, schema=SCHEMA))
+        client.delete("keyed", pa.table({"id": pa.array([number], pa.int64())}))
+        (summary,) = service.run_once()
+        assert summary.error is None
+    expected = [{"id": i, "region": f"r{min(i // 20, 2)}"} for i in range(3, 80)]
+    assert _lake_rows(lake, client, "keyed") == expected
+
+    reports = dict(maintain_table(client, client.lake_catalog(), SparkRunner(spark), "keyed"))
+
+    rows = reports["default.keyed"].rewritten
+    assert rows is not None
+    assert (rows.rows, rows.files_after, rows.deletes_after) == (77, 2, 0)
+    assert rows.rows_dropped > 0
+    history = reports["default.keyed$changelog"].rewritten
+    assert history is not None
+    assert history.files_after == 2
+    assert history.rows == sum(p.high_watermark for p in client.positions("keyed").values())
+    assert _lake_rows(lake, client, "keyed") == expected
+
+
+def _lake_rows(lake: IcebergLake, client: StorageClient, name: str) -> list[dict[str, Any]]:
+    state = client.table_state(name)
+    table = lake.open_or_create(state.table, state.lake).iceberg
+    found = table.scan(selected_fields=("id", "region")).to_arrow().to_pylist()
+    return sorted(found, key=lambda row: row["id"])
 
 
 class _Counting:

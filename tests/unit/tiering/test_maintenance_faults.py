@@ -1,0 +1,149 @@
+"""Maintenance and rounds with a catalog that goes wrong, and with another worker beside them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.tiering import iceberg_committer, iceberg_lake
+from streamhouse.tiering.maintenance import Maintainer
+from tests.support.faulty_catalog import (
+    Commit,
+    FaultyCatalog,
+    catalog_dies,
+    faulty_lake_catalog,
+    late,
+    lost_answer,
+    lost_request,
+    refused,
+)
+from tests.support.key_tiering_world import KeyTieringWorld
+
+FAULTS = (refused, lost_answer, lost_request, late, catalog_dies)
+PROPERTIES = {
+    "table.datalake.changelog": "true",
+    "table.datalake.snapshot.max-age": "1ms",
+    "table.datalake.snapshot.min-count": "1",
+}
+STEPS = (
+    "rewrite-planned",
+    "files-rewritten",
+    "rewrite-staged",
+    "rewrite-committed",
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
+    monkeypatch.setattr(iceberg_committer, "_RETRY_WAIT_S_FIRST", 0.0)
+    monkeypatch.setattr(iceberg_lake, "_RETRY_WAIT_S_FIRST", 0.0)
+    FaultyCatalog.reset()
+    with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
+        info = opened.create_key_table(properties=PROPERTIES)
+        # The lake tables exist before the first fault: faults are those of commits.
+        for has_changes in (False, True):
+            opened.lake().open_or_create(info, LakeState(), has_changes=has_changes)
+        yield opened
+    FaultyCatalog.reset()
+
+
+def _maintainer(world: KeyTieringWorld, **more: Any) -> Maintainer:
+    filesystem = LakeFilesystem(world.catalog.properties)
+    return Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem, **more)
+
+
+def _write(world: KeyTieringWorld, number: int) -> None:
+    world.upsert(*({"id": key, "region": "eu", "amount": float(number)} for key in range(8)))
+    world.delete({"id": number % 8, "region": None, "amount": None})
+
+
+def _round(world: KeyTieringWorld, maintainer: Maintainer) -> None:
+    """One round of a worker that does not outlive its errors."""
+    with contextlib.suppress(StreamhouseError):
+        world.round(world.claim(), maintainer=maintainer).run()
+    FaultyCatalog.load_error = None
+    world.service.release(world.PATH)
+
+
+def _settle(world: KeyTieringWorld) -> None:
+    """Let late commits land, and a new worker do the rest."""
+    FaultyCatalog.faults.clear()
+    for commit in FaultyCatalog.late:
+        with contextlib.suppress(Exception):
+            commit.land()
+    for number in range(100, 110):
+        _write(world, number)
+        maintainer = _maintainer(world)
+        while world.lag:
+            world.round(world.claim(), maintainer=maintainer).run()
+    assert world.in_lake() == world.live
+    assert world.history() == world.changes
+    for path in (world.PATH, f"{world.PATH}$changelog"):
+        assert len(world.lake_table(path).inspect.data_files()) <= 16
+
+
+def well(_: FaultyCatalog, commit: Commit) -> Any:
+    """Nothing goes wrong with this one."""
+    return commit.land()
+
+
+@pytest.mark.parametrize("before", range(2))
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_rounds_of_upserts(world: KeyTieringWorld, fault: Any, before: int) -> None:
+    """`before` commits of the round go well: the history is committed first, then the rows."""
+    _write(world, 0)
+    _round(world, _maintainer(world))
+    for number in range(1, 4):
+        _write(world, number)
+        FaultyCatalog.faults[:] = [*[well] * before, fault]
+        _round(world, _maintainer(world))
+    _settle(world)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_maintenance(world: KeyTieringWorld, fault: Any) -> None:
+    """Both commits of the round go well; that of the rewrite does not."""
+    maintainer = _maintainer(world)
+    for number in range(7):
+        _write(world, number)
+        _round(world, maintainer)
+    _write(world, 7)
+    FaultyCatalog.faults[:] = [well, well, fault]
+
+    _round(world, maintainer)
+
+    assert FaultyCatalog.faults == []
+    assert world.lag == 0
+    _settle(world)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_lost_its_claim_in_maintenance_harms_nobody(
+    world: KeyTieringWorld, step: str
+) -> None:
+    """It stalls at `step`; another worker takes the table, tiers and maintains it; it wakes up."""
+    met: list[str] = []
+
+    def overtaken(reached: str) -> None:
+        if reached == step and not met:
+            met.append(step)
+            world.service.release(world.PATH)
+            _write(world, 50)
+            other = _maintainer(world)
+            world.round(world.claim(), maintainer=other).run()
+
+    slow = _maintainer(world, checkpoint=overtaken)
+    for number in range(8):
+        _write(world, number)
+        _round(world, slow)
+
+    assert met == [step]
+    assert world.in_lake() == world.live
+    _settle(world)
