@@ -10,6 +10,7 @@ import pytest
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.lake import SideLakeState
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -132,7 +133,12 @@ def test_lake_state_and_tables_survive_kill_9(tmp_path: Path) -> None:
         client.create_database("sales")
         dropped = client.create_table("sales.gone", SCHEMA)
         client.drop_table("sales.gone")
-        table = client.create_table("sales.kept", SCHEMA, properties={"table.log.ttl": "1h"})
+        table = client.create_table(
+            "sales.kept",
+            SCHEMA,
+            properties={"table.log.ttl": "1h", "table.datalake.batch-layout.sort": "writer"},
+        )
+        batch = SideLakeState(snapshot_id=2**61, table_uuid="b", tiered_offsets={0: 7})
         client.append("sales.kept", _rows(0, 0))
         claim = client.claim_tiering("w", force=True)
         client.complete_tiering(
@@ -142,6 +148,7 @@ def test_lake_state_and_tables_survive_kill_9(tmp_path: Path) -> None:
             lake_snapshot_id=2**60,
             lake_table_uuid="u",
             tiered_offsets={0: 10},
+            batch=batch,
         )
         service.kill()
 
@@ -150,6 +157,7 @@ def test_lake_state_and_tables_survive_kill_9(tmp_path: Path) -> None:
         state = client.table_state("sales.kept")
         assert state.table == table
         assert (state.lake.snapshot_id, state.lake.tiering_epoch) == (2**60, 1)
+        assert state.lake.batch == batch
         assert state.positions[0].tiered_offset == 10
         assert client.create_table("sales.gone", SCHEMA).table_id > table.table_id
         assert table.table_id > dropped.table_id
