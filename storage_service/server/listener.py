@@ -36,7 +36,7 @@ __all__ = ["run_service"]
 _logger = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_S: Final = 0.0005
-_FILES_A_BUCKET: Final = 3
+_FILES_A_BUCKET: Final = 8
 _BACKLOG: Final = 2_048
 # For opening, making and dropping logs, lake states and retention: they mostly wait for the disk.
 _DISK_THREADS: Final = 4
