@@ -14,6 +14,7 @@ Event loop only. The gate of the table lets one commit at a time through, with n
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -192,9 +193,11 @@ class TableTransactions:
         self._bytes.hold(size)
         transaction.under_way += 1
         try:
-            part = await self._run_blocking(
-                self._files.stage, transaction_id, part_id, schema, batches
-            )
+            stage = functools.partial(self._files.stage, transaction_id, part_id)
+            part = await self._run_blocking(stage, schema, batches)
+        except StreamhouseError:
+            self._staging(transaction_id)  # When it ends its files go: that says more.
+            raise
         finally:
             transaction.under_way -= 1
             transaction.active_us = clock_us()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from streamhouse.storage_service.errors import (
     StorageFailedError,
+    TransactionNotFoundError,
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
@@ -21,6 +23,7 @@ from streamhouse.storage_service.model.transaction import (
     TransactionStatus,
 )
 from streamhouse.storage_service.tablet.transaction_commit import TransactionCommit
+from streamhouse.storage_service.tablet.transaction_files import TransactionFiles
 from tests.support.in_process_service import (
     EVENTS,
     event_rows,
@@ -235,5 +238,33 @@ def test_rows_staged_for_a_log_are_the_frames_of_the_log(tmp_path: Path) -> None
             assert [frame.row_count for frame in frames] == [20] * 6
             first = pa.ipc.read_record_batch(pa.py_buffer(frames[0].payload), EVENTS)
             assert first == event_rows(20, 40)
+
+    asyncio.run(scenario())
+
+
+@KINDS
+def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
+) -> None:
+    is_aborted = threading.Event()
+    real = TransactionFiles._sync_open
+
+    def after_the_abort(files: TransactionFiles, transaction_id: str) -> None:
+        assert is_aborted.wait(20)
+        (files.directory / f"{transaction_id}.open").unlink(missing_ok=True)
+        real(files, transaction_id)
+
+    async def scenario() -> None:
+        async with open_manager(tmp_path, **SMALL) as manager:
+            table = await make_table(manager, is_keyed)
+            transactions = manager.transactions.of(table)
+            begun = await begin(transactions, is_keyed)
+            monkeypatch.setattr(TransactionFiles, "_sync_open", after_the_abort)
+            staging = asyncio.ensure_future(stage_parts(transactions, begun))
+            await asyncio.sleep(0)
+            transactions.abort(begun)
+            is_aborted.set()
+            with pytest.raises(TransactionNotFoundError):
+                await staging
 
     asyncio.run(scenario())
