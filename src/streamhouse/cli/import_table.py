@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -99,25 +100,34 @@ def command(
             click.echo(f"not partitioned by {field}, which has no form here", err=True)
         fields = ", ".join(map(str, table.descriptor.partitioned_by)) or "nothing"
         click.echo(f"{source} -> {table.path}: partitioned by {fields}")
-        if not _import(job):
+        stopping = threading.Event()
+        if follow:
+            # An interrupt as an exception can come in a place that swallows it.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stopping.set())
+        if not _import(job, stopping):
             click.echo("nothing new")
-        pause = threading.Event()
-        while follow:
-            pause.wait(interval)
-            _import(job)
+        while follow and not stopping.wait(interval):
+            _import(job, stopping)
+    if stopping.is_set():
+        raise click.Abort
 
 
-def _import(job: TableImport) -> int:
-    """Import what there is now, and say how it goes; return how many rows that were."""
+def _import(job: TableImport, stopping: threading.Event) -> int:
+    """Import what there is now, and say how it goes; return how many rows that were.
+
+    Once `stopping` is set it ends after the step at hand, which is a transaction.
+    """
     rows, began = 0, time.monotonic()
     for step in job.run():
         rows += step.row_count
-        if not step.row_count:
-            continue
-        rate = rows / max(time.monotonic() - began, 1e-3)
-        share = rows / (rows + step.rows_left)
-        click.echo(
-            f"snapshot {step.snapshot_id}: {rows:,} rows imported, {step.rows_left:,} to go"
-            f" ({share:.0%}), {rate:,.0f} rows/s"
-        )
+        if step.row_count:
+            rate = rows / max(time.monotonic() - began, 1e-3)
+            share = rows / (rows + step.rows_left)
+            click.echo(
+                f"snapshot {step.snapshot_id}: {rows:,} rows imported, {step.rows_left:,} to go"
+                f" ({share:.0%}), {rate:,.0f} rows/s"
+            )
+        if stopping.is_set():
+            break
     return rows
