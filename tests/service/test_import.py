@@ -246,7 +246,11 @@ def test_following_imports_appends_until_it_is_stopped(world: World) -> None:
         assert "4 rows imported" in following.stdout.readline()
     finally:
         following.send_signal(signal.SIGINT)
-        assert following.wait(30) == 130
-        following.stdout.close()
+        try:
+            assert following.wait(30) == 130
+        finally:
+            following.kill()
+            following.wait()
+            following.stdout.close()
 
     assert world.ids() == list(range(9))

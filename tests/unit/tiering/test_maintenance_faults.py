@@ -11,7 +11,7 @@ import pytest
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake import LakeRole, LakeState
 from streamhouse.tiering import iceberg_committer, iceberg_lake
 from streamhouse.tiering.maintenance import Maintainer
 from tests.support.faulty_catalog import (
@@ -48,8 +48,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTierin
     with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)
         # The lake tables exist before the first fault: faults are those of commits.
-        for has_changes in (False, True):
-            opened.lake().open_or_create(info, LakeState(), has_changes=has_changes)
+        opened.lake().open_or_create(info, LakeState())
+        opened.lake().open_or_create(info, None, role=LakeRole.CHANGES)
         yield opened
     FaultyCatalog.reset()
 
