@@ -79,6 +79,8 @@ def version_of(info: TableInfo, given: pa.Schema) -> int:
     The newest version with exactly these column names in any order; the current one if there is
     none. So a writer that does not know of a later change goes on writing.
     """
+    if len(info.schema_versions) == 1:
+        return info.schema_id
     names = set(given.names)
     for schema_id in sorted(info.schema_versions, reverse=True):
         if names == set(info.schema_versions[schema_id].names):
@@ -99,8 +101,6 @@ def in_current_version(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
 
     Others stay as they are. Raises `SchemaMismatchError` as `conform` does.
     """
-    if len(info.schema_versions) == 1:
-        return rows
     schema_id = version_of(info, rows.schema)
     if schema_id == info.schema_id:
         return rows

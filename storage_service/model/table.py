@@ -279,6 +279,8 @@ class TableInfo:
 
     def bucket_key_of(self, schema_id: int) -> tuple[str, ...]:
         """Return the columns that decide a row's bucket, by their names in this version."""
+        if schema_id == self.schema_id:
+            return self.descriptor.effective_bucket_key
         ids = {column.name: column.column_id for column in self.schema.columns}
         names = {c.column_id: c.name for c in self.schema_version(schema_id).columns}
         return tuple(names[ids[name]] for name in self.descriptor.effective_bucket_key)
