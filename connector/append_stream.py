@@ -10,11 +10,11 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxRows,
@@ -22,13 +22,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from streamhouse.connector.append_position import AppendPosition
-from streamhouse.connector.batch_reader import StreamhousePartition, in_schema
+from streamhouse.connector.batch_reader import StreamhousePartition
 from streamhouse.connector.iceberg_read import open_source, plan_appends
 from streamhouse.connector.options import ReadOptions
 from streamhouse.connector.scan import ScanContext
 from streamhouse.connector.service_connection import client_for
-from streamhouse.connector.spark_errors import spark_errors, spark_iterator_errors
-from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.spark_errors import spark_errors
+from streamhouse.connector.split_streaming import SplitStreamReader
 from streamhouse.storage_service.model.schema import Schema
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["AppendStreamReader", "advanced"]
 
 
-class AppendStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
     """Follows one Iceberg table from a snapshot's rows into what is appended after it."""
 
     def __init__(
@@ -50,10 +50,6 @@ class AppendStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: AppendPosition | None = None
         self._newest: SourceTable | None = None
         self._last: SourceTable | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks need nothing but the schema: each partition carries its context.
-        return {"_schema": self._schema}
 
     # -- offsets -------------------------------------------------------------------------------
 
@@ -91,9 +87,6 @@ class AppendStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: who owns the table decides how long its snapshots stay."""
 
-    def stop(self) -> None:
-        """Nothing to do: the connection ends with the process."""
-
     # -- one micro-batch -----------------------------------------------------------------------
 
     @spark_errors
@@ -105,13 +98,6 @@ class AppendStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         plan = plan_appends(source, first, last, self._columns, self._context, self._options)
         return [StreamhousePartition(split, plan.context) for split in plan.splits]
-
-    @spark_iterator_errors
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one split."""
-        assert isinstance(partition, StreamhousePartition)
-        assert partition.context is not None, "a stream's partitions carry their context"
-        yield from in_schema(read_split(partition.split, partition.context), self._schema)
 
     # -- the table -----------------------------------------------------------------------------
 

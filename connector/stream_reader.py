@@ -24,13 +24,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from streamhouse.connector.batch_reader import StreamhousePartition, in_schema
+from streamhouse.connector.batch_reader import StreamhousePartition
 from streamhouse.connector.options import ReadOptions
 from streamhouse.connector.scan import ScanColumn
 from streamhouse.connector.service_connection import client_for
 from streamhouse.connector.snapshot_pin import SnapshotPin
-from streamhouse.connector.spark_errors import spark_errors, spark_iterator_errors
-from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.spark_errors import spark_errors
+from streamhouse.connector.split_streaming import SplitStreamReader
 from streamhouse.connector.stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.connector.stream_position import StreamPosition, advance
 from streamhouse.connector.stream_start import start_of_stream
@@ -43,7 +43,7 @@ __all__ = ["RefusedStreamReader", "StreamhouseStreamReader"]
 _logger = logging.getLogger(__name__)
 
 
-class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
     """Follows one table from history into live data."""
 
     def __init__(
@@ -63,10 +63,6 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._is_current = False
         self._is_change_told = False
         self._pin = SnapshotPin(self._client, self._table)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks need nothing but the schema: each partition carries its context.
-        return {"_schema": self._schema}
 
     # -- offsets -------------------------------------------------------------------------------
 
@@ -120,9 +116,6 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: retention goes by age and tiering, not by readers."""
 
-    def stop(self) -> None:
-        """Nothing to do: the connection ends with the process."""
-
     # -- one micro-batch -----------------------------------------------------------------------
 
     @spark_errors
@@ -151,13 +144,6 @@ class StreamhouseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 end=last.offsets,
             )
         return [StreamhousePartition(split, plan.context) for split in plan.splits]
-
-    @spark_iterator_errors
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one split."""
-        assert isinstance(partition, StreamhousePartition)
-        assert partition.context is not None, "a stream's partitions carry their context"
-        yield from in_schema(read_split(partition.split, partition.context), self._schema)
 
     # -- the table -----------------------------------------------------------------------------
 
