@@ -55,6 +55,8 @@ __all__ = ["Report", "torture"]
 
 LIVES_PER_ERA: Final = 12
 _QUIET_WAIT_S: Final = 100.0
+# An hour on a shared machine meets minutes of load; how fast a start is has a benchmark.
+_START_TIMEOUT_S: Final = 180.0
 _SERVICE_LIMITS: Final = (
     *("--retention-interval-ms", "300"),
     *("--tiering-lease-ms", "2000"),
@@ -149,8 +151,10 @@ class _Era:
     def _service(self, command: tuple[str, ...] | None) -> ServiceProcess:
         arguments = ("--port", str(self._port), *_SERVICE_LIMITS)
         if command is None:
-            return ServiceProcess(self._directory, *arguments)
-        return ServiceProcess(self._directory, *arguments, command=command)
+            return ServiceProcess(self._directory, *arguments, start_timeout_s=_START_TIMEOUT_S)
+        return ServiceProcess(
+            self._directory, *arguments, command=command, start_timeout_s=_START_TIMEOUT_S
+        )
 
     def _prepare(self) -> None:
         with StreamhouseClient(self._endpoint) as client:
