@@ -1,21 +1,17 @@
 """Which offsets a lake table covers: read from its snapshots, the one truth about the lake.
 
-A snapshot of another engine (compaction) carries no offsets; it covers what its newest ancestor
-that has them covers. Every round also sets them as table properties in the same commit, with the
-sequence number of its snapshot: they answer when an engine has expired all the snapshots that
-carried them. A table that was rolled back to before that snapshot has ancestors older than it, and
-is not taken for one that covers its rows.
+The rule is `model/lake_coverage.py`'s; here is what a round writes, and how it is found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
+from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
@@ -24,9 +20,9 @@ from streamhouse.storage_service.model.lake import (
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
     LakeRole,
-    tiered_offsets_from_property,
     tiered_offsets_to_property,
 )
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
 
 __all__ = [
     "CoveredOffsets",
@@ -35,14 +31,6 @@ __all__ = [
     "round_properties",
     "table_properties",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoveredOffsets:
-    """The end offset per bucket that the current snapshot covers, and the epoch that wrote it."""
-
-    tiered_offsets: Mapping[int, int]
-    epoch: int
 
 
 def round_properties(
@@ -75,18 +63,12 @@ def covered_offsets(
 
     `role` is the lake table's.
     """
-    owner = (role.owner_property, str(table_id))
-    oldest: Snapshot | None = None
-    for snapshot in _ancestors(metadata):
-        if snapshot.summary is not None:
-            found = _read(snapshot.summary.additional_properties, owner)
-            if found is not None:
-                return found
-        oldest = snapshot
-    sequence_number = int(metadata.properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
-    if oldest is None or (oldest.sequence_number or 0) < sequence_number:
-        return None
-    return _read(metadata.properties, owner)
+    owner = str(table_id)
+    return lake_coverage.covered_offsets(
+        (_facts(snapshot) for snapshot in _ancestors(metadata)),
+        metadata.properties,
+        is_owner=lambda properties: properties.get(role.owner_property) == owner,
+    )
 
 
 def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
@@ -94,13 +76,11 @@ def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
     return any(snapshot.snapshot_id == snapshot_id for snapshot in _ancestors(metadata))
 
 
-def _read(properties: Mapping[str, str], owner: tuple[str, str]) -> CoveredOffsets | None:
-    text = properties.get(TIERED_OFFSETS_PROPERTY)
-    if text is None or properties.get(owner[0]) != owner[1]:
-        return None
-    return CoveredOffsets(
-        tiered_offsets=tiered_offsets_from_property(text),
-        epoch=int(properties.get(TIERING_EPOCH_PROPERTY, "0")),
+def _facts(snapshot: Snapshot) -> SnapshotFacts:
+    summary = snapshot.summary
+    return SnapshotFacts(
+        properties={} if summary is None else summary.additional_properties,
+        sequence_number=snapshot.sequence_number or 0,
     )
 
 

@@ -53,7 +53,7 @@ class TablePath:
         """Read `database.table`, or `table` in database `default`."""
         if isinstance(text, TablePath):
             return text
-        parts = text.strip().split(".")
+        parts = text.split(".")
         if len(parts) == 1:
             return cls(DEFAULT_DATABASE, parts[0])
         if len(parts) == 2:

@@ -11,7 +11,6 @@ Which rows files hold is looked at in `added_files.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from pyiceberg.table.metadata import TableMetadata
@@ -19,6 +18,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError
+from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     OWNER_PROPERTIES,
@@ -26,8 +26,8 @@ from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
-    tiered_offsets_from_property,
 )
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
 
@@ -43,12 +43,6 @@ _IDENTITY: Final = (*OWNER_PROPERTIES, SERVICE_ID_PROPERTY)
 _OFFSETS: Final = (TIERED_OFFSETS_PROPERTY, TIERED_SEQUENCE_PROPERTY, TIERING_EPOCH_PROPERTY)
 _OURS: Final = "streamhouse."
 _METRICS: Final = {f"write.metadata.metrics.column.{field.name}" for field in LAKE_SYSTEM_FIELDS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Covered:
-    offsets: Mapping[int, int]
-    epoch: int
 
 
 def protecting_table(metadata: TableMetadata, tables: LiveTables) -> LiveTable | None:
@@ -103,7 +97,7 @@ def covered_offsets(metadata: TableMetadata, live: LiveTable) -> Mapping[int, in
     """Return the end offset per bucket that the current snapshot covers; has every bucket."""
     covered = _covered(metadata, live)
     nothing = dict.fromkeys(range(live.info.bucket_count), 0)
-    return nothing if covered is None else {**nothing, **covered.offsets}
+    return nothing if covered is None else {**nothing, **covered.tiered_offsets}
 
 
 def _added_to_main(base: TableMetadata, new: TableMetadata) -> list[Snapshot]:
@@ -143,10 +137,10 @@ def _check_offsets(
                 " instead, or drop the streamhouse table first"
             )
         return
-    if dict(after.offsets) == dict(old):
+    if dict(after.tiered_offsets) == dict(old):
         return
     if not is_round:
-        if after.epoch != live.lake.tiering_epoch and _advances(old, after.offsets):
+        if after.epoch != live.lake.tiering_epoch and _advances(old, after.tiered_offsets):
             raise FencedError(
                 f"{where}: tiering epoch {after.epoch} is not the current one"
                 f" ({live.lake.tiering_epoch}); another worker has the table"
@@ -155,9 +149,11 @@ def _check_offsets(
             f"{where}: its current snapshot covers offsets {dict(old)}, and only a tiering round"
             " may change that; a roll back behind the tiered snapshot is refused"
         )
-    if set(after.offsets) != set(live.high_watermarks) or not _advances(old, after.offsets):
+    if set(after.tiered_offsets) != set(live.high_watermarks) or not _advances(
+        old, after.tiered_offsets
+    ):
         raise ForbiddenError(f"{where}: a round must not take back offsets {dict(old)}")
-    for bucket, end in after.offsets.items():
+    for bucket, end in after.tiered_offsets.items():
         if end > live.high_watermarks[bucket]:
             raise ForbiddenError(
                 f"{where}: offset {end} of bucket {bucket} is beyond what is written,"
@@ -195,30 +191,23 @@ def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveT
             )
 
 
-def _covered(metadata: TableMetadata, live: LiveTable) -> _Covered | None:
-    """Return what the main branch covers, as tiering reads it (`tiering/iceberg_offsets.py`)."""
-    oldest: Snapshot | None = None
-    for snapshot in _ancestors(metadata):
-        found = _read(_summary(snapshot), live)
-        if found is not None:
-            return found
-        oldest = snapshot
-    sequence_number = int(metadata.properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
-    if oldest is None or (oldest.sequence_number or 0) < sequence_number:
-        return None
-    return _read(metadata.properties, live)
+def _covered(metadata: TableMetadata, live: LiveTable) -> CoveredOffsets | None:
+    return lake_coverage.covered_offsets(
+        (
+            SnapshotFacts(
+                properties=_summary(snapshot), sequence_number=snapshot.sequence_number or 0
+            )
+            for snapshot in _ancestors(metadata)
+        ),
+        metadata.properties,
+        is_owner=lambda properties: owner_of(properties) == live.info.table_id,
+    )
 
 
-def _read(properties: Mapping[str, str], live: LiveTable) -> _Covered | None:
-    text = properties.get(TIERED_OFFSETS_PROPERTY)
-    if text is None or owner_of(properties) != live.info.table_id:
+def _read(properties: Mapping[str, str], live: LiveTable) -> CoveredOffsets | None:
+    if owner_of(properties) != live.info.table_id:
         return None
-    try:
-        offsets = tiered_offsets_from_property(text)
-        epoch = int(properties.get(TIERING_EPOCH_PROPERTY, "0"))
-    except (ValueError, AttributeError):
-        return None
-    return _Covered(offsets=offsets, epoch=epoch)
+    return lake_coverage.offsets_said_by(properties)
 
 
 def _summary(snapshot: Snapshot) -> Mapping[str, str]:

@@ -79,6 +79,18 @@ def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> None:
     _run(tmp_path, scenario)
 
 
+def test_a_name_that_is_only_almost_a_tables_is_none(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        assert (
+            await _post(service, "upsert", _body(EVENTS, [{"id": 3, "name": "n"}]))
+        ).status == 200
+        for url in ("/v1/tables/keyed /rows/3", "/v1/tables/ keyed/count"):
+            answer = await service.call("GET", url)
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_name"), url
+
+    _run(tmp_path, scenario)
+
+
 def test_a_change_stream_upserts_deletes_and_ignores_before_images(tmp_path: Path) -> None:
     async def scenario(service: InProcessService) -> None:
         changes = [

@@ -1,0 +1,79 @@
+"""Which offsets a lake table covers: one rule, for tiering and for the guard of the REST catalog.
+
+A snapshot of another engine (compaction) carries no offsets; it covers what its newest ancestor
+that has them covers. Every round also sets them as table properties in the same commit, with the
+sequence number of its snapshot: they answer when an engine has expired all the snapshots that
+carried them. A table that was rolled back to before that snapshot has ancestors older than it, and
+is not taken for one that covers its rows.
+
+Offsets of another owner are none: the table has been adopted by another service, or not yet by
+this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from streamhouse.storage_service.model.lake import (
+    TIERED_OFFSETS_PROPERTY,
+    TIERED_SEQUENCE_PROPERTY,
+    TIERING_EPOCH_PROPERTY,
+    tiered_offsets_from_property,
+)
+
+__all__ = ["CoveredOffsets", "SnapshotFacts", "covered_offsets", "offsets_said_by"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoveredOffsets:
+    """The end offset per bucket that a snapshot covers, and the epoch that wrote it."""
+
+    tiered_offsets: Mapping[int, int]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFacts:
+    """Of a snapshot, what says which offsets it covers."""
+
+    properties: Mapping[str, str]
+    sequence_number: int
+
+
+def covered_offsets(
+    ancestors: Iterable[SnapshotFacts],
+    table_properties: Mapping[str, str],
+    *,
+    is_owner: Callable[[Mapping[str, str]], bool],
+) -> CoveredOffsets | None:
+    """Return what a table covers, or None when no round of its owner is in it.
+
+    `ancestors` are the current snapshot and those it comes from, newest first, as far as they
+    still exist. `is_owner` tells by the properties of a snapshot, or of the table, whose they are.
+    """
+    oldest: SnapshotFacts | None = None
+    for snapshot in ancestors:
+        found = offsets_said_by(snapshot.properties)
+        if found is not None:
+            return found if is_owner(snapshot.properties) else None
+        oldest = snapshot
+    sequence_number = int(table_properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
+    if oldest is None or oldest.sequence_number < sequence_number:
+        return None
+    return offsets_said_by(table_properties) if is_owner(table_properties) else None
+
+
+def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
+    """Return the offsets that a round wrote there; None for a snapshot of anybody else."""
+    text = properties.get(TIERED_OFFSETS_PROPERTY)
+    if text is None:
+        return None
+    try:
+        return CoveredOffsets(
+            tiered_offsets=tiered_offsets_from_property(text),
+            epoch=int(properties.get(TIERING_EPOCH_PROPERTY, "0")),
+        )
+    except (ValueError, TypeError, AttributeError):
+        # Any engine may write properties; no round writes such ones.
+        return None
