@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.tiering.round import HISTORY_STEPS, ROUND_STEPS
+from streamhouse.tiering.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -43,14 +44,18 @@ def _run_doomed(endpoint: str, step: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-def _lake_ids(client: StorageClient) -> list[int]:
+def _lake_rows(client: StorageClient, name: str, columns: tuple[str, ...]) -> list[Any]:
     described = client.lake_catalog()
     catalog = load_catalog(described.name, **described.properties)
     try:
-        table = catalog.load_table(("default", "events"))
-        return sorted(table.scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
+        found = catalog.load_table(("default", name)).scan(selected_fields=columns).to_arrow()
+        return sorted(zip(*(found[column].to_pylist() for column in columns), strict=True))
     finally:
         catalog.close()
+
+
+def _lake_ids(client: StorageClient) -> list[int]:
+    return [id_ for (id_,) in _lake_rows(client, "events", ("id",))]
 
 
 @pytest.mark.parametrize(
@@ -159,3 +164,59 @@ def test_a_killed_round_of_upserts_neither_loses_nor_repeats_a_retraction(
 
         assert _lake_ids(client) == list(range(100, 600))
         assert client.count("events") == 500
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, marks=[pytest.mark.end_to_end] if step in BATCH_STEPS else [])
+        for step in (*ROUND_STEPS[3:], *HISTORY_STEPS, *BATCH_STEPS)
+    ],
+)
+def test_a_killed_round_leaves_every_lake_table_right_in_the_end(tmp_path: Path, step: str) -> None:
+    with (
+        ServiceProcess(tmp_path, "--tiering-lease-ms", "1s") as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        layout = {"table.datalake.batch-layout.sort": "region, id"}
+        client.create_table("logged", SCHEMA, bucket_count=2, properties=layout)
+        client.create_table(
+            "events",
+            SCHEMA,
+            primary_key=["id"],
+            bucket_count=2,
+            properties={"table.datalake.changelog": "true", **layout},
+        )
+        client.append("logged", _rows(0, 300))
+        client.upsert("events", _rows(0, 300))
+        tier_once(client)
+        moved = _rows(200, 400).set_column(1, "region", pa.array(["x"] * 200))
+        client.append("logged", _rows(300, 500))
+        client.upsert("events", moved)
+        client.delete("events", _rows(0, 50).select(["id"]))
+        # The history is of one table; of the two, any may be the first to reach another step.
+        _run_doomed(service.endpoint, step)
+
+        tier_once(client)
+
+        old, new = (table.to_pylist() for table in (_rows(0, 300), moved))
+        rows = {row["id"]: row["region"] for row in (*old, *new) if row["id"] >= 50}
+        changes = [
+            *((row["id"], row["region"], "+I") for row in old),
+            *((row["id"], row["region"], "-U") for row in old if row["id"] >= 200),
+            *((row["id"], "x", "+U" if row["id"] < 300 else "+I") for row in new),
+            *((row["id"], row["region"], "-D") for row in old if row["id"] < 50),
+        ]
+        logged = sorted((row["id"], row["region"]) for row in _rows(0, 500).to_pylist())
+        columns = ("id", "region")
+        for name in ("events", "events$batch"):
+            assert _lake_rows(client, name, columns) == sorted(rows.items()), name
+        history = _lake_rows(client, "events$changelog", (*columns, "__change_type"))
+        assert history == sorted(changes)
+        for name in ("logged", "logged$batch"):
+            assert _lake_rows(client, name, columns) == logged, name
+        for name in ("events", "logged"):
+            state = client.table_state(name)
+            tops = {b: at.high_watermark for b, at in state.positions.items()}
+            assert state.lake.batch is not None
+            assert state.lake.batch.tiered_offsets == state.lake.tiered_offsets == tops

@@ -301,8 +301,15 @@ class TieringRound:
         _logger.info("table %s: lake snapshot %s was not reported; registering", table, snapshot_id)
         changelog = None if history is None else history.as_it_is()
         self._complete(lake_table, snapshot_id, covered, changelog=changelog)
+        known = self.assignment.state.lake.batch
+        waiting = dict.fromkeys(covered, 0) if known is None else known.tiered_offsets
         return RoundResult(
-            table=table, kind="recovered", snapshot_id=snapshot_id, tiered_offsets=covered
+            table=table,
+            kind="recovered",
+            snapshot_id=snapshot_id,
+            tiered_offsets=covered,
+            # The layout that is due is left to the next round.
+            batch_offsets=waiting if is_batch_due(self.assignment) else None,
         )
 
     def _complete(

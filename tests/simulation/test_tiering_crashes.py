@@ -1,8 +1,8 @@
 """Tiering under random crashes, races and other engines: every row is in the lake exactly once.
 
 Goal: whatever order workers claim, die, stall, wake up late and commit in, and whatever another
-engine does to the lake table in between, the lake holds exactly the rows it covers, and in the end
-all rows.
+engine does to the lake tables in between, each of them, the rows' own and the batch layout, holds
+exactly the rows it covers, and in the end all rows.
 Method: hypothesis draws a schedule of events over real lake tables and a service in memory; after
 each event the lake is read back by stock pyiceberg and compared with the list of appended rows.
 """
@@ -13,26 +13,30 @@ import contextlib
 import functools
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.table import Table
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
+from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_offsets import covered_offsets
-from streamhouse.tiering.round import ROUND_STEPS, TieringRound
+from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS, TieringRound
 from tests.support.tiering_world import Killed, TieringWorld, rows
 
 BUCKETS = 2
+LAYOUT = {"table.datalake.batch-layout.sort": "name, id"}
+STEPS = (*ROUND_STEPS[:-1], *BATCH_STEPS, ROUND_STEPS[-1])
 
 _EVENT = st.one_of(
     st.tuples(st.just("append"), st.integers(0, BUCKETS - 1), st.integers(1, 9)),
     st.tuples(st.just("tier")),
-    st.tuples(st.just("die"), st.sampled_from(ROUND_STEPS)),
-    st.tuples(st.just("stall"), st.sampled_from(ROUND_STEPS[:-1])),
+    st.tuples(st.just("die"), st.sampled_from(STEPS)),
+    st.tuples(st.just("stall"), st.sampled_from(STEPS[:-1])),
     st.tuples(st.just("wake")),
     st.tuples(st.just("rewrite")),
     st.tuples(st.just("rewrite and expire")),
@@ -42,11 +46,13 @@ _EVENT = st.one_of(
 class _Schedule:
     """One world, and the workers that stalled in it."""
 
-    def __init__(self, world: TieringWorld) -> None:
+    def __init__(self, world: TieringWorld, roles: Sequence[LakeRole] = (LakeRole.ROWS,)) -> None:
         self.world = world
+        self.roles = roles
         self.lengths = dict.fromkeys(range(BUCKETS), 0)
         self._stalled: list[_StalledRound] = []
-        world.create_table(bucket_count=BUCKETS)
+        properties = LAYOUT if LakeRole.BATCH in roles else {}
+        world.create_table(bucket_count=BUCKETS, properties=properties)
 
     def play(self, event: tuple[object, ...]) -> None:
         kind, *arguments = event
@@ -60,24 +66,36 @@ class _Schedule:
         for summary in self.world.worker().run_once():
             assert summary.error is None
         self.check()
-        assert self._covered() == self.lengths
+        for role in self.roles:
+            assert self._covered(role) == self.lengths
 
     def check(self) -> None:
-        covered = self._covered()
+        for role in self.roles:
+            self._check(role)
+
+    def _check(self, role: LakeRole) -> None:
+        covered = self._covered(role)
         assert all(covered[b] <= end for b, end in self.lengths.items())
-        recorded = self.world.service.table_state("db.t").lake.tiered_offsets
+        recorded = self._recorded(role)
         assert all(recorded[b] <= covered[b] for b in recorded), (
             "the service runs ahead of the lake"
         )
         if any(covered.values()):
             expected = [(b, offset) for b in sorted(covered) for offset in range(covered[b])]
-            assert self.world.addresses() == expected
+            assert self.world.addresses(role.lake_name("db.t")) == expected
 
-    def _covered(self) -> dict[int, int]:
+    def _recorded(self, role: LakeRole) -> Mapping[int, int]:
+        lake = self.world.service.table_state("db.t").lake
+        if role is LakeRole.ROWS:
+            return lake.tiered_offsets
+        return {} if lake.batch is None else lake.batch.tiered_offsets
+
+    def _covered(self, role: LakeRole = LakeRole.ROWS) -> dict[int, int]:
         nothing = dict.fromkeys(range(BUCKETS), 0)
-        if not list(self.world.folder.glob("warehouse/db/t/metadata/*.json")):
+        if not list(self.world.folder.glob(f"warehouse/db/{role.lake_name('t')}/metadata/*.json")):
             return nothing
-        found = covered_offsets(self.world.lake_table().metadata, table_id=1)
+        metadata = self.world.lake_table(role.lake_name("db.t")).metadata
+        found = covered_offsets(metadata, table_id=1, role=role)
         return nothing if found is None else dict(found.tiered_offsets)
 
     def _append(self, bucket: int, count: int) -> None:
@@ -113,18 +131,23 @@ class _Schedule:
             self._stalled.pop(0).wake()
 
     def _rewrite(self) -> None:
-        if any(self._covered().values()):
-            lake_table = self.world.lake_table()
+        for lake_table in self._tables_with_rows():
             lake_table.overwrite(lake_table.scan().to_arrow())
 
     def _rewrite_and_expire(self) -> None:
-        if any(self._covered().values()):
-            self._rewrite()
-            lake_table = self.world.lake_table()
+        self._rewrite()
+        for lake_table in self._tables_with_rows():
             head = lake_table.current_snapshot()
             assert head is not None
             old = [s.snapshot_id for s in lake_table.snapshots() if s != head]
             lake_table.maintenance.expire_snapshots().by_ids(old).commit()
+
+    def _tables_with_rows(self) -> list[Table]:
+        return [
+            self.world.lake_table(role.lake_name("db.t"))
+            for role in self.roles
+            if any(self._covered(role).values())
+        ]
 
 
 class _StalledRound:
@@ -164,10 +187,15 @@ class _StalledRound:
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(events=st.lists(_EVENT, min_size=3, max_size=12))
-def test_rows_are_in_the_lake_exactly_once(events: list[tuple[object, ...]]) -> None:
+@given(
+    roles=st.sampled_from([(LakeRole.ROWS,), (LakeRole.ROWS, LakeRole.BATCH)]),
+    events=st.lists(_EVENT, min_size=3, max_size=12),
+)
+def test_rows_are_in_the_lake_exactly_once(
+    roles: Sequence[LakeRole], events: list[tuple[object, ...]]
+) -> None:
     with tempfile.TemporaryDirectory() as folder, TieringWorld(Path(folder)) as world:
-        schedule = _Schedule(world)
+        schedule = _Schedule(world, roles)
         schedule.play(("append", 0, 5))
         for event in events:
             schedule.play(event)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from streamhouse.storage_service.model.lake import LakeRole
 from tests.torture.ledger import AppendLedger, KeyLedger, RowId, SchemaLedger
 from tests.torture.writers import KEYS_ONLY, KEYS_PER_WRITER, TransactionWriter
 
@@ -132,8 +133,9 @@ class LogChecker:
 
     def check_lake(self, client: StreamhouseClient) -> None:
         """Compare the lake, all of it tiered, with the image; and the union read too."""
-        lake = lake_table(client, self.table).scan(selected_fields=("writer", "number")).to_arrow()
-        assert Counter(_row_ids(lake)) == self.image.counts, f"{self.table}: the lake differs"
+        for name in lake_names(client, self.table):
+            lake = lake_table(client, name).scan(selected_fields=("writer", "number")).to_arrow()
+            assert Counter(_row_ids(lake)) == self.image.counts, f"{name}: the lake differs"
         union = client.read(self.table, columns=["writer", "number"])
         assert Counter(_row_ids(union)) == self.image.counts, f"{self.table}: a union read differs"
 
@@ -220,11 +222,14 @@ class KeyChecker:
     def check_lake(self, client: StreamhouseClient) -> None:
         """Compare the lake, all of it tiered, and the union read with the history."""
         expected = {key: v for key, v in self.ledger.known.items() if v is not None}
-        lake = lake_table(client, self.table).scan(selected_fields=("key", "version")).to_arrow()
-        for where, rows in (
-            ("lake", lake),
-            ("union read", client.read(self.table, columns=["key", "version"])),
-        ):
+        tables = {
+            f"lake table {name}": lake_table(client, name)
+            .scan(selected_fields=("key", "version"))
+            .to_arrow()
+            for name in lake_names(client, self.table)
+        }
+        union = client.read(self.table, columns=["key", "version"])
+        for where, rows in (*tables.items(), ("union read", union)):
             columns = (rows.column(name).to_pylist() for name in ("key", "version"))
             assert sorted(zip(*columns, strict=True)) == sorted(expected.items()), (
                 f"{self.table}: the {where} of {rows.num_rows} rows differs from the history's"
@@ -336,6 +341,14 @@ class SchemaChecker:
 
     def check_at_end(self, client: StreamhouseClient) -> None:
         """Nothing is left to judge."""
+
+
+def lake_names(client: StreamhouseClient, table: str) -> list[str]:
+    """Return the lake tables that have the rows of a table."""
+    roles = [LakeRole.ROWS]
+    if client.describe_table(table).properties().has_batch_layout:
+        roles.append(LakeRole.BATCH)
+    return [role.lake_name(table) for role in roles]
 
 
 def lake_table(client: StreamhouseClient, table: str) -> Any:

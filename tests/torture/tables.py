@@ -44,6 +44,14 @@ _LAKE: Final = {
     "table.datalake.orphan.min-age": "1min",
 }
 _SHORT_LOG: Final = {**_LAKE, "table.log.ttl": "1s"}
+# Every lake table that a table may have, each with rounds of its own.
+_SIDE_LOG: Final = {**_SHORT_LOG, "table.datalake.batch-layout.sort": "writer, number"}
+_SIDE_KEYS: Final = {
+    **_SHORT_LOG,
+    "table.datalake.changelog": "true",
+    "table.datalake.batch-layout.partition": "bucket(2, version)",
+    "table.datalake.batch-layout.sort": "zorder(key, version)",
+}
 _ADDING: Final = {"table.merge-engine": "aggregation", "fields.version.agg": "sum"}
 _VERSIONED: Final = {
     "table.merge-engine": "versioned",
@@ -75,12 +83,12 @@ class Place(NamedTuple):
 
 _LOGS: Final[dict[str, Mapping[str, str]]] = {
     "log": _NO_LAKE,
-    "lake_log": _SHORT_LOG,
+    "lake_log": _SIDE_LOG,
     "transactions": _SHORT_LOG,
 }
 _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "keys": _NO_LAKE,
-    "lake_keys": _SHORT_LOG,
+    "lake_keys": _SIDE_KEYS,
     "key_transactions": _LAKE,
     "sums": {**_NO_LAKE, **_ADDING},
     "versioned": {**_LAKE, **_VERSIONED},

@@ -34,7 +34,7 @@ from typing import Final
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.tiering.round import ROUND_STEPS
+from streamhouse.tiering.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once
@@ -66,7 +66,7 @@ _MAINTENANCE_STEPS: Final = (
     *("rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"),
     *("snapshots-expired", "files-found", "orphans-removed"),
 )
-_WORKER_STEPS: Final = (*ROUND_STEPS, *_MAINTENANCE_STEPS)
+_WORKER_STEPS: Final = (*ROUND_STEPS, *HISTORY_STEPS, *BATCH_STEPS, *_MAINTENANCE_STEPS)
 _WORKERS: Final = 2
 
 

@@ -164,6 +164,25 @@ def test_a_worker_asked_to_tier_once_brings_rows_to_both(world: KeyTieringWorld)
     assert _in_batch(world) == _live_rows(world)
 
 
+def test_tiering_once_after_a_death_brings_rows_to_both(world: KeyTieringWorld) -> None:
+    """A round that only registers what a dead worker committed has not brought them to both."""
+    world.create_key_table(properties=SORT)
+    _live(world, 0)
+
+    def die(reached: str) -> None:
+        if reached == "committed":
+            raise Killed
+
+    with pytest.raises(Killed):
+        world.round(checkpoint=die).run()
+    world.service.release("db.t")
+
+    (summary,) = world.worker().run_once()
+
+    assert summary.error is None
+    assert _in_batch(world) == _live_rows(world)
+
+
 def test_a_log_table_has_one_too(world: KeyTieringWorld) -> None:
     schema = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
     world.create_table(
