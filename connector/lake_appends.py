@@ -19,8 +19,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from streamhouse.connector.append_position import AppendPosition
+from streamhouse.connector.lake_file_planner import FilePlanner
 from streamhouse.connector.lake_manifests import DeleteIndex, added_files, data_files
-from streamhouse.connector.lake_planner import FilePlanner, load_table
+from streamhouse.connector.lake_planner import load_table
 from streamhouse.connector.lake_pruning import LakeQuery, ManifestFiles
 from streamhouse.connector.lake_types import readable_columns
 from streamhouse.connector.predicate import Predicate

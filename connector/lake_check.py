@@ -148,11 +148,12 @@ def _row_problems(
         twice = offsets[1:][offsets[1:] == offsets[:-1]]
         if len(twice):
             problems.append(f"bucket {bucket}: offset {twice[0]} is in the lake more than once")
+        start = lake.truncated_offsets.get(bucket, 0)
         is_whole = not table.is_primary_key_table and table.properties().datalake_ttl_ms is None
-        if is_whole and len(distinct(offsets)) != end:
+        if is_whole and len(distinct(offsets)) != end - start:
             problems.append(
-                f"bucket {bucket}: the lake has {len(distinct(offsets))} of the {end} rows below"
-                " its tiered offset"
+                f"bucket {bucket}: the lake has {len(distinct(offsets))} of the {end - start} rows"
+                " below its tiered offset"
             )
         # A successor of an expired snapshot covers more than is registered.
         if bucket in expected and end == lake.tiered_offsets[bucket]:

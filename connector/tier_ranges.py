@@ -19,7 +19,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
 )
-from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = [
@@ -38,16 +38,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """What one bucket offers a read: lake rows [0, lake_end), log rows [log_start, end)."""
+    """What one bucket offers a read: lake rows [lake_start, lake_end), log rows [log_start, end).
+
+    `lake_end` is 0 if the lake offers none. Rows below `lake_start` were overwritten.
+    """
 
     lake_end: int
     log_start: int
     end: int
+    lake_start: int = 0
 
     @property
     def start(self) -> int:
         """The oldest offset there is."""
-        return 0 if self.lake_end else self.log_start
+        return self.lake_start if self.lake_end else self.log_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +73,19 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
     for bucket, at in state.positions.items():
         tiered = at.tiered_offset if state.lake.snapshot_id is not None else 0
         if part == LAKE:
-            found[bucket] = Readable(lake_end=tiered, log_start=tiered, end=tiered)
+            end = max(tiered, at.truncated_offset)
+            found[bucket] = Readable(
+                lake_end=_offered(tiered, at),
+                log_start=end,
+                end=end,
+                lake_start=at.truncated_offset,
+            )
         else:
             found[bucket] = Readable(
                 lake_end=_lake_end(state, bucket, part),
                 log_start=at.log_start_offset,
                 end=at.high_watermark,
+                lake_start=at.truncated_offset,
             )
     return found
 
@@ -85,7 +96,14 @@ def _lake_end(state: TableState, bucket: int, part: str) -> int:
     if state.table.is_primary_key_table:
         history = state.lake.changelog
         return 0 if history is None else history.tiered_offsets.get(bucket, 0)
-    return 0 if state.lake.snapshot_id is None else state.positions[bucket].tiered_offset
+    if state.lake.snapshot_id is None:
+        return 0
+    return _offered(state.positions[bucket].tiered_offset, state.positions[bucket])
+
+
+def _offered(tiered: int, at: BucketPositions) -> int:
+    """Return where the lake's rows end, 0 if all of them were overwritten."""
+    return tiered if tiered > at.truncated_offset else 0
 
 
 def resolve_starts(
@@ -145,6 +163,9 @@ def cut_by_tier(ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readabl
     lost = []
     for bucket, wanted in sorted(ranges.items()):
         has = buckets[bucket]
+        if wanted.start < (overwritten := min(has.lake_start, wanted.end)):
+            lost.append(OffsetRange(bucket=bucket, start=wanted.start, end=overwritten))
+            wanted = OffsetRange(bucket=bucket, start=overwritten, end=wanted.end)
         lake_end = min(max(has.lake_end, wanted.start), wanted.end)
         log_start = min(max(has.log_start, lake_end), wanted.end)
         if wanted.start < lake_end:
@@ -166,10 +187,13 @@ def refuse_loss(
     """Raise `OffsetOutOfRangeError` naming the first lost range, or warn of each."""
     for gone in lost:
         has = buckets[gone.bucket]
+        how = "are gone from the log and are not in the lake"
+        if gone.end <= has.lake_start:
+            how = "are no rows of the table any more, because it was overwritten"
+        in_lake = f"[{has.lake_start}, {has.lake_end}) and " if has.lake_end else ""
         text = (
-            f"table '{table}', bucket {gone.bucket}: rows [{gone.start}, {gone.end}) are gone from"
-            f" the log and are not in the lake; readable are"
-            f" {f'[0, {has.lake_end}) and ' if has.lake_end else ''}[{has.log_start}, {has.end})"
+            f"table '{table}', bucket {gone.bucket}: rows [{gone.start}, {gone.end}) {how};"
+            f" readable are {in_lake}[{has.log_start}, {has.end})"
         )
         if fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{text}; set failOnDataLoss=false to skip them")

@@ -25,9 +25,14 @@ def offsets_at(client: StorageClient, state: TableState, timestamp_us: int) -> d
     """
     offsets = client.offsets_for_timestamp(str(state.table.path), timestamp_us)
     older = {
-        bucket: OffsetRange(bucket=bucket, start=0, end=min(at.log_start_offset, at.tiered_offset))
+        bucket: OffsetRange(
+            bucket=bucket,
+            start=at.truncated_offset,
+            end=min(at.log_start_offset, at.tiered_offset),
+        )
         for bucket, at in state.positions.items()
-        if offsets[bucket] <= at.log_start_offset and at.log_start_offset and at.tiered_offset
+        if offsets[bucket] <= at.log_start_offset
+        and at.truncated_offset < min(at.log_start_offset, at.tiered_offset)
     }
     if not older or state.lake.snapshot_id is None:
         return offsets

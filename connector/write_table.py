@@ -19,7 +19,6 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     TableExistsError,
     TableNotFoundError,
-    UnsupportedError,
 )
 from streamhouse.storage_service.model.merge_engine import (
     MERGE_PROPERTY_HELP,
@@ -38,12 +37,7 @@ _COLUMN_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.l
 
 
 def existing_or_created(
-    client: StorageClient,
-    options: WriteOptions,
-    schema: pa.Schema,
-    *,
-    is_stream: bool,
-    is_overwrite: bool = False,
+    client: StorageClient, options: WriteOptions, schema: pa.Schema, *, is_stream: bool
 ) -> TableInfo:
     """Return the table, created from the DataFrame's `schema` if there is none.
 
@@ -56,12 +50,6 @@ def existing_or_created(
     except (DatabaseNotFoundError, TableNotFoundError):
         if options.mode in (WriteMode.DELETE, WriteMode.PARTIAL):
             raise
-        if is_overwrite and not options.primary_key:
-            raise UnsupportedError(
-                f"table '{path}' does not exist, and mode('overwrite') replaces rows of tables with"
-                " a primary key only: name its columns with option 'primary.key', or use"
-                " mode('append')"
-            ) from None
         try:
             return _created(client, options, schema)
         except TableExistsError:

@@ -61,9 +61,7 @@ def resolve_target(
 
     `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
     """
-    info = existing_or_created(
-        client, options, schema, is_stream=is_stream, is_overwrite=is_overwrite
-    )
+    info = existing_or_created(client, options, schema, is_stream=is_stream)
     mode = _mode(options, info)
     ordered_by = _ordering(options, info, mode, schema)
     has_changes = CHANGE_TYPE_COLUMN in schema.names

@@ -83,14 +83,48 @@ def test_rows_that_do_not_fit_are_refused_whole(world: SparkWorld) -> None:
     assert world.load(path).count() == 5
 
 
-def test_log_tables_cannot_be_overwritten(world: SparkWorld) -> None:
-    path = world.table(rows=5)
+@pytest.mark.end_to_end
+def test_an_overwrite_replaces_all_rows_of_both_tiers(world: SparkWorld) -> None:
+    path = world.table(rows=50, bucket_count=2)
+    world.tier(path)
+    world.append(path, 50, 60)
+    before = world.load(path)
 
-    with pytest.raises(Exception, match="no primary key") as caught:
-        world.write(world.load(path), path, mode="overwrite")
+    world.write(before.where("id >= 40"), path, mode="overwrite")
 
-    assert "[unsupported]" in last_line(caught.value)
-    assert world.load(path).count() == 5
+    assert world.ids(world.load(path)) == list(range(40, 60))
+    with pytest.raises(Exception, match="left the log after this read was planned"):
+        before.collect()
+    world.tier(path)
+    assert world.ids(world.load(path)) == world.ids(world.load(f"{path}$lake"))
+    assert world.load(path).count() == 20
+
+    world.write(world.load(path).where("id < 0"), path, mode="overwrite")
+    assert world.load(path).count() == 0
+    world.write(world.load(path), "default.overwritten_first", mode="overwrite")
+    assert world.load("default.overwritten_first").count() == 0
+
+
+def test_a_stream_behind_an_overwrite_says_so_or_skips(world: SparkWorld, tmp_path: Path) -> None:
+    source, path = world.table(rows=10), world.table()
+
+    def run(**options: str) -> None:
+        frame = world.stream(source, **options)
+        writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start(path)
+        assert query.awaitTermination(120)
+
+    run()
+    world.append(source, 10, 20)
+    frame = world.spark.range(0).sparkSession.createDataFrame(
+        world.client.read(source).slice(0, 3).to_pandas(), schema=world.load(source).schema
+    )
+    world.write(frame, source, mode="overwrite")
+    with pytest.raises(Exception, match="because it was overwritten"):
+        run()
+    run(failOnDataLoss="false")
+    assert world.load(path).count() == 13
 
 
 def test_a_stream_writes_every_row_once(world: SparkWorld, tmp_path: Path) -> None:

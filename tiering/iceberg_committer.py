@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     UnauthorizedError,
 )
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
@@ -36,7 +37,7 @@ from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
-from streamhouse.tiering.iceberg_live_files import LiveFiles, LiveFilesCache
+from streamhouse.tiering.iceberg_live_files import LiveFiles, LiveFilesCache, live_data_files
 from streamhouse.tiering.iceberg_offsets import (
     CoveredOffsets,
     covered_offsets,
@@ -68,13 +69,15 @@ _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError)
 class LakeCommit:
     """A round's commit: what the changes from `base_offsets` to `tiered_offsets` make of the lake.
 
-    `deletes` point to data files that are live in the snapshot the round was planned on.
+    `deletes` point to data files that are live in the snapshot the round was planned on. If the
+    lake does not have `truncated_offsets` yet, all it has was overwritten, and goes.
     """
 
     files: Sequence[WrittenFile]
     deletes: Sequence[WrittenDeletes] = ()
     base_offsets: Mapping[int, int]
     tiered_offsets: Mapping[int, int]
+    truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     epoch: int
 
 
@@ -135,6 +138,12 @@ class IcebergLakeTable:
         """The offsets that the current snapshot covers, None before the first round."""
         return covered_offsets(self._table.metadata, table_id=self._info.table_id, role=self.role)
 
+    @property
+    def truncated_offsets(self) -> dict[int, int]:
+        """Below which offsets rows were overwritten and are in no file any more."""
+        covered = self.covered
+        return {} if covered is None else dict(covered.truncated_offsets)
+
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
         with catalog_errors(f"read the files of lake table '{self.name}'"):
@@ -173,20 +182,18 @@ class IcebergLakeTable:
             spec_id=self._layout.spec_id,
             sort_order_id=self._layout.sort_order_id,
         )
-        changes = SnapshotChanges(
-            operation=Operation.OVERWRITE if commit.deletes else Operation.APPEND,
-            added=[*added, *position_delete_files(commit.deletes)],
-        )
+        files = [*added, *position_delete_files(commit.deletes)]
         properties = round_properties(
             table_id=self._info.table_id,
             epoch=commit.epoch,
             tiered_offsets=commit.tiered_offsets,
+            truncated_offsets=commit.truncated_offsets,
             role=self.role,
         )
         attempts = _Attempts()
         self._check_base(commit)
         try:
-            return self._try_until_landed(commit, changes, properties, attempts, checkpoint)
+            return self._try_until_landed(commit, files, properties, attempts, checkpoint)
         except FencedError:
             # The base is gone: no attempt, lost on the way or not, can land any more.
             raise
@@ -200,7 +207,7 @@ class IcebergLakeTable:
     def _try_until_landed(
         self,
         commit: LakeCommit,
-        changes: SnapshotChanges,
+        files: Sequence[DataFile],
         properties: Mapping[str, str],
         attempts: _Attempts,
         checkpoint: Callable[[str], None],
@@ -211,7 +218,7 @@ class IcebergLakeTable:
             with catalog_errors(f"write metadata of lake table '{self.name}'"):
                 staged = stage_snapshot(
                     self._table,
-                    changes,
+                    self._changes(commit, files),
                     summary=properties,
                     table_properties=lambda number: table_properties(
                         properties, sequence_number=number
@@ -232,6 +239,16 @@ class IcebergLakeTable:
             f"lake table '{self.name}': {len(attempts.snapshot_ids)} commits failed,"
             f" the last with {type(error).__name__}: {error}"
         )
+
+    def _changes(self, commit: LakeCommit, added: Sequence[DataFile]) -> SnapshotChanges:
+        """Return what the commit does to the files of the current snapshot."""
+        removed: Sequence[DataFile] = ()
+        if dict(commit.truncated_offsets) != self.truncated_offsets:
+            removed = live_data_files(self._table)
+        operation = Operation.OVERWRITE if commit.deletes or removed else Operation.APPEND
+        if removed and not added:
+            operation = Operation.DELETE
+        return SnapshotChanges(operation=operation, added=added, removed=removed)
 
     def _send(self, staged: StagedSnapshot, attempts: _Attempts) -> BaseException | None:
         """Send the commit; return None when it landed for certain, else what was raised."""

@@ -20,7 +20,7 @@ from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
 from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.position_deletes import LakeFile
 
-__all__ = ["LiveFiles", "LiveFilesCache"]
+__all__ = ["LiveFiles", "LiveFilesCache", "live_data_files"]
 
 _BUCKET_ID: Final = SYSTEM_FIELD_ID_FIRST
 _OFFSET_ID: Final = SYSTEM_FIELD_ID_FIRST + 1
@@ -84,6 +84,17 @@ class LiveFilesCache:
                 found[path] = self._manifests.get(path) or _ManifestFiles(manifest, table.io)
         self._manifests = found
         return LiveFiles(found.values())
+
+
+def live_data_files(table: Table) -> list[DataFile]:
+    """Return all files of the current snapshot, those of rows and those of deletes."""
+    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+    return [
+        entry.data_file
+        for manifest in ([] if snapshot is None else snapshot.manifests(table.io))
+        if _is_live(manifest)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    ]
 
 
 def _is_live(manifest: ManifestFile) -> bool:

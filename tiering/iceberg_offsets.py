@@ -19,6 +19,7 @@ from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
+    TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
     tiered_offsets_to_property,
 )
@@ -34,10 +35,18 @@ __all__ = [
 
 
 def round_properties(
-    *, table_id: int, epoch: int, tiered_offsets: Mapping[int, int], role: LakeRole = LakeRole.ROWS
+    *,
+    table_id: int,
+    epoch: int,
+    tiered_offsets: Mapping[int, int],
+    truncated_offsets: Mapping[int, int],
+    role: LakeRole = LakeRole.ROWS,
 ) -> dict[str, str]:
     """Return the snapshot properties of a round; `tiered_offsets` has every bucket."""
-    return {
+    truncated = {
+        TRUNCATED_OFFSETS_PROPERTY: tiered_offsets_to_property(truncated_offsets),
+    }
+    return (truncated if truncated_offsets else {}) | {
         COMMIT_USER_PROPERTY: COMMIT_USER,
         role.owner_property: str(table_id),
         TIERING_EPOCH_PROPERTY: str(epoch),
@@ -51,6 +60,7 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
         *OWNER_PROPERTIES,
         TIERING_EPOCH_PROPERTY,
         TIERED_OFFSETS_PROPERTY,
+        TRUNCATED_OFFSETS_PROPERTY,
     )
     found = {key: snapshot[key] for key in kept if key in snapshot}
     return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}

@@ -118,6 +118,7 @@ def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
         table_id=rewrite.table_id,
         epoch=rewrite.epoch,
         tiered_offsets=covered.tiered_offsets,
+        truncated_offsets=covered.truncated_offsets,
         role=rewrite.role,
     )
     with catalog_errors(f"write metadata of lake table '{name}'"):

@@ -49,6 +49,7 @@ class TieringClient(Protocol):
         changelog: SideLakeState | None = None,
         batch: SideLakeState | None = None,
         keep_lease: bool = False,
+        truncated_offsets: Mapping[int, int] | None = None,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""

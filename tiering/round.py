@@ -34,6 +34,7 @@ from typing import Final, Literal
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.offsets import truncated_offsets
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
@@ -168,7 +169,9 @@ class TieringRound:
             epoch=self.assignment.epoch,
             bucket_count=state.table.bucket_count,
         )
-        if dict(base) != dict(state.lake.tiered_offsets):
+        is_behind = lake_table.truncated_offsets != truncated_offsets(state.positions)
+        # A round that takes overwritten rows out of the lake registers what it finds there, too.
+        if dict(base) != dict(state.lake.tiered_offsets) and not is_behind:
             return self._recover(lake_table, base, history)
         plan = plan_round(
             table=str(state.table.path),
@@ -182,7 +185,7 @@ class TieringRound:
         changelog = None
         if history is not None:
             changelog = history.follow(plan, writer, self.limits)
-        landed = self._advance(lake_table, plan, writer)
+        landed = self._advance(lake_table, plan, writer, is_behind=is_behind)
         report = functools.partial(
             self._complete,
             lake_table,
@@ -201,7 +204,7 @@ class TieringRound:
         with self._maintenance_turn(maintenance) as untidy:
             registered = report(batch=batch, sides=sides, keep_lease=bool(untidy))
             writer.drop_leftovers(landed)
-            is_moved = bool(plan.splits) or batch not in (None, state.lake.batch)
+            is_moved = plan.splits or is_behind or batch not in (None, state.lake.batch)
             written = [file for result in landed.results for file in result.files]
             result = RoundResult(
                 table=str(state.table.path),
@@ -243,10 +246,15 @@ class TieringRound:
                 self.maintenance_slots.release()
 
     def _advance(
-        self, lake_table: IcebergLakeTable, plan: RoundPlan, writer: RoundWriter
+        self,
+        lake_table: IcebergLakeTable,
+        plan: RoundPlan,
+        writer: RoundWriter,
+        *,
+        is_behind: bool,
     ) -> LandedFiles:
-        """Bring the rows into the lake, unless only the batch layout lacks some."""
-        if plan.splits:
+        """Bring the lake up to `plan`, unless only the batch layout lacks something."""
+        if plan.splits or is_behind:
             return writer.advance(lake_table, plan)
         snapshot_id = lake_table.snapshot_id
         assert snapshot_id is not None, "a claimed table has rows, and they are in the lake"
@@ -334,6 +342,7 @@ class TieringRound:
             changelog=changelog,
             batch=batch,
             keep_lease=keep_lease,
+            truncated_offsets=lake_table.truncated_offsets,
             debt=self._debt(lake_table, sides),
         )
 

@@ -134,4 +134,5 @@ class ClaimedMaintenance:
             snapshot_id=side.snapshot_id,
             table_uuid=side.uuid,
             tiered_offsets=side.covered.tiered_offsets,
+            truncated_offsets=side.covered.truncated_offsets,
         )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
-from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRange
+from streamhouse.storage_service.model.offsets import (
+    BucketPositions,
+    OffsetRange,
+    truncated_offsets,
+)
 
 __all__ = ["PlanLimits", "RoundPlan", "plan_history", "plan_round"]
 
@@ -42,12 +46,14 @@ class PlanLimits:
 class RoundPlan:
     """`splits` cover exactly the rows from `base_offsets` to `target_offsets`, largest first.
 
-    Both have every bucket of the table.
+    Both have every bucket of the table. Rows below `truncated_offsets` were overwritten: they are
+    not moved, and none of them is to be left in the lake.
     """
 
     splits: tuple[OffsetRange, ...]
     base_offsets: Mapping[int, int]
     target_offsets: Mapping[int, int]
+    truncated_offsets: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def row_count(self) -> int:
@@ -81,16 +87,19 @@ def plan_round(
                 f" but the log ends at {position.high_watermark}; the lake table belongs to other"
                 " data, or the service was restored from an older copy"
             )
-        if start < position.log_start_offset:
+        if max(start, position.truncated_offset) < position.log_start_offset:
             raise OffsetOutOfRangeError(
                 f"table '{table}', bucket {bucket}: offsets {start} to"
                 f" {position.log_start_offset - 1} are neither in the lake nor in the log"
             )
-    lags = {bucket: positions[bucket].high_watermark - start for bucket, start in base.items()}
+    truncated = truncated_offsets(positions)
+    starts = {bucket: max(start, truncated.get(bucket, 0)) for bucket, start in base.items()}
+    lags = {bucket: positions[bucket].high_watermark - start for bucket, start in starts.items()}
     if is_primary_key_table:
         lags = {bucket: min(lag, limits.key_bucket_rows_max) for bucket, lag in lags.items()}
     shares = _shares(lags, rows_max=limits.rows_max)
-    return _planned(base, {bucket: base[bucket] + rows for bucket, rows in shares.items()}, limits)
+    target = {bucket: starts[bucket] + rows for bucket, rows in shares.items()}
+    return replace(_planned(starts, target, limits), base_offsets=base, truncated_offsets=truncated)
 
 
 def plan_history(rows: RoundPlan, *, covered: Mapping[int, int], limits: PlanLimits) -> RoundPlan:

@@ -69,6 +69,7 @@ class RoundWriter:
                 deletes=[deletes for result in results for deletes in result.deletes],
                 base_offsets=plan.base_offsets,
                 tiered_offsets=plan.target_offsets,
+                truncated_offsets=plan.truncated_offsets,
                 epoch=self.epoch,
             )
             snapshot_id = lake_table.commit(commit, checkpoint=checkpoint)

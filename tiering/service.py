@@ -268,7 +268,11 @@ class TieringService:
         return found
 
     def _tiered(self, path: str) -> Mapping[int, int]:
-        return self.client.table_state(path).reached_offsets()
+        """Return up to where the lake has the table; nowhere while it has overwritten rows."""
+        state = self.client.table_state(path)
+        if state.has_overwritten_rows:
+            return dict.fromkeys(state.positions, -1)
+        return state.reached_offsets()
 
     def _run_round(self, assignment: TieringAssignment) -> RoundResult:
         result = TieringRound(

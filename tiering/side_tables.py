@@ -96,7 +96,7 @@ class SideTable:
 
     def _advance(self, plan: RoundPlan, writer: RoundWriter, step_prefix: str) -> SideLakeState:
         snapshot_id = self.lake_table.snapshot_id
-        if plan.splits:
+        if plan.splits or plan.truncated_offsets != self.lake_table.truncated_offsets:
             landed = writer.advance(self.lake_table, plan, step_prefix=step_prefix)
             writer.drop_leftovers(landed)
             snapshot_id = landed.snapshot_id
@@ -105,5 +105,8 @@ class SideTable:
 
     def _at(self, snapshot_id: int, offsets: Mapping[int, int]) -> SideLakeState:
         return SideLakeState(
-            snapshot_id=snapshot_id, table_uuid=self.lake_table.uuid, tiered_offsets=offsets
+            snapshot_id=snapshot_id,
+            table_uuid=self.lake_table.uuid,
+            tiered_offsets=offsets,
+            truncated_offsets=self.lake_table.truncated_offsets,
         )

@@ -81,12 +81,15 @@ class TieringCalls:
         batch: SideLakeState | None = None,
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
+        truncated_offsets: Mapping[int, int] | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
         `changelog` is the snapshot of the table's full history, `batch` that of its batch layout;
         without one that stays as it is. With `keep_lease` the claim goes on, and ends with a call
-        without it. `debt` is what the lake table is made of, for people to look at.
+        without it. `debt` is what the lake table is made of, for people to look at. Below
+        `truncated_offsets` the snapshot has no rows any more, because they were overwritten;
+        without them that stays as it is.
 
         Raises `FencedError` when `epoch` is not the current one.
         """
@@ -104,6 +107,9 @@ class TieringCalls:
                 "batch": None if batch is None else batch.to_json(),
                 "keep_lease": keep_lease,
                 "debt": None if debt is None else debt.to_json(),
+                "truncated_offsets": None
+                if truncated_offsets is None
+                else {str(b): start for b, start in truncated_offsets.items()},
             },
             is_repeatable=True,
         )

@@ -204,9 +204,9 @@ class TransactionCalls:
         """Begin a transaction: stage rows, then commit them at one instant, or abort.
 
         Args:
-            operation: `append` (log tables), `upsert`, `delete` or `overwrite` (primary key
-                tables). Rows to upsert may have a column `__change_type`, as for `upsert`. An
-                overwrite leaves the table with what its rows make of an empty one.
+            operation: `append` (log tables), `upsert` or `delete` (primary key tables), or
+                `overwrite`, which leaves a table with what its rows make of an empty one. Rows to
+                upsert may have a column `__change_type`, as for `upsert`.
             columns: upsert only these columns, as for `upsert`.
             app_id: with `version`, makes the transaction happen once: a version that is not above
                 the last one that `app_id` committed to this table is skipped (`is_skipped`).

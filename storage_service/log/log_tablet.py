@@ -65,6 +65,7 @@ class LogTablet:
         self._high_watermark = recovered.active.end_offset
         self._read_only_reason = ""
         self._closed = False
+        self._truncated_offset = 0
         # Held by everything that changes segments or writer state; never by readers.
         self._lock = threading.RLock()
         self._retention_lock = threading.Lock()
@@ -119,8 +120,8 @@ class LogTablet:
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset that is still stored."""
-        return self._chain.segments[0].base_offset
+        """The first offset that readers may ask for."""
+        return max(self._truncated_offset, self._chain.segments[0].base_offset)
 
     @property
     def log_end_offset(self) -> int:
@@ -262,10 +263,7 @@ class LogTablet:
                 self._make_read_only(f"truncating failed: {error}")
 
     def flush(self) -> None:
-        """Make everything appended durable: one write, one sync.
-
-        Raises StorageFailedError with nothing changed, or UnknownOutcomeError (see `sync`).
-        """
+        """Make everything appended durable: one write, one sync, each raising as it does alone."""
         try:
             self.write()
         finally:
@@ -278,6 +276,10 @@ class LogTablet:
         end = durable if end_offset is None else end_offset
         assert end <= durable
         self._high_watermark = max(self._high_watermark, end)
+
+    def truncate(self, offset: int) -> None:
+        """Let nobody read rows below `offset` any more; they stay stored until retention."""
+        self._truncated_offset = max(self._truncated_offset, offset)
 
     def _check_writable(self) -> None:
         if self._closed:
@@ -357,7 +359,7 @@ class LogTablet:
             found = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
         except OSError as error:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
-        return high_watermark if found is None else found
+        return high_watermark if found is None else max(found, self._truncated_offset)
 
     def apply_retention(self, *, timestamp_us_before: int, offset_max: int) -> int:
         """Delete the oldest segments that are older and end at or below `offset_max`; count them.
@@ -388,10 +390,7 @@ class LogTablet:
             self._roll()
 
     def close(self) -> None:
-        """Release the files; closing twice is harmless.
-
-        A flush that is under way on another thread fails; views that readers hold stay valid.
-        """
+        """Release the files, once; a flush under way fails, views that readers hold stay valid."""
         with self._retention_lock, self._lock:
             if self._closed:
                 return

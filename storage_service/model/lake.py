@@ -38,6 +38,7 @@ OWNER_PROPERTIES: Final = (TABLE_ID_PROPERTY, CHANGELOG_OF_PROPERTY, BATCH_OF_PR
 """One of them says whose lake table a lake table is, and which of them (`LakeRole`)."""
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
+TRUNCATED_OFFSETS_PROPERTY: Final = "streamhouse.truncated-offsets"
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 REST_CATALOG_PATH: Final = "/iceberg"
 """Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
@@ -98,12 +99,13 @@ class SideLakeState:
 
     That of a full history holds every change from offset 0 on, and never less than the rows' own
     snapshot covers. That of a batch layout holds the rows as of its offsets, which may be behind
-    or ahead.
+    or ahead. Rows below `truncated_offsets` were overwritten and are in none of its files.
     """
 
     snapshot_id: int
     table_uuid: str
     tiered_offsets: Mapping[int, int]
+    truncated_offsets: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -111,6 +113,7 @@ class SideLakeState:
             "snapshot_id": str(self.snapshot_id),
             "table_uuid": self.table_uuid,
             "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
+            "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
         }
 
     @classmethod
@@ -120,6 +123,9 @@ class SideLakeState:
             snapshot_id=int(value["snapshot_id"]),
             table_uuid=str(value["table_uuid"]),
             tiered_offsets={int(b): int(e) for b, e in value["tiered_offsets"].items()},
+            truncated_offsets={
+                int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
+            },
         )
 
 
@@ -132,7 +138,8 @@ class LakeState:
     set once a table with `table.datalake.changelog` was tiered, `batch` once one with a batch
     layout was. `tiering_worker` has claimed the round `tiering_epoch` and not ended it; empty when
     nobody has. `role` says which lake table this is about: a read of the batch layout looks at a
-    state whose rows' snapshot is the layout's.
+    state whose rows' snapshot is the layout's. Rows below `truncated_offsets` were overwritten, and
+    no file of the snapshot has them any more.
     """
 
     snapshot_id: int | None = None
@@ -145,6 +152,7 @@ class LakeState:
     batch: SideLakeState | None = None
     batch_tiered_at_us: int | None = None
     role: LakeRole = LakeRole.ROWS
+    truncated_offsets: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -158,6 +166,7 @@ class LakeState:
             "changelog": None if self.changelog is None else self.changelog.to_json(),
             "batch": None if self.batch is None else self.batch.to_json(),
             "batch_tiered_at_us": self.batch_tiered_at_us,
+            "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
         }
 
     @classmethod
@@ -175,6 +184,9 @@ class LakeState:
             changelog=None if changelog is None else SideLakeState.from_json(changelog),
             batch=None if batch is None else SideLakeState.from_json(batch),
             batch_tiered_at_us=value.get("batch_tiered_at_us"),
+            truncated_offsets={
+                int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
+            },
         )
 
 

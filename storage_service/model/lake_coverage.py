@@ -13,12 +13,13 @@ this one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
+    TRUNCATED_OFFSETS_PROPERTY,
     tiered_offsets_from_property,
 )
 
@@ -27,10 +28,14 @@ __all__ = ["CoveredOffsets", "SnapshotFacts", "covered_offsets", "offsets_said_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredOffsets:
-    """The end offset per bucket that a snapshot covers, and the epoch that wrote it."""
+    """The end offset per bucket that a snapshot covers, and the epoch that wrote it.
+
+    Rows below `truncated_offsets`, of buckets that have one, were overwritten and taken out.
+    """
 
     tiered_offsets: Mapping[int, int]
     epoch: int
+    truncated_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,9 @@ def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
         return CoveredOffsets(
             tiered_offsets=tiered_offsets_from_property(text),
             epoch=int(properties.get(TIERING_EPOCH_PROPERTY, "0")),
+            truncated_offsets=tiered_offsets_from_property(
+                properties.get(TRUNCATED_OFFSETS_PROPERTY, "{}")
+            ),
         )
     except (ValueError, TypeError, AttributeError):
         # Any engine may write properties; no round writes such ones.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BucketPositions", "OffsetRange"]
+__all__ = ["BucketPositions", "OffsetRange", "truncated_offsets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,16 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPositions:
-    """Where one bucket stands; neither other offset is above the high watermark."""
+    """Where one bucket stands; no other offset is above the high watermark.
+
+    Rows below `truncated_offset` were overwritten: they are no rows of the table any more, in
+    whichever tier they still lie. The log starts at it, or above.
+    """
 
     log_start_offset: int
     high_watermark: int
     tiered_offset: int
+    truncated_offset: int = 0
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form."""
@@ -41,6 +46,7 @@ class BucketPositions:
             "log_start_offset": self.log_start_offset,
             "high_watermark": self.high_watermark,
             "tiered_offset": self.tiered_offset,
+            "truncated_offset": self.truncated_offset,
         }
 
     @classmethod
@@ -50,4 +56,10 @@ class BucketPositions:
             log_start_offset=int(value["log_start_offset"]),
             high_watermark=int(value["high_watermark"]),
             tiered_offset=int(value["tiered_offset"]),
+            truncated_offset=int(value.get("truncated_offset", 0)),
         )
+
+
+def truncated_offsets(positions: Mapping[int, BucketPositions]) -> dict[int, int]:
+    """Return where the rows begin of buckets that an overwrite has cut."""
+    return {b: at.truncated_offset for b, at in positions.items() if at.truncated_offset}

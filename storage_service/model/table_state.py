@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from streamhouse.storage_service.model.lake import LakeRole, LakeState
-from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.offsets import BucketPositions, truncated_offsets
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["EMBEDDED_WORKER_ID", "TableState", "TieringAssignment"]
@@ -39,6 +39,13 @@ class TableState:
         batch = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
         return {bucket: min(end, batch.get(bucket, 0)) for bucket, end in tiered.items()}
 
+    @property
+    def has_overwritten_rows(self) -> bool:
+        """Whether the lake, in any of its layouts, has rows that were overwritten."""
+        wanted = truncated_offsets(self.positions)
+        layouts = (self.lake if self.lake.snapshot_id is not None else None, self.lake.batch)
+        return any(lake is not None and dict(lake.truncated_offsets) != wanted for lake in layouts)
+
     def in_batch_layout(self) -> TableState | None:
         """Return the same cut with the lake that the batch layout is: its snapshot, its offsets.
 
@@ -58,6 +65,7 @@ class TableState:
                 table_uuid=batch.table_uuid,
                 tiered_offsets=ends,
                 tiered_at_us=self.lake.batch_tiered_at_us,
+                truncated_offsets=batch.truncated_offsets,
             ),
         )
 

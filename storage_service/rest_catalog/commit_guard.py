@@ -26,6 +26,7 @@ from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
+    TRUNCATED_OFFSETS_PROPERTY,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
@@ -40,7 +41,12 @@ __all__ = [
 ]
 
 _IDENTITY: Final = (*OWNER_PROPERTIES, SERVICE_ID_PROPERTY)
-_OFFSETS: Final = (TIERED_OFFSETS_PROPERTY, TIERED_SEQUENCE_PROPERTY, TIERING_EPOCH_PROPERTY)
+_OFFSETS: Final = (
+    TIERED_OFFSETS_PROPERTY,
+    TRUNCATED_OFFSETS_PROPERTY,
+    TIERED_SEQUENCE_PROPERTY,
+    TIERING_EPOCH_PROPERTY,
+)
 _OURS: Final = "streamhouse."
 _METRICS: Final = {f"write.metadata.metrics.column.{field.name}" for field in LAKE_SYSTEM_FIELDS}
 
@@ -137,7 +143,8 @@ def _check_offsets(
                 " instead, or drop the streamhouse table first"
             )
         return
-    if dict(after.tiered_offsets) == dict(old):
+    truncated = {} if before is None else before.truncated_offsets
+    if (dict(after.tiered_offsets), after.truncated_offsets) == (dict(old), truncated):
         return
     if not is_round:
         if after.epoch != live.lake.tiering_epoch and _advances(old, after.tiered_offsets):

@@ -97,6 +97,7 @@ class CompletedSide(_RequestBody):
     snapshot_id: _SnapshotId
     table_uuid: str
     tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
+    truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
 
 
 class CompleteTiering(_RequestBody):
@@ -112,6 +113,7 @@ class CompleteTiering(_RequestBody):
     batch: CompletedSide | None = None
     keep_lease: bool = False
     debt: CompletedDebt | None = None
+    truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] | None = None
 
 
 class FailTiering(_RequestBody):

@@ -80,7 +80,7 @@ def _read(
     body: bytes, table: TableInfo, spec: TransactionSpec, first_bucket: int, config: ServiceConfig
 ) -> _Staged:
     """Decode, check and route the body. On any thread."""
-    if spec.operation is TransactionOperation.APPEND:
+    if not table.is_primary_key_table:
         schema_id = written_version(body, table)
         request = AppendRequest(
             table=table,

@@ -80,16 +80,17 @@ def transaction_routes(service: Service) -> APIRouter:
 def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None:
     """Check that the table can do what is asked; return the columns of a partial update."""
     is_append = body.operation is TransactionOperation.APPEND
+    is_overwrite = body.operation is TransactionOperation.OVERWRITE
     if table.is_primary_key_table and is_append:
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: begin a transaction that upserts or deletes"
         )
-    if body.operation is TransactionOperation.OVERWRITE:
+    if is_overwrite and table.is_primary_key_table:
         _check_overwritten(table)
-    if not table.is_primary_key_table and not is_append:
+    if not table.is_primary_key_table and not (is_append or is_overwrite):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {body.operation};"
-            " begin a transaction that appends"
+            " begin a transaction that appends or overwrites"
         )
     if body.columns is None:
         return None
@@ -101,11 +102,6 @@ def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None
 
 
 def _check_overwritten(table: TableInfo) -> None:
-    if not table.is_primary_key_table:
-        raise UnsupportedError(
-            f"table '{table.path}' has no primary key, and rows of such a table stay: append to it,"
-            " or drop it and create it anew"
-        )
     behavior = table.descriptor.merge_rules().delete_behavior
     if behavior is not DeleteBehavior.ALLOW:
         raise UnsupportedError(

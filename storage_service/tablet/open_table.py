@@ -6,7 +6,7 @@ published only there, so what is read between two awaits is one consistent cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -53,6 +53,10 @@ class OpenTable:
         """Of a primary key table, what looks up one row; made when it is first asked."""
         self.gate = WriteGate()
         """Passed by every write."""
+        self.truncated_offsets: dict[int, int] = {}
+        """Of a log table that was overwritten, where the rows of each bucket begin."""
+        self.truncated_at_us = 0
+        """When it was."""
         self.is_dropped = False
         self.read_rows = 0
         """How many rows were sent to readers since the service started."""
@@ -93,9 +97,23 @@ class OpenTable:
                 log_start_offset=tablet.log_start_offset,
                 high_watermark=tablet.high_watermark,
                 tiered_offset=tiered.get(bucket, 0),
+                truncated_offset=self.truncated_offsets.get(bucket, 0),
             )
             for bucket, tablet in enumerate(self.tablets)
         }
+
+    def truncate(self, offsets: Mapping[int, int], *, timestamp_us: int) -> None:
+        """End the life of all rows below `offsets`; in one step with what replaces them."""
+        for bucket, offset in offsets.items():
+            self.tablets[bucket].truncate(offset)
+            self.truncated_offsets[bucket] = max(self.truncated_offsets.get(bucket, 0), offset)
+        self.truncated_at_us = max(self.truncated_at_us, timestamp_us)
+
+    @property
+    def is_truncation_pending(self) -> bool:
+        """Whether the lake has rows that were overwritten."""
+        is_known = self.lake.truncated_offsets == self.truncated_offsets
+        return self.lake.snapshot_id is not None and not is_known
 
     def state(self) -> TableState:
         """Return the table, its positions and its lake snapshot: one consistent cut."""
@@ -115,11 +133,14 @@ class OpenTable:
         return bucket
 
     def oldest_untiered_us(self) -> int | None:
-        """Return when the oldest row that the lake does not have was written; None if it has all.
+        """Return when the oldest change that the lake does not have was made; None if it has all.
 
-        As `untiered_since_us`.
+        As `untiered_since_us`; an overwrite is a change, too.
         """
-        return min(self.untiered_since_us().values(), default=None)
+        times = [*self.untiered_since_us().values()]
+        if self.is_truncation_pending:
+            times.append(self.truncated_at_us)
+        return min(times, default=None)
 
     def untiered_since_us(self) -> dict[int, int]:
         """Return bucket -> when its oldest row that the lake does not have was written.
@@ -165,11 +186,18 @@ class OpenTable:
 
     @property
     def lacks_batch_rows(self) -> bool:
-        """Whether the table has a batch layout, and visible rows that are not in it."""
+        """Whether the table has a batch layout, and that has other rows than are visible."""
         if not self.info.properties().has_batch_layout:
             return False
-        ends = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
-        return any(t.high_watermark > ends.get(b, 0) for b, t in enumerate(self.tablets))
+        batch = self.lake.batch
+        if batch is not None and batch.truncated_offsets != self.truncated_offsets:
+            return True
+        ends = {} if batch is None else batch.tiered_offsets
+        starts = self.truncated_offsets
+        return any(
+            t.high_watermark > max(ends.get(b, 0), starts.get(b, 0))
+            for b, t in enumerate(self.tablets)
+        )
 
     def log_schema_of(self, schema_id: int) -> pa.Schema:
         """Return the Arrow schema of log rows in this version of the table's schema."""
@@ -181,13 +209,16 @@ class OpenTable:
 
     @property
     def row_count(self) -> int:
-        """Rows by key of a primary key table; rows ever appended to a log table."""
+        """Rows by key of a primary key table; of a log table all since it was overwritten."""
         if self.key_buckets:
             return sum(bucket.row_count for bucket in self.key_buckets)
-        return sum(tablet.high_watermark for tablet in self.tablets)
+        appended = sum(tablet.high_watermark for tablet in self.tablets)
+        return appended - sum(self.truncated_offsets.values())
 
     @property
     def untiered_rows(self) -> int:
         """Visible rows that the lake does not have."""
-        tiered = self.lake.tiered_offsets
-        return sum(t.high_watermark - tiered.get(b, 0) for b, t in enumerate(self.tablets))
+        return sum(
+            at.high_watermark - max(at.tiered_offset, at.truncated_offset)
+            for at in self.positions().values()
+        )

@@ -78,7 +78,7 @@ async def apply_retention(
             # A bucket that nobody writes to gives back here what others need now.
             await table.key_writer.on_thread(table.key_buckets[bucket].rows.keep_to_budget)
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
-        if offset_max > tablet.log_start_offset:
+        if offset_max > tablet.log_start_offset or table.truncated_offsets:
             deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max)
     return deleted
 

@@ -320,10 +320,8 @@ class TableTransactions:
             self._outcomes.add(outcome, is_folded=True)
         for found in sorted(loaded, key=lambda found: found.spec.begun_us):
             decision = found.decision
-            is_committing = (
-                decision is not None and decision.result.status is TransactionStatus.COMMITTING
-            )
-            if is_committing or decision is None:
+            status = None if decision is None else decision.result.status
+            if status in (None, TransactionStatus.COMMITTING):
                 transaction = OpenTransaction(
                     spec=found.spec, parts=found.parts, active_us=clock_us(), decision=decision
                 )
@@ -334,6 +332,7 @@ class TableTransactions:
                 self._outcomes.add(decision)
                 drop = self._files.drop
                 await self._run_blocking(drop, found.spec.transaction_id, list(found.parts))
+        await self._runner.load_truncated(found.decision for found in loaded)
 
     async def recover(self) -> None:
         """Complete what was decided when the service ended; raises if it cannot be."""

@@ -28,7 +28,7 @@ from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, Ti
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_reports import (
-    check_offsets,
+    check_report,
     check_table_id,
     has_moved,
 )
@@ -271,40 +271,35 @@ class TieringCoordinator:
         batch: SideLakeState | None = None,
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
+        truncated_offsets: Mapping[int, int] | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
         With `changelog` also one of the table's full history, with `batch` one of its batch layout;
-        without, those stay as they are. With `keep_lease` the round goes on, otherwise the table
-        may be claimed again.
+        without, those stay as they are, and so do `truncated_offsets`, below which the lake has no
+        rows any more. With `keep_lease` the round goes on, otherwise the table may be claimed
+        again.
         """
         check_table_id(table, table_id)
         state = self.round_of(table)
         async with state.lock:
             self._check_epoch(table, epoch)
             lake = table.lake
-            sides = (changelog or lake.changelog, batch or lake.batch)
-            reported = (snapshot_id, dict(tiered_offsets), sides)
-            known = (lake.snapshot_id, dict(lake.tiered_offsets), (lake.changelog, lake.batch))
-            if reported != known:
-                check_offsets(table, tiered_offsets, recorded=lake.tiered_offsets)
-                for side, was in zip(sides, known[2], strict=True):
-                    if side is not None:
-                        recorded = {} if was is None else was.tiered_offsets
-                        check_offsets(table, side.tiered_offsets, recorded=recorded)
+            truncated = lake.truncated_offsets if truncated_offsets is None else truncated_offsets
+            reported = replace(
+                lake,
+                snapshot_id=snapshot_id,
+                table_uuid=table_uuid,
+                tiered_offsets=dict(tiered_offsets),
+                changelog=changelog or lake.changelog,
+                batch=batch or lake.batch,
+                truncated_offsets=dict(truncated),
+            )
+            if reported != lake:
+                check_report(table, reported)
                 now_us = self._clock_us()
-                lake = replace(
-                    lake,
-                    snapshot_id=snapshot_id,
-                    table_uuid=table_uuid,
-                    tiered_offsets=dict(tiered_offsets),
-                    tiered_at_us=now_us,
-                    changelog=sides[0],
-                    batch=sides[1],
-                    batch_tiered_at_us=now_us
-                    if has_moved(lake.batch, batch)
-                    else lake.batch_tiered_at_us,
-                )
+                batch_us = now_us if has_moved(lake.batch, batch) else lake.batch_tiered_at_us
+                lake = replace(reported, tiered_at_us=now_us, batch_tiered_at_us=batch_us)
             await self._save_if_changed(
                 table, replace(lake, tiering_worker=state.worker_id if keep_lease else "")
             )

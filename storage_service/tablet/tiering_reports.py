@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
-from streamhouse.storage_service.model.lake import SideLakeState
+from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
-__all__ = ["check_offsets", "check_table_id", "has_moved"]
+__all__ = ["check_report", "check_table_id", "has_moved"]
 
 
 def check_table_id(table: OpenTable, table_id: int) -> None:
@@ -21,13 +21,32 @@ def check_table_id(table: OpenTable, table_id: int) -> None:
         )
 
 
-def check_offsets(
+def check_report(table: OpenTable, lake: LakeState) -> None:
+    """Raise `InvalidRequestError` unless `lake` is a successor of the state the table has.
+
+    The offsets of all its lake tables name all buckets and go forward, not too far.
+    """
+    known = table.lake
+    _check_offsets(table, lake.tiered_offsets, recorded=known.tiered_offsets)
+    for side, was in ((lake.changelog, known.changelog), (lake.batch, known.batch)):
+        if side is not None:
+            recorded = {} if was is None else was.tiered_offsets
+            _check_offsets(table, side.tiered_offsets, recorded=recorded)
+
+
+def has_moved(before: SideLakeState | None, after: SideLakeState | None) -> bool:
+    """Whether rows came to it or went; maintenance reports the same ones in another snapshot."""
+    if after is None or before is None:
+        return after is not None
+    return (after.tiered_offsets, after.truncated_offsets) != (
+        before.tiered_offsets,
+        before.truncated_offsets,
+    )
+
+
+def _check_offsets(
     table: OpenTable, tiered_offsets: Mapping[int, int], *, recorded: Mapping[int, int]
 ) -> None:
-    """Raise `InvalidRequestError` unless the offsets name all buckets and go forward, not too far.
-
-    `recorded` are those known before.
-    """
     path: TablePath = table.path
     wanted = set(range(table.info.bucket_count))
     if set(tiered_offsets) != wanted:
@@ -48,10 +67,3 @@ def check_offsets(
                 f"table '{path}', bucket {bucket}: tiered offset {end} is beyond the high watermark"
                 f" {high_watermark}; the lake table belongs to another service's data"
             )
-
-
-def has_moved(before: SideLakeState | None, after: SideLakeState | None) -> bool:
-    """Whether rows came to it; maintenance reports the same ones in another snapshot."""
-    if after is None or before is None:
-        return after is not None
-    return dict(after.tiered_offsets) != dict(before.tiered_offsets)

@@ -4,6 +4,7 @@
     <transaction id>.<part>.part  a staged part (staged_part.py)
     <transaction id>.decision     JSON: what was decided; written by one atomic rename
     outcomes                      JSON: older decisions, folded into one file
+    truncated                     JSON: where rows begin in each bucket since the last overwrite
 
 Ids are made here, never taken from a request. A decision says `committing` until all its rows are
 in the logs, then `committed` with their offsets; `skipped` wrote nothing. Everything is durable
@@ -51,6 +52,7 @@ _OPEN: Final = ".open"
 PART_SUFFIX: Final = ".part"
 DECISION_SUFFIX: Final = ".decision"
 OUTCOMES_FILE: Final = "outcomes"
+_TRUNCATED_FILE: Final = "truncated"
 _JSON_BYTES_MAX: Final = 64 << 20
 
 
@@ -98,7 +100,8 @@ class Decision:
     """What was decided about a transaction, and of what.
 
     `starts` are where its rows begin in each bucket they go to, known before any is written. An
-    outcome does not list `parts` any more; `parts_digest` is theirs.
+    outcome does not list `parts` any more; `parts_digest` is theirs. With `is_truncating` the rows
+    below `starts` are no rows of the table any more: so a log table is overwritten.
     """
 
     spec: TransactionSpec
@@ -106,6 +109,12 @@ class Decision:
     parts_digest: str
     starts: Mapping[int, int]
     result: CommitResult
+    is_truncating: bool = False
+
+    @property
+    def truncated_offsets(self) -> Mapping[int, int]:
+        """Where the rows of each bucket begin if it is committed; empty if that stays as it was."""
+        return {b: start for b, start in self.starts.items() if start and self.is_truncating}
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -115,6 +124,7 @@ class Decision:
             "parts_digest": self.parts_digest,
             "starts": {str(b): start for b, start in self.starts.items()},
             "result": self.result.to_json(),
+            "is_truncating": self.is_truncating,
         }
 
     @classmethod
@@ -126,6 +136,7 @@ class Decision:
             parts_digest=value["parts_digest"],
             starts={int(b): int(start) for b, start in value["starts"].items()},
             result=CommitResult.from_json(value["result"]),
+            is_truncating=bool(value.get("is_truncating", False)),
         )
 
 
@@ -243,6 +254,18 @@ class TransactionFiles:
         value = {"decisions": [decision.to_json() for decision in remembered]}
         self._write_json(OUTCOMES_FILE, value)
         self._remove(f"{d.spec.transaction_id}{DECISION_SUFFIX}" for d in own)
+
+    def save_truncated(self, offsets: Mapping[int, int], timestamp_us: int) -> None:
+        """Remember for good where an overwrite makes the rows of each bucket begin, and when."""
+        value = {"offsets": {str(b): o for b, o in offsets.items()}, "timestamp_us": timestamp_us}
+        self._write_json(_TRUNCATED_FILE, value)
+
+    def load_truncated(self) -> tuple[dict[int, int], int]:
+        """Return what `save_truncated` was given last."""
+        if not (self.directory / _TRUNCATED_FILE).exists():
+            return {}, 0
+        value = self._read(_TRUNCATED_FILE)
+        return {int(b): int(o) for b, o in value["offsets"].items()}, int(value["timestamp_us"])
 
     def drop_parts(self, transaction_id: str, parts: Iterable[str]) -> None:
         """Delete staged parts."""

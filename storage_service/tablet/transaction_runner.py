@@ -16,7 +16,7 @@ A start of the service goes on at step 4 with what was decided, before the table
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from streamhouse.storage_service.config import ServiceConfig
@@ -27,7 +27,11 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
+from streamhouse.storage_service.model.transaction import (
+    CommitResult,
+    TransactionOperation,
+    TransactionStatus,
+)
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.open_transaction import OpenTransaction, digest_of
@@ -97,6 +101,23 @@ class TransactionRunner:
         )
         return outcome
 
+    async def load_truncated(self, decisions: Iterable[Decision | None]) -> None:
+        """Truncate the table as the last overwrite left it, `decisions` being those on disk."""
+        offsets, timestamp_us = await self._run_blocking(self._files.load_truncated)
+        self._table.truncate(offsets, timestamp_us=timestamp_us)
+        for decision in decisions:
+            if decision is not None and decision.result.status is TransactionStatus.COMMITTED:
+                # Of the last overwrite only this may know where the rows begin.
+                self._table.truncate(
+                    decision.truncated_offsets, timestamp_us=decision.result.timestamp_us
+                )
+        if self._table.truncated_offsets != offsets:
+            await self._run_blocking(
+                self._files.save_truncated,
+                self._table.truncated_offsets,
+                self._table.truncated_at_us,
+            )
+
     def _open_parts(self, transaction: OpenTransaction) -> list[StagedPart]:
         return [
             self._files.open_part(transaction.transaction_id, part) for part in transaction.named
@@ -122,7 +143,14 @@ class TransactionRunner:
             committing = replace(
                 decision.result, status=TransactionStatus.COMMITTING, row_count=row_count
             )
-            decision = replace(decision, parts=transaction.named, starts=starts, result=committing)
+            is_overwrite = spec.operation is TransactionOperation.OVERWRITE
+            decision = replace(
+                decision,
+                parts=transaction.named,
+                starts=starts,
+                result=committing,
+                is_truncating=is_overwrite and self._table.key_writer is None,
+            )
         try:
             await self._run_blocking(self._files.decide, decision)
         except UnknownOutcomeError as error:
@@ -153,6 +181,15 @@ class TransactionRunner:
         outcome = replace(decision, parts=(), result=result)
         # Before it is visible: others write after that, and a redo must never follow them.
         await commit.until_stored(lambda: self._run_blocking(self._files.decide, outcome))
+        if outcome.is_truncating:
+            # Before the outcome may be forgotten.
+            await commit.until_stored(
+                lambda: self._run_blocking(
+                    self._files.save_truncated, outcome.truncated_offsets, result.timestamp_us
+                )
+            )
+        # First what goes, for those who read while this runs, on other threads.
+        self._table.truncate(outcome.truncated_offsets, timestamp_us=result.timestamp_us)
         commit.publish()
         return outcome
 

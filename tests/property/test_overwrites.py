@@ -1,4 +1,4 @@
-"""Overwrites, upserts and restarts in any order: every cut shows the rows before or after."""
+"""Overwrites, other writes and restarts in any order: every cut shows the rows before or after."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
+from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 _BUCKETS = 3
 # Pieces so small that most overwrites take many.
 _CONFIG: dict[str, Any] = {"transaction_chunk_bytes": 300}
 
 Rows = dict[int, str]
-Cut = tuple[int, ...]
+Cut = tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -34,13 +34,19 @@ class _World:
     """The rows there are, and those that each cut must show."""
 
     random: Random
+    is_keyed: bool
     rows: Rows = field(default_factory=dict)
     expected: dict[Cut, Rows] = field(default_factory=dict)
     seen: set[Cut] = field(default_factory=set)
+    written: int = 0
 
     def some(self) -> Rows:
         """Return rows that may be there already, also exactly so."""
         ids = self.random.sample(range(60), self.random.randint(0, 25))
+        if not self.is_keyed:
+            # A log has every row that is written: each has an id of its own.
+            ids = [60 * (self.written + place) + i for place, i in enumerate(ids)]
+            self.written += len(ids)
         return {i: self.rows.get(i, "") or f"n{self.random.randint(0, 3)}" for i in ids}
 
 
@@ -54,10 +60,15 @@ def _by_bucket(rows: Rows) -> dict[int, pa.RecordBatch]:
     return batches
 
 
-async def _upsert(manager: TabletManager, table: OpenTable, world: _World) -> None:
+async def _write(manager: TabletManager, table: OpenTable, world: _World) -> None:
     rows = world.some()
-    writes = [KeyWrite(bucket, batch) for bucket, batch in _by_bucket(rows).items()]
-    await manager.write_keys(table, writes, columns=None, writer_id=0)
+    batches = _by_bucket(rows)
+    if world.is_keyed:
+        writes = [KeyWrite(bucket, batch) for bucket, batch in batches.items()]
+        await manager.write_keys(table, writes, columns=None, writer_id=0)
+    elif batches:
+        appended = [routed(bucket, batch) for bucket, batch in batches.items()]
+        await manager.append(table, appended, writer_id=0)
     world.rows = world.rows | rows
 
 
@@ -86,20 +97,21 @@ async def _watch(table: OpenTable, world: _World) -> None:
 
 
 def _cut(table: OpenTable) -> Cut:
-    return tuple(p.high_watermark for _, p in sorted(table.positions().items()))
+    """Return where the rows, or changes, of each bucket begin and end."""
+    positions = sorted(table.positions().items())
+    return tuple((p.truncated_offset, p.high_watermark) for _, p in positions)
 
 
 def _folded(table: OpenTable, cut: Cut) -> Rows:
-    """Return the rows that the changelog up to a cut makes."""
+    """Return the rows that a cut shows: those of the log, or those that the changelog makes."""
     rows: Rows = {}
-    for bucket, end in enumerate(cut):
-        offset = 0
+    for bucket, (offset, end) in enumerate(cut):
         while offset < end:
             for frame in table.tablets[bucket].read(offset, bytes_max=1 << 20):
                 payload = pa.py_buffer(frame.payload)
                 changes = pa.ipc.read_record_batch(payload, table.info.log_schema)
                 for change in changes.slice(0, end - offset).to_pylist():
-                    if change["__change_type"] in (UPDATE_BEFORE, DELETE):
+                    if change.get("__change_type") in (UPDATE_BEFORE, DELETE):
                         assert rows.pop(change["id"]) == change["name"]
                     else:
                         assert change["id"] not in rows
@@ -111,19 +123,23 @@ def _folded(table: OpenTable, cut: Cut) -> Rows:
 async def _live(data_dir: Path, world: _World, actions: list[str]) -> None:
     async with open_manager(data_dir, **_CONFIG) as manager:
         if not manager.list_tables(None):
-            descriptor = table_descriptor(bucket_count=_BUCKETS, primary_key=("id",))
+            key = ("id",) if world.is_keyed else ()
+            descriptor = table_descriptor(bucket_count=_BUCKETS, primary_key=key)
             await manager.create_table(descriptor)
         table = next(iter(manager.open_tables()))
         world.expected[_cut(table)] = world.rows
         watcher = asyncio.ensure_future(_watch(table, world))
         for action in actions:
-            await {"upsert": _upsert, "overwrite": _overwrite}[action](manager, table, world)
+            await {"write": _write, "overwrite": _overwrite}[action](manager, table, world)
             world.expected[_cut(table)] = world.rows
-            assert sum(bucket.row_count for bucket in table.key_buckets) == len(world.rows)
+            assert table.row_count == len(world.rows)
         watcher.cancel()
+        ends = [at for _, at in sorted(table.positions().items())]
         assert world.seen <= world.expected.keys()
         for cut, rows in world.expected.items():
-            assert _folded(table, cut) == rows
+            # What is no row of a log any more cannot be read there.
+            if all(start >= at.truncated_offset for (start, _), at in zip(cut, ends, strict=True)):
+                assert _folded(table, cut) == rows
         keys = pa.array(range(60), pa.int64())
         for bucket, keyed in enumerate(table.key_buckets):
             found = keyed.rows.lookup(pa.record_batch([keys], names=["id"])).rows.to_pydict()
@@ -132,14 +148,16 @@ async def _live(data_dir: Path, world: _World, actions: list[str]) -> None:
 
 
 _LIVES = st.lists(
-    st.lists(st.sampled_from(["upsert", "overwrite"]), max_size=6), min_size=1, max_size=3
+    st.lists(st.sampled_from(["write", "overwrite"]), max_size=6), min_size=1, max_size=3
 )
 
 
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
-@given(lives=_LIVES, seed=st.integers(0, 1 << 32))
-def test_every_cut_shows_the_rows_before_or_after(lives: list[list[str]], seed: int) -> None:
+@given(is_keyed=st.booleans(), lives=_LIVES, seed=st.integers(0, 1 << 32))
+def test_every_cut_shows_the_rows_before_or_after(
+    is_keyed: bool, lives: list[list[str]], seed: int
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = _World(Random(seed))
+        world = _World(Random(seed), is_keyed)
         for actions in lives:
             asyncio.run(_live(Path(directory), world, actions))

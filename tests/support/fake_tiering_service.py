@@ -46,6 +46,7 @@ class _FakeTable:
     completions: int = 0
     pins: dict[str, int] = field(default_factory=dict)
     debt: LakeDebt | None = None
+    truncated: dict[int, int] = field(default_factory=dict)
 
 
 class FakeTieringService:
@@ -110,8 +111,16 @@ class FakeTieringService:
         """Let time go by."""
         self._now_us += int(seconds * 1_000_000)
 
+    def overwrite(self, path: str) -> None:
+        """End the life of all rows there are, as an overwrite of a log table does."""
+        table = self._table(path)
+        for bucket, log in table.batches.items():
+            if log:
+                table.truncated[bucket] = table.log_starts[bucket] = log[-1].end_offset
+
     def expire_log(self, path: str, bucket: int, before: int) -> None:
-        self._table(path).log_starts[bucket] = before
+        table = self._table(path)
+        table.log_starts[bucket] = max(before, table.truncated.get(bucket, 0))
 
     def release(self, path: str) -> None:
         """End the lease of a dead worker."""
@@ -150,6 +159,7 @@ class FakeTieringService:
                     log_start_offset=table.log_starts[bucket],
                     high_watermark=log[-1].end_offset if log else 0,
                     tiered_offset=table.lake.tiered_offsets[bucket],
+                    truncated_offset=table.truncated.get(bucket, 0),
                 )
                 for bucket, log in table.batches.items()
             },
@@ -171,6 +181,7 @@ class FakeTieringService:
                 state = self.table_state(path)
                 reached = state.reached_offsets()
                 is_idle = all(p.high_watermark == reached[b] for b, p in state.positions.items())
+                is_idle &= not state.has_overwritten_rows
                 if is_idle and not include_idle:
                     reason = "nothing_to_tier"
                 elif table.holder:
@@ -204,6 +215,7 @@ class FakeTieringService:
         changelog: SideLakeState | None = None,
         batch: SideLakeState | None = None,
         keep_lease: bool = False,
+        truncated_offsets: Mapping[int, int] | None = None,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         with self._lock:
@@ -223,6 +235,9 @@ class FakeTieringService:
                 changelog=changelog or table.lake.changelog,
                 batch=batch or table.lake.batch,
                 batch_tiered_at_us=table.lake.batch_tiered_at_us if batch is None else self._now_us,
+                truncated_offsets=table.lake.truncated_offsets
+                if truncated_offsets is None
+                else truncated_offsets,
             )
             table.debt = debt
             if not keep_lease:

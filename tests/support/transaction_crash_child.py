@@ -2,9 +2,9 @@
 
     python -m tests.support.transaction_crash_child <data dir> <table> <step> <passes>
 
-`table` is `events` (a log table), `rows` (a primary key table), or `replaced` (one that each
-transaction overwrites). What it does is known from the number of each transaction alone; what it
-has been told is in the file `told`, a line each.
+`table` is `events` (a log table), `rows` (a primary key table), or one of each that every
+transaction overwrites, `refilled` and `replaced`. What it does is known from the number of each
+transaction alone; what it has been told is in the file `told`, a line each.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ STEPS = (
 OPERATIONS = {
     "events": TransactionOperation.APPEND,
     "rows": TransactionOperation.UPSERT,
+    "refilled": TransactionOperation.OVERWRITE,
     "replaced": TransactionOperation.OVERWRITE,
 }
+LOG_TABLES = ("events", "refilled")
 DECIDED = STEPS[STEPS.index("decided") :]
 """After these steps the transaction is there, acknowledged or not."""
 
@@ -85,14 +87,14 @@ def key_rows(number: int, part: int, bucket: int) -> pa.RecordBatch:
 async def make_table(manager: TabletManager, name: str) -> OpenTable:
     """Return the table, made unless it is there."""
     if not manager.list_tables(None):
-        key = () if name == "events" else ("id",)
+        key = () if name in LOG_TABLES else ("id",)
         await manager.create_table(table_descriptor(name, bucket_count=BUCKETS, primary_key=key))
     return next(iter(manager.open_tables()))
 
 
 def staged(name: str, number: int, part: int) -> list[StagedBatch]:
     """Return one part, a batch a bucket."""
-    rows = part_rows if name == "events" else key_rows
+    rows = part_rows if name in LOG_TABLES else key_rows
     return [
         StagedBatch(bucket, ROWS, memoryview(rows(number, part, bucket).serialize()).cast("B"))
         for bucket in range(BUCKETS)

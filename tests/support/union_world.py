@@ -131,6 +131,11 @@ class UnionWorld(TieringWorld):
             for i, row in enumerate(values)
         ]
 
+    def overwrite(self) -> None:
+        """Let all rows there are be overwritten; what is appended next has replaced them."""
+        self.service.overwrite(self.PATH)
+        self.rows = []
+
     def expire_log(self, bucket: int, before: int) -> None:
         """Let retention take the log below `before`."""
         self.service.expire_log(self.PATH, bucket, before)
@@ -199,7 +204,8 @@ def die_in_round(world: UnionWorld, step: str) -> None:
 
     state = world.state()
     reached = state.reached_offsets()
-    if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
+    lacks_rows = any(at.high_watermark > reached[b] for b, at in state.positions.items())
+    if lacks_rows or state.has_overwritten_rows:
         with contextlib.suppress(Killed):
             world.round(checkpoint=die).run()
         world.service.release(world.PATH)

@@ -45,8 +45,8 @@ def _overview(client: StorageClient) -> Table:
     for path in client.list_tables():
         state = client.table_state(path)
         positions = state.positions.values()
-        rows = sum(p.high_watermark for p in positions)
-        tiered = sum(p.tiered_offset for p in positions)
+        rows = sum(p.high_watermark - p.truncated_offset for p in positions)
+        tiered = sum(max(p.tiered_offset - p.truncated_offset, 0) for p in positions)
         overview.add_row(
             path,
             str(len(state.table.schema.columns)),

@@ -18,7 +18,6 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     TableNotFoundError,
     UnavailableError,
-    UnsupportedError,
 )
 from tests.support.described_tables import DescribedTables
 
@@ -230,13 +229,3 @@ def test_an_overwrite_is_a_transaction_that_says_so(tables: DescribedTables) -> 
 
     assert [t.begun["operation"] for t in tables.transactions] == ["overwrite"]
     assert ids(tables, "db.keyed") == [[]]
-
-
-def test_an_overwrite_creates_no_table_that_it_could_not_replace(tables: DescribedTables) -> None:
-    given = write_options({"path": "db.new"})
-    with pytest.raises(UnsupportedError, match="mode\\('append'\\)"):
-        resolve_target(tables, given, SCHEMA, is_stream=False, is_overwrite=True)
-    assert "db.new" not in tables.infos
-
-    given = write_options({"path": "db.new", "primary.key": "id"})
-    assert resolve_target(tables, given, SCHEMA, is_stream=False, is_overwrite=True).is_overwrite

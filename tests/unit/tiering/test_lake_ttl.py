@@ -129,6 +129,31 @@ def test_a_table_may_lose_all_its_rows_and_go_on(lake: MaintenanceWorld) -> None
     assert lake.maintain(maintainer, policy=lake.on_demand()).removed is None
 
 
+def test_an_overwritten_table_loses_old_rows_and_none_of_the_new_ones(
+    lake: MaintenanceWorld,
+) -> None:
+    lake.create_table(properties=TTL)
+    lake.tier_rows(10)
+    lake.service.overwrite("db.t")
+    lake.service.sleep(TTL_S + 1)
+    maintainer = _maintainer(lake)
+    # Some of what was overwritten leaves before the round that takes all of it.
+    assert lake.maintain(maintainer, policy=lake.on_demand()).removed is not None
+    assert lake.service.table_state("db.t").has_overwritten_rows
+
+    lake.tier_rows(5)
+    assert lake.addresses() == [(0, n) for n in range(10, 15)]
+    lake.service.sleep(TTL_S + 1)
+    lake.tier_rows(5)
+    report = lake.maintain(maintainer, policy=lake.on_demand())
+
+    assert report.removed is not None
+    assert report.removed.rows == 5
+    assert lake.addresses() == [(0, n) for n in range(15, 20)]
+    assert lake.open().truncated_offsets == {0: 10}
+    assert not lake.service.table_state("db.t").has_overwritten_rows
+
+
 def test_a_table_that_nobody_writes_to_is_tidied_all_the_same(lake: MaintenanceWorld) -> None:
     lake.create_table(properties=TTL)
     lake.tier_rows(10)
