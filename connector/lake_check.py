@@ -15,7 +15,12 @@ from streamhouse.storage_service.client.lake_filesystem import (
     lake_file_properties,
 )
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole, LakeState
+from streamhouse.storage_service.model.lake import (
+    LakeCatalog,
+    LakeRole,
+    LakeState,
+    SideLakeState,
+)
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
@@ -24,38 +29,58 @@ from streamhouse.storage_service.model.table import TableInfo
 __all__ = ["lake_problems"]
 
 
+LakeOffsets = Mapping[tuple[int, int], npt.NDArray[np.int64]]
+"""(bucket, offset) -> the rows' offsets when a lake table covers the bucket up to that offset."""
+
+
 def lake_problems(
     catalog: LakeCatalog,
     table: TableInfo,
     lake: LakeState,
     *,
     log_ends: Mapping[int, int],
-    key_offsets: Mapping[int, npt.NDArray[np.int64]],
+    key_offsets: LakeOffsets,
     read_rows: bool,
 ) -> list[str]:
-    """Return what is wrong with the lake table of a table that was tiered, a sentence each.
+    """Return what is wrong with the lake tables of a table that was tiered, a sentence each.
 
     Always: the table, its snapshot and its tiered offsets, and that each file has its size. With
     `read_rows` also that no row is there twice, and of log tables without `table.datalake.ttl` that
     none is missing, and that those of a bucket in `key_offsets` are exactly these. The same of the
-    full history, which has every change.
+    batch layout, and of the full history, which has every change.
     """
-    problems = _problems(catalog, table, lake, log_ends, key_offsets if read_rows else None)
-    if lake.changelog is None:
-        return problems
-    ends = lake.changelog.tiered_offsets
-    behind = [b for b, end in lake.tiered_offsets.items() if ends.get(b, 0) < end]
-    if behind:
-        problems.append(f"bucket {behind[0]}: the full history is behind the rows")
-    history = LakeState(
-        snapshot_id=lake.changelog.snapshot_id,
-        table_uuid=lake.changelog.table_uuid,
-        tiered_offsets=lake.changelog.tiered_offsets,
+    expected = key_offsets if read_rows else None
+    problems = _problems(catalog, table, lake, log_ends, expected)
+    if lake.batch is not None:
+        found = _side_problems(catalog, table, lake.batch, log_ends, expected, LakeRole.BATCH)
+        problems += [f"batch layout: {problem}" for problem in found]
+    if lake.changelog is not None:
+        ends = lake.changelog.tiered_offsets
+        behind = [b for b, end in lake.tiered_offsets.items() if ends.get(b, 0) < end]
+        if behind:
+            problems.append(f"bucket {behind[0]}: the full history is behind the rows")
+        every = {(bucket, end): np.arange(end) for bucket, end in ends.items()}
+        expected = every if read_rows else None
+        found = _side_problems(catalog, table, lake.changelog, log_ends, expected, LakeRole.CHANGES)
+        problems += [f"full history: {problem}" for problem in found]
+    return problems
+
+
+def _side_problems(
+    catalog: LakeCatalog,
+    table: TableInfo,
+    known: SideLakeState,
+    log_ends: Mapping[int, int],
+    offsets: LakeOffsets | None,
+    role: LakeRole,
+) -> list[str]:
+    """Return the problems of the lake table of this role, which is beside the rows' own."""
+    side = LakeState(
+        snapshot_id=known.snapshot_id,
+        table_uuid=known.table_uuid,
+        tiered_offsets=known.tiered_offsets,
     )
-    every = {bucket: np.arange(end) for bucket, end in history.tiered_offsets.items()}
-    name = LakeRole.CHANGES.lake_name(str(table.path))
-    found = _problems(catalog, table, history, log_ends, every if read_rows else None, name=name)
-    return [*problems, *(f"full history: {problem}" for problem in found)]
+    return _problems(catalog, table, side, log_ends, offsets, name=role.lake_name(str(table.path)))
 
 
 def _problems(
@@ -63,7 +88,7 @@ def _problems(
     table: TableInfo,
     lake: LakeState,
     log_ends: Mapping[int, int],
-    offsets: Mapping[int, npt.NDArray[np.int64]] | None,
+    offsets: LakeOffsets | None,
     *,
     name: str | None = None,
 ) -> list[str]:
@@ -137,7 +162,7 @@ def _row_problems(
     catalog: LakeCatalog,
     table: TableInfo,
     lake: LakeState,
-    expected: Mapping[int, npt.NDArray[np.int64]],
+    expected: LakeOffsets,
     name: str,
 ) -> list[str]:
     problems = []
@@ -155,11 +180,12 @@ def _row_problems(
                 f"bucket {bucket}: the lake has {len(distinct(offsets))} of the {end - start} rows"
                 " below its tiered offset"
             )
-        # A successor of an expired snapshot covers more than is registered.
-        if bucket in expected and end == lake.tiered_offsets[bucket]:
+        # A successor of an expired snapshot may cover more than what is known of.
+        wanted = expected.get((bucket, end))
+        if wanted is not None:
             for odd, problem in (
-                (np.setdiff1d(expected[bucket], offsets), "that it must have are missing"),
-                (np.setdiff1d(offsets, expected[bucket]), "that it has were replaced or deleted"),
+                (np.setdiff1d(wanted, offsets), "that it must have are missing"),
+                (np.setdiff1d(offsets, wanted), "that it has were replaced or deleted"),
             ):
                 if len(odd):
                     problems.append(

@@ -120,9 +120,9 @@ def _check_table(
         )
         if info.is_primary_key_table:
             kv = directory.key_rows(info.table_id, bucket)
-            offsets = check_rows_by_key(kv, log, info, found, report)
-            if offsets is not None:
-                facts.lake_offsets[bucket] = offsets
+            ends = {tiered} if lake.batch is None else {tiered, lake.batch.tiered_offsets[bucket]}
+            lake_offsets = check_rows_by_key(kv, log, info, found, report, lake_ends=ends)
+            facts.lake_offsets |= {(bucket, end): of for end, of in lake_offsets.items()}
         if found.log_start_offset > tiered and info.properties().datalake_enabled:
             report.warning(
                 f"{where}, bucket {bucket}",

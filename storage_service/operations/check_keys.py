@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,22 +34,40 @@ __all__ = ["check_rows_by_key"]
 
 
 def check_rows_by_key(
-    directory: Path, log: CheckedLog, info: TableInfo, facts: BucketFacts, report: CheckReport
-) -> npt.NDArray[np.int64] | None:
+    directory: Path,
+    log: CheckedLog,
+    info: TableInfo,
+    facts: BucketFacts,
+    report: CheckReport,
+    *,
+    lake_ends: Collection[int],
+) -> dict[int, npt.NDArray[np.int64]]:
     """Check the RocksDB in `directory` against the log that `facts` describe.
 
-    Returns the offsets of the row versions that the lake must have, None if they are not known.
+    Returns for each of `lake_ends` the offsets of the row versions that a lake table which covers
+    the changes below it must have, where they are known.
     """
     where = f"table '{info.path}', bucket {facts.bucket}"
     if not (directory / "CURRENT").is_file():
         report.warning(where, "has no rows by key; the next start makes them again")
-        return None
+        return {}
     try:
         with _opened_copy(directory, info, facts.bucket) as store:
-            return _check_store(store, log, info, facts, report, where=where)
+            versions = _check_store(store, log, info, facts, report, where=where)
     except (StreamhouseError, pa.ArrowException) as error:
         report.error(where, f"its rows by key are unreadable: {error}")
-        return None
+        return {}
+    if versions is None:
+        return {}
+    applied = facts.applied_offset
+    assert applied is not None, "it is counted with the versions"
+    found = {}
+    for end in lake_ends:
+        if facts.log_start_offset <= end <= applied:
+            # What the lake has is what lives, and what was replaced after it was tiered.
+            ever = np.concatenate([versions, _retracted(log, applied, start=end)])
+            found[end] = np.unique(ever[ever < end])
+    return found
 
 
 @contextmanager
@@ -78,6 +96,7 @@ def _check_store(
     *,
     where: str,
 ) -> npt.NDArray[np.int64] | None:
+    """Return the offsets of the rows' versions; None when they are not what the log says."""
     marker = store.written_marker
     facts.applied_offset, facts.key_count = marker.applied_offset, marker.row_count
     if marker.applied_offset > facts.log_end_offset:
@@ -109,13 +128,7 @@ def _check_store(
                 where, f"{len(wrong)} row versions {problem}; the first is of offset {wrong[0]}"
             )
     _check_contents(store, log, info, live, report, where=where, end=marker.applied_offset)
-    tiered = facts.tiered_offset
-    if not facts.log_start_offset <= tiered <= marker.applied_offset:
-        return None
-    # What the lake has is what lives, and what was replaced after it was tiered.
-    replaced = _retracted(log, marker.applied_offset, start=tiered)
-    found = np.concatenate([versions, replaced])
-    return np.unique(found[found < tiered])
+    return versions
 
 
 def _no_offsets() -> npt.NDArray[np.int64]:

@@ -48,14 +48,16 @@ class BucketFacts:
 class TableFacts:
     """One table, bucket by bucket.
 
-    `lake_offsets` are those of the row versions that the lake of a primary key table must have of
-    a bucket at its tiered offset, for the buckets of which that is known.
+    `lake_offsets` are those of the row versions that a lake table of a primary key table must have
+    when it covers a bucket up to an offset, by (bucket, offset), where that is known.
     """
 
     path: str
     table_id: int
     buckets: list[BucketFacts] = field(default_factory=list)
-    lake_offsets: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    lake_offsets: dict[tuple[int, int], npt.NDArray[np.int64]] = field(
+        default_factory=dict, repr=False
+    )
 
 
 @dataclass(slots=True)

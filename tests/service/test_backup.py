@@ -70,6 +70,10 @@ def _batch(number: int) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=EVENTS)
 
 
+# A key is never null.
+EVENTS_BY_KEY = pa.schema([field.with_nullable(field.name != "n") for field in EVENTS])
+
+
 def _create(client: StreamhouseClient) -> None:
     # Small segments: a backup then has linked ones and a copied one of every bucket.
     small = {"table.log.segment-bytes": "64kb"} | NO_LAKE
@@ -189,14 +193,19 @@ def test_a_backup_with_its_lake_goes_on_where_it_was(tmp_path: Path) -> None:
 
     with ServiceProcess(data) as service:
         with StreamhouseClient(service.endpoint) as client:
-            client.create_table("events", EVENTS, bucket_count=2)
+            layout = {"table.datalake.batch-layout.sort": "n"}
+            client.create_table("events", EVENTS, bucket_count=2, properties=layout)
+            history = {"table.datalake.changelog": "true", **layout}
+            client.create_table("keyed", EVENTS_BY_KEY, primary_key=["n"], properties=history)
             client.append("events", rows(0, 5_000))
-            tier_once(client, "events")
+            client.upsert("keyed", rows(0, 500))
+            tier_once(client)
             client.append("events", rows(5_000, 6_000))
             arguments = ("backup", "--data-dir", data, "--to", backup, "--with-lake")
             streamhouse(*arguments, "--endpoint", service.endpoint)
             client.append("events", rows(6_000, 7_000))
-            tier_once(client, "events")
+            client.upsert("keyed", rows(400, 600))
+            tier_once(client)
         _destroy(service, data)
 
     assert (
@@ -206,12 +215,21 @@ def test_a_backup_with_its_lake_goes_on_where_it_was(tmp_path: Path) -> None:
         ).stderr
     )
     streamhouse("restore", "--from", backup, "--data-dir", data)
+    streamhouse("check", "--data-dir", data, "--lake-rows")
 
     with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
         assert sorted(client.read("events")["n"].to_pylist()) == list(range(6_000))
         client.append("events", rows(6_000, 8_000))
-        tier_once(client, "events")
+        client.upsert("keyed", rows(450, 700))
+        tier_once(client)
         assert sorted(client.read("events$lake")["n"].to_pylist()) == list(range(8_000))
+        # Such a read may be answered from the batch layout.
+        late = client.read("events", columns=["n"], where="n >= 7990")
+        assert sorted(late["n"].to_pylist()) == list(range(7_990, 8_000))
+        assert sorted(client.read("keyed")["n"].to_pylist()) == list(range(700))
+        # A row written as it is already is no change.
+        assert client.read("keyed$changelog").num_rows == 700
+    streamhouse("check", "--data-dir", data, "--lake-rows")
 
 
 def test_what_is_no_backup_or_damaged_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,11 @@ from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.connector import lake_planner
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
+from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from streamhouse.tiering.iceberg_lake import IcebergLake
+from streamhouse.tiering.service import TieringService
+from streamhouse.tiering.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -40,18 +44,35 @@ def _users(start: int, end: int, name: str) -> pa.Table:
 
 
 def _orders(client: StreamhouseClient) -> None:
-    """A primary key table with a full history that changed its schema, tiered but for the end."""
-    history = {"table.datalake.changelog": "true"}
+    """A primary key table with every lake table there is, tiered but for the end.
+
+    It changed its schema, and its batch layout lacks the last round.
+    """
+    history = {"table.datalake.changelog": "true", "table.datalake.batch-layout.sort": "name"}
     client.create_table("orders", USERS, primary_key=["id"], bucket_count=2, properties=history)
     client.upsert("orders", _users(0, 100, "a"))
     tier_once(client, "orders")
     client.add_column("orders", "weight", pa.float32())
     client.upsert("orders", _users(50, 60, "b"))
     client.rename_column("orders", "name", "title")
-    tier_once(client, "orders")
+    _tier_all_but_the_batch_layout(client, "orders")
     rows = {"id": range(55, 120), "title": ["c"] * 65, "weight": pa.array([0.1] * 65, pa.float32())}
     client.upsert("orders", pa.table(rows))
     client.delete("orders", pa.table({"id": range(10)}))
+
+
+def _tier_all_but_the_batch_layout(client: StreamhouseClient, path: str) -> None:
+    def fail(step: str) -> None:
+        if step == "batch-files-written":
+            raise UnsupportedError("not now")
+
+    lake = IcebergLake(client.lake_catalog())
+    worker = TieringService(
+        client=client, lake=lake, runner=ThreadRunner(1), tables=[path], checkpoint=fail
+    )
+    (summary,) = worker.run_once()
+    lake.close()
+    assert isinstance(summary.error, UnsupportedError)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +80,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a tiered log table of several segments, and a primary key table."""
     data = tmp_path_factory.mktemp("check") / "data"
     with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
-        small = {"table.log.segment-bytes": "64kb"}
+        small = {"table.log.segment-bytes": "64kb", "table.datalake.batch-layout.sort": "n"}
         client.create_table("events", EVENTS, bucket_count=2, properties=small)
         client.create_table("users", USERS, primary_key=["id"], bucket_count=2)
         for start in range(0, 400, 50):
@@ -217,6 +238,14 @@ def _go_back(data: Path) -> None:
     path.write_text(json.dumps(lake))
 
 
+def _batch_goes_back(data: Path) -> None:
+    path = data / "tables" / "3" / "lake.json"
+    lake = json.loads(path.read_text())
+    ends = lake["batch"]["tiered_offsets"]
+    lake["batch"]["tiered_offsets"] = {b: end + 1 for b, end in ends.items()}
+    path.write_text(json.dumps(lake))
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -232,6 +261,7 @@ def _go_back(data: Path) -> None:
         (_damage_table, "unreadable"),
         (_lose_lake_file, "cannot be opened"),
         (_lose_lake_table, "has no lake table"),
+        (_batch_goes_back, "batch layout: bucket 0: offset 44 is registered as tiered, but"),
         (_go_back, "is registered as tiered, but the lake ends at"),
     ],
 )
@@ -248,6 +278,8 @@ def test_damage_is_found(data: Path, damage: Callable[[Path], None], problem: st
 @pytest.mark.parametrize(
     ("name", "rows", "problem"),
     [
+        ("events$batch", "n == 20", "batch layout: bucket"),
+        ("orders$batch", "id == 55", "batch layout: bucket"),
         ("orders", "id == 20", "1 rows that it must have are missing"),
         ("orders$changelog", "id == 55 and __change_type == '-U'", "full history: bucket"),
     ],
@@ -258,9 +290,9 @@ def test_rows_that_are_gone_from_the_lake_are_found(
     uri = f"sqlite:///{data / 'lake' / 'catalog.db'}"
     table = load_catalog(DEFAULT_CATALOG_NAME, type="sql", uri=uri).load_table(("default", name))
     table.delete(rows)
-    path = data / "tables" / "3" / "lake.json"
+    path = data / "tables" / ("1" if "events" in name else "3") / "lake.json"
     lake = json.loads(path.read_text())
-    known = lake["changelog"] if "$" in name else lake
+    known = lake[name.partition("$")[2]] if "$" in name else lake
     known["snapshot_id"] = str(table.metadata.current_snapshot_id)
     path.write_text(json.dumps(lake))
     lake_planner._catalogs.clear()

@@ -52,8 +52,12 @@ def _fill(client: StorageClient, path: str, *, rounds: int) -> None:
         tier_once(client, path)
 
 
-def test_the_full_history_is_tidied_too(client: StorageClient) -> None:
-    properties = {"table.datalake.changelog": "true", "table.datalake.auto-maintenance": "false"}
+def test_full_history_and_batch_layout_are_tidied_too(client: StorageClient) -> None:
+    properties = {
+        "table.datalake.changelog": "true",
+        "table.datalake.batch-layout.sort": "name, id",
+        "table.datalake.auto-maintenance": "false",
+    }
     client.create_table("orders", SCHEMA, primary_key=["id"], properties=properties)
     for name in ("a", "b", "c"):
         client.upsert("orders", pa.table({"id": [1, 2], "name": [name, name]}, schema=SCHEMA))
@@ -62,15 +66,20 @@ def test_the_full_history_is_tidied_too(client: StorageClient) -> None:
     planned = _maintain(client, "orders", "--dry-run")
     assert "default.orders: 3 data files" in planned.output
     assert "default.orders$changelog: 3 data files" in planned.output
+    assert "default.orders$batch: 3 data files" in planned.output
 
     done = _maintain(client, "orders")
     assert done.exception is None, done.output
     assert "default.orders$changelog: 3 files became 1" in done.output
     history = _lake_table(client, "orders$changelog")
     assert len(history.scan().to_arrow()) == 2 + 4 + 4
-    known = client.table_state("orders").lake.changelog
-    assert known is not None
-    assert known.snapshot_id == history.metadata.current_snapshot_id
+    layout = _lake_table(client, "orders$batch")
+    assert len(layout.inspect.files()) == 1
+    assert sorted(layout.scan().to_arrow()["id"].to_pylist()) == [1, 2]
+    state = client.table_state("orders").lake
+    for known, table in ((state.changelog, history), (state.batch, layout)):
+        assert known is not None
+        assert known.snapshot_id == table.metadata.current_snapshot_id
 
 
 def test_the_claim_is_given_back_when_the_lake_cannot_be_opened(client: StorageClient) -> None:

@@ -52,3 +52,33 @@ def test_bytes_hot_cold_and_doubled(tmp_path: Path) -> None:
             command, ["--endpoint", service.endpoint, "--sizes", "default.tiered"]
         )
         assert isinstance(refused.exception, InvalidRequestError)
+
+
+def test_each_lake_table_has_a_line(tmp_path: Path) -> None:
+    properties = {"table.datalake.changelog": "true", "table.datalake.batch-layout.sort": "name"}
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("default.users", SCHEMA, primary_key=["id"], properties=properties)
+        client.upsert("default.users", _rows(1_000))
+        client.upsert("default.users", _rows(100).set_column(1, "name", pa.array(["x"] * 100)))
+        tier_once(client)
+
+        shown = CliRunner().invoke(
+            command, ["--endpoint", service.endpoint, "--sizes"], env={"COLUMNS": "140"}
+        )
+
+        assert shown.exit_code == 0, shown.output
+        lines = [
+            [cell.strip() for cell in re.split("[│|]", line) if cell.strip()]
+            for line in shown.output.splitlines()
+        ]
+        found = {cells[0]: cells for cells in lines if cells}
+        rows = {name: cells[4] for name, cells in found.items() if "users" in name}
+        assert rows == {
+            "default.users": "1,000",
+            "default.users$batch": "1,000",
+            "default.users$changelog": "1,200",
+        }
+        for name in ("default.users$batch", "default.users$changelog"):
+            # All of it is there a second time.
+            assert found[name][1] == "0 B"
+            assert found[name][2] == found[name][3] != "0 B"

@@ -1,4 +1,4 @@
-"""`streamhouse tables --sizes`: bytes on the service's disk, in the lake, and in both."""
+"""`streamhouse tables --sizes`: bytes on the service's disk, in the lake, and there twice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.table import Table
 
 from streamhouse.connector.lake_planner import open_lake_table
 from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_sizes import TableSizes
 from streamhouse.storage_service.model.table_state import TableState
 
@@ -17,28 +18,44 @@ _UNIT = 1024
 
 def sizes_overview(client: StorageClient) -> Table:
     """Return every table's bytes, and what they come to."""
-    overview = Table(caption="hot: log and rows by key. cold: the lake. doubled: log the lake has.")
+    overview = Table(
+        caption="hot: log and rows by key. cold: the lake. doubled: log that the lake has, and lake"
+        " tables beside the rows' own."
+    )
     overview.add_column("table", no_wrap=True)
     for heading in _HEADINGS:
         overview.add_column(heading, justify="right")
     totals = [0, 0, 0]
     for path in client.list_tables():
         state, sizes = client.table_state(path), client.table_sizes(path)
-        cold, rows = _in_lake(client, path, state)
-        bytes_of = (sizes.hot_bytes, cold, sizes.doubled_bytes)
-        totals = [total + more for total, more in zip(totals, bytes_of, strict=True)]
-        ratio = _ratio(state, sizes, cold, rows)
-        overview.add_row(path, *(_text(size) for size in bytes_of), f"{rows:,}", ratio)
+        for name, known in _lake_tables(state):
+            cold, rows = _in_lake(client, name, known)
+            if name == path:
+                bytes_of = (sizes.hot_bytes, cold, sizes.doubled_bytes)
+            else:
+                # Its rows are in the log or in the rows' own lake table, or were.
+                bytes_of = (0, cold, cold)
+            totals = [total + more for total, more in zip(totals, bytes_of, strict=True)]
+            ratio = _ratio(state, sizes, cold, rows)
+            overview.add_row(name, *(_text(size) for size in bytes_of), f"{rows:,}", ratio)
     overview.add_section()
     overview.add_row("all", *(_text(size) for size in totals), "", "")
     return overview
 
 
-def _in_lake(client: StorageClient, path: str, state: TableState) -> tuple[int, int]:
+def _lake_tables(state: TableState) -> list[tuple[str, LakeState | SideLakeState]]:
+    """Return what is registered of each lake table, by its name; the rows' own first."""
+    path, lake = str(state.table.path), state.lake
+    sides = ((LakeRole.BATCH, lake.batch), (LakeRole.CHANGES, lake.changelog))
+    beside = [(role.lake_name(path), known) for role, known in sides if known is not None]
+    return [(path, lake), *beside]
+
+
+def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState) -> tuple[int, int]:
     """Return bytes and rows of the current lake snapshot, position deletes included."""
-    if state.lake.snapshot_id is None:
+    if known.snapshot_id is None:
         return 0, 0
-    lake = open_lake_table(client.lake_catalog(), path, table_uuid=state.lake.table_uuid)
+    lake = open_lake_table(client.lake_catalog(), name, table_uuid=known.table_uuid)
     for snapshot in lake.snapshots():
         if snapshot["is_current"]:
             properties = snapshot["properties"]
