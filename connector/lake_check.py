@@ -79,6 +79,7 @@ def _side_problems(
         snapshot_id=known.snapshot_id,
         table_uuid=known.table_uuid,
         tiered_offsets=known.tiered_offsets,
+        truncated_offsets=known.truncated_offsets,
     )
     return _problems(catalog, table, side, log_ends, offsets, name=role.lake_name(str(table.path)))
 
@@ -138,7 +139,7 @@ def _file_problems(
 ) -> list[str]:
     assert lake.snapshot_id is not None
     ranges = {
-        bucket: OffsetRange(bucket=bucket, start=0, end=end)
+        bucket: OffsetRange(bucket=bucket, start=lake.truncated_offsets.get(bucket, 0), end=end)
         for bucket, end in lake.tiered_offsets.items()
     }
     found = opened.plan(

@@ -31,6 +31,8 @@ CONF = {
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.multiplier": "1.01",
+    # An attempt whose twin does not come fails the job: a retry is no twin.
+    "spark.task.maxFailures": "1",
     "spark.locality.wait": "0s",
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",

@@ -69,7 +69,7 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
             assert at.truncated_offset == at.log_start_offset == old[bucket].high_watermark
             with pytest.raises(OffsetOutOfRangeError):
                 list(client.read_range("events", bucket, 0, at.high_watermark))
-    streamhouse_command("check", "--data-dir", tmp_path)
+    streamhouse_command("check", "--data-dir", tmp_path, "--lake-rows")
 
     with (
         ServiceProcess(tmp_path) as service,
@@ -89,4 +89,6 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
         assert isinstance(client.claim_tiering("idle"), TieringIdle)
         client.append("events", _rows(40))
         assert _ids(client) == [40]
-    streamhouse_command("check", "--data-dir", tmp_path)
+        tier_once(client, "events")
+        assert _ids(client) == _in_lake(client) == [40]
+    streamhouse_command("check", "--data-dir", tmp_path, "--lake-rows")
