@@ -11,7 +11,7 @@ snapshot with them: `"bootstrap": {"snapshot_id": "42", "ends": {"0": 90, "1": 8
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -84,10 +84,19 @@ class StreamPosition:
         return StreamPosition(table_id=self.table_id, offsets=offsets, bootstrap=bootstrap)
 
     @classmethod
-    def from_json(cls, value: Any, *, table: str, table_id: int) -> StreamPosition:
+    def from_json(
+        cls,
+        value: Any,
+        *,
+        table: str,
+        table_id: int,
+        adopted_from: Mapping[int, Mapping[int, int]] | None = None,
+    ) -> StreamPosition:
         """Read a position and check that it belongs to the table as it is now.
 
-        Raises `TableNotFoundError` when the table was dropped and created again since.
+        `adopted_from` is the table's: a position of the table elsewhere is one here as far as its
+        rows came along. Raises `TableNotFoundError` when the table was dropped and created again
+        since, `OffsetOutOfRangeError` when the stream has read rows that did not come along.
         """
         try:
             version = value["version"]
@@ -107,6 +116,10 @@ class StreamPosition:
             raise InvalidRequestError(
                 f"table '{table}': {value!r} in the checkpoint is not a Streamhouse position"
             ) from error
+        ends = (adopted_from or {}).get(found.table_id)
+        if ends is not None:
+            found.check_not_beyond(ends, table=table)
+            return replace(found, table_id=table_id)
         if found.table_id != table_id:
             raise TableNotFoundError(
                 f"table '{table}' was dropped and created again since the stream's checkpoint was"
@@ -117,14 +130,16 @@ class StreamPosition:
     def check_not_beyond(self, ends: Mapping[int, int], *, table: str) -> None:
         """Raise `OffsetOutOfRangeError` if rows were read that the table does not have (any more).
 
-        Acknowledged rows never go away: the service was given an older data directory.
+        Acknowledged rows go away in no other way than that the service was given an older data
+        directory, or that another adopted the lake table, without what was not tiered yet.
         """
         for bucket, offset in sorted(self.offsets.items()):
             if offset > ends.get(bucket, 0):
                 raise OffsetOutOfRangeError(
                     f"table '{table}', bucket {bucket}: the stream has read up to offset {offset},"
-                    f" but the table ends at {ends.get(bucket, 0)}; was an older copy of the"
-                    " service's data restored? start with a new checkpoint"
+                    f" but the table has only {ends.get(bucket, 0)} of those; was an older copy of"
+                    " the service's data restored, or its lake table adopted? start with a new"
+                    " checkpoint"
                 )
 
 

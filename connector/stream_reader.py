@@ -191,7 +191,12 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         return self._refresh()
 
     def _position(self, value: Mapping[str, Any], state: TableState) -> StreamPosition:
-        return StreamPosition.from_json(value, table=self._table, table_id=state.table.table_id)
+        return StreamPosition.from_json(
+            value,
+            table=self._table,
+            table_id=state.table.table_id,
+            adopted_from=state.table.adopted_from,
+        )
 
 
 class RefusedStreamReader(DataSourceStreamReader):

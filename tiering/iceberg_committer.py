@@ -45,6 +45,7 @@ from streamhouse.tiering.iceberg_offsets import (
     round_properties,
     table_properties,
 )
+from streamhouse.tiering.iceberg_schema import description_properties
 from streamhouse.tiering.iceberg_snapshot import (
     Operation,
     SnapshotChanges,
@@ -220,9 +221,12 @@ class IcebergLakeTable:
                     self._table,
                     self._changes(commit, files),
                     summary=properties,
-                    table_properties=lambda number: table_properties(
-                        properties, sequence_number=number
-                    ),
+                    table_properties=lambda number: {
+                        **table_properties(properties, sequence_number=number),
+                        **description_properties(
+                            self._info, self._table.metadata.properties, role=self.role
+                        ),
+                    },
                 )
             checkpoint("manifests-written")
             attempts.start(staged)
@@ -306,6 +310,12 @@ class IcebergLakeTable:
                 )
 
     def _check_base(self, commit: LakeCommit) -> None:
+        owner = self._table.metadata.properties.get(self.role.owner_property)
+        if owner != str(self._info.table_id):
+            raise FencedError(
+                f"lake table '{self.name}' was adopted as another table (id {owner}, this one has"
+                f" id {self._info.table_id}), probably by another service; nothing was added"
+            )
         covered = self.covered
         found = dict.fromkeys(commit.base_offsets, 0) if covered is None else covered.tiered_offsets
         if dict(found) != dict(commit.base_offsets):

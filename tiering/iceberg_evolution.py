@@ -22,6 +22,7 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     SetCurrentSchemaUpdate,
     SetDefaultSpecUpdate,
+    SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
 )
@@ -31,7 +32,12 @@ from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import NESTED_FIELD_ID_FIRST, assign_nested_ids
-from streamhouse.tiering.iceberg_schema import known_nested_ids, lake_partition_spec, lake_schema
+from streamhouse.tiering.iceberg_schema import (
+    description_properties,
+    known_nested_ids,
+    lake_partition_spec,
+    lake_schema,
+)
 from streamhouse.tiering.partition_layout import lake_partitioning
 
 __all__ = ["evolve_lake_table", "evolve_partitioning"]
@@ -59,6 +65,7 @@ def evolve_lake_table(
             AssertCurrentSchemaId.model_validate(current),
             AddSchemaUpdate.model_validate({"schema": wanted}),
             SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
+            *_description(lake_table, table, role),
         )
     raise UnavailableError(f"the schema of lake table '{table.path}' is being changed by others")
 
@@ -87,6 +94,7 @@ def evolve_partitioning(
             AssertDefaultSpecId.model_validate(current),
             *added,
             SetDefaultSpecUpdate.model_validate({"spec-id": spec_id}),
+            *_description(lake_table, table, role),
         )
     raise UnavailableError(
         f"the partitioning of lake table '{table.path}' is being changed by others"
@@ -103,6 +111,11 @@ def _committed(
     except CommitFailedException:
         _logger.info("lake table %s changed meanwhile; it is looked at again", lake_table.name())
     return catalog.load_table(lake_table.name())
+
+
+def _description(lake_table: Table, table: TableInfo, role: LakeRole) -> tuple[TableUpdate, ...]:
+    changed = description_properties(table, lake_table.metadata.properties, role=role)
+    return (SetPropertiesUpdate(updates=changed),) if changed else ()
 
 
 def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:

@@ -45,6 +45,7 @@ from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
     LakeRole,
 )
+from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, description_of
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -58,6 +59,7 @@ from streamhouse.tiering.partition_layout import LakePartitionField
 
 __all__ = [
     "METADATA_PROPERTIES",
+    "description_properties",
     "known_nested_ids",
     "lake_partition_spec",
     "lake_properties",
@@ -203,7 +205,21 @@ def lake_properties(
         **{f"write.metadata.metrics.column.{field.name}": "full" for field in LAKE_SYSTEM_FIELDS},
         role.owner_property: str(table.table_id),
         **({SERVICE_ID_PROPERTY: service_id} if service_id else {}),
+        **description_properties(table, {}, role=role),
     }
+
+
+def description_properties(
+    table: TableInfo, known: Mapping[str, str], *, role: LakeRole
+) -> dict[str, str]:
+    """Return what to set so that a lake table with the properties `known` describes `table`.
+
+    Only that of the rows does, and of a table that is described already there is nothing to set.
+    """
+    if role is not LakeRole.ROWS:
+        return {}
+    description = description_of(table)
+    return {} if known.get(TABLE_PROPERTY) == description else {TABLE_PROPERTY: description}
 
 
 def known_nested_ids(schema: IcebergSchema) -> dict[FieldPath, int]:

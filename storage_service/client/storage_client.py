@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 import pyarrow as pa
 
 from streamhouse.storage_service.client import read_calls
+from streamhouse.storage_service.client.adoption_calls import AdoptionCalls
 from streamhouse.storage_service.client.append_calls import Appender
 from streamhouse.storage_service.client.append_writer import AppendWriter
 from streamhouse.storage_service.client.backup_calls import BackupCalls
@@ -43,6 +44,7 @@ _Self = TypeVar("_Self", bound="StorageClient")
 
 
 class StorageClient(
+    AdoptionCalls,
     BackupCalls,
     SchemaCalls,
     SizeCalls,

@@ -31,7 +31,7 @@ from streamhouse.storage_service.log.segment_index import (
 )
 from streamhouse.storage_service.log.writer_state import WriterStates, encode_writers
 
-__all__ = ["RollFailedError", "SegmentRoll", "create_segment"]
+__all__ = ["RollFailedError", "SegmentRoll", "begin_log", "create_segment"]
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +79,29 @@ def create_segment(
         file=file,
         index=GrowingIndex(interval_bytes=index_interval_bytes),
     )
+
+
+def begin_log(
+    directory: Path,
+    *,
+    first_offset: int,
+    identity: LogIdentity,
+    filesystem: Filesystem,
+    now_us: int,
+) -> None:
+    """Make an empty log that begins at `first_offset`, for `LogTablet.open`; durable on return.
+
+    Without it a log begins at 0. Raises `OSError`.
+    """
+    filesystem.make_directory(directory)
+    create_segment(
+        directory,
+        SegmentHeader(base_offset=first_offset, created_timestamp_us=now_us),
+        identity=identity,
+        filesystem=filesystem,
+        # Nothing is indexed here.
+        index_interval_bytes=1,
+    ).close()
 
 
 class SegmentRoll:

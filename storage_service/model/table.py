@@ -230,7 +230,8 @@ class TableInfo:
     `schema_versions` has every schema the table ever had, by schema id, the current one too; rows
     in the log are of the version they were written with.
     `nodes` maps every bucket to the endpoint serving it; clients always route by it. An empty
-    string is the endpoint that answered.
+    string is the endpoint that answered. `adopted_from` has the ids under which other services had
+    the table, each with the end offsets per bucket up to which the rows of that one are this one's.
     """
 
     descriptor: TableDescriptor
@@ -239,6 +240,7 @@ class TableInfo:
     schema_id: int = 0
     nodes: Mapping[int, str] = field(default_factory=dict)
     schema_versions: Mapping[int, Schema] = field(default_factory=dict)
+    adopted_from: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.schema_versions:
@@ -336,8 +338,13 @@ class TableInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form used on the wire and on disk."""
+        adopted_from = {
+            str(table_id): {str(bucket): end for bucket, end in sorted(ends.items())}
+            for table_id, ends in sorted(self.adopted_from.items())
+        }
         return {
             **self.descriptor.to_json(),
+            **({"adopted_from": adopted_from} if adopted_from else {}),
             "table_id": self.table_id,
             "schema_id": self.schema_id,
             "created_at_us": self.created_at_us,
@@ -352,7 +359,14 @@ class TableInfo:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableInfo:
         """Read the JSON form."""
-        own = {"table_id", "schema_id", "created_at_us", "nodes", "schema_versions"}
+        own = {
+            "table_id",
+            "schema_id",
+            "created_at_us",
+            "nodes",
+            "schema_versions",
+            "adopted_from",
+        }
         descriptor = TableDescriptor.from_json({k: v for k, v in value.items() if k not in own})
         schema_id = int(value["schema_id"])
         earlier = value.get("schema_versions", {})
@@ -365,5 +379,9 @@ class TableInfo:
             schema_versions={
                 **{int(version): Schema.from_json(columns) for version, columns in earlier.items()},
                 schema_id: descriptor.schema,
+            },
+            adopted_from={
+                int(table_id): {int(bucket): int(end) for bucket, end in ends.items()}
+                for table_id, ends in value.get("adopted_from", {}).items()
             },
         )

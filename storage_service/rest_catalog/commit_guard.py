@@ -17,7 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
-from streamhouse.storage_service.errors import FencedError, ForbiddenError
+from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
@@ -29,6 +29,7 @@ from streamhouse.storage_service.model.lake import (
     TRUNCATED_OFFSETS_PROPERTY,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
+from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, table_described_by
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
 
@@ -88,6 +89,7 @@ def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveT
     _check_offsets(where, base, new, live, is_round=is_round)
     if not is_round:
         _check_same_properties(where, _OFFSETS, base.properties, new.properties)
+        _check_description(where, base.properties, new.properties, live)
     _check_pins(where, base, new, live)
 
 
@@ -186,6 +188,21 @@ def _check_same_properties(
                 f"{where}: property '{key}' must stay {old.get(key, 'unset')}; tiering and readers"
                 " go by it"
             )
+
+
+def _check_description(
+    where: str, old: Mapping[str, str], new: Mapping[str, str], live: LiveTable
+) -> None:
+    """Tiering changes the description with the schema; others could only spoil it."""
+    text = new.get(TABLE_PROPERTY)
+    if text is None or text == old.get(TABLE_PROPERTY):
+        return
+    try:
+        table = table_described_by(text, path=live.info.path, table_id=1, created_at_us=0)
+    except UnsupportedError as error:
+        raise ForbiddenError(f"{where}: {error.message}") from error
+    if table.column_ids - live.info.column_ids or table.bucket_count != live.info.bucket_count:
+        raise ForbiddenError(f"{where}: property '{TABLE_PROPERTY}' must describe that table")
 
 
 def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:

@@ -24,6 +24,7 @@ from streamhouse.storage_service.model.lake import (
 )
 from streamhouse.storage_service.model.table import TableDescriptor
 from streamhouse.storage_service.server.access import database_scope
+from streamhouse.storage_service.server.adoption_route import adoption_routes
 from streamhouse.storage_service.server.backup_routes import backup_routes
 from streamhouse.storage_service.server.grants import Level
 from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
@@ -65,6 +66,7 @@ def build_control_plane(service: Service) -> FastAPI:
     app.include_router(_service_routes(service), tags=["service"])
     app.include_router(_database_routes(service), tags=["databases"])
     app.include_router(_table_routes(service), tags=["tables"])
+    app.include_router(adoption_routes(service), tags=["tables"])
     app.include_router(_state_routes(service), tags=["state"])
     app.include_router(size_routes(service), tags=["state"])
     app.include_router(lake_pin_routes(service), tags=["lake pins"])

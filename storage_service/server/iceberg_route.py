@@ -33,7 +33,7 @@ from streamhouse.storage_service.tablet.open_table import OpenTable
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
-__all__ = ["IcebergRoutes", "answer_iceberg_error"]
+__all__ = ["IcebergRoutes", "ServiceTables", "answer_iceberg_error"]
 
 _VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
 _VIA: Final = b"x-streamhouse-via"
@@ -60,7 +60,7 @@ class IcebergRoutes:
             )
         if self._threads is None:
             self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
-        tables = _Tables(self._service)
+        tables = ServiceTables(self._service)
         self._service.catalog_requests += 1
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
@@ -103,7 +103,7 @@ class IcebergRoutes:
             body=body,
         )
 
-    def _blocking_answer(self, request: RestRequest, tables: _Tables) -> RestAnswer:
+    def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
         with self._lock:
             if self._api is None:
                 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
@@ -121,7 +121,7 @@ class IcebergRoutes:
             self._api.close()
 
 
-class _Tables:
+class ServiceTables:
     """The service's tables for one request. Made on the event loop, asked on other threads.
 
     What is read there are single values that the event loop replaces as a whole.

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = [
+    "AdoptTable",
     "AlterPartitioning",
     "AlterProperties",
     "AlterSchema",
@@ -135,6 +136,12 @@ class TakeBackup(_RequestBody):
     """POST /v1/admin/backup."""
 
     with_lake: bool = False
+
+
+class AdoptTable(_RequestBody):
+    """A lake table to go on from; `force`: though another service may still use it."""
+
+    force: bool = False
 
 
 class BeginTransaction(_RequestBody):

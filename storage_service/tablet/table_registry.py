@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -155,22 +155,39 @@ class TableRegistry:
 
     def create_table(self, descriptor: TableDescriptor, *, created_at_us: int) -> TableInfo:
         """Create a table under a new id."""
+        self.check_new(descriptor)
+        info = TableInfo(
+            descriptor=descriptor,
+            table_id=self.reserve_table_id(),
+            created_at_us=created_at_us,
+            nodes=dict.fromkeys(range(descriptor.bucket_count), ""),
+        )
+        self.add_table(info)
+        return info
+
+    def check_new(self, descriptor: TableDescriptor) -> None:
+        """Raise unless such a table could be created now."""
         path = descriptor.path
         self._check_database(path.database)
         if path in self._tables:
             raise TableExistsError(f"table '{path}' already exists")
         self._check_limits(descriptor)
-        table_id = self._next_table_id
-        self._next_table_id += 1
+
+    def reserve_table_id(self, *, above: int = 0) -> int:
+        """Return an id that was never used, and above another one; it never will be again."""
+        table_id = max(self._next_table_id, above + 1)
+        self._next_table_id = table_id + 1
         self._save()
-        info = TableInfo(
-            descriptor=descriptor,
-            table_id=table_id,
-            created_at_us=created_at_us,
-            nodes=dict.fromkeys(range(descriptor.bucket_count), ""),
-        )
+        return table_id
+
+    def add_table(
+        self, info: TableInfo, *, fill: Callable[[TableInfo], None] = lambda _: None
+    ) -> None:
+        """Create a table under its reserved id; `fill` puts files into its directory before."""
+        path, table_id = info.path, info.table_id
         try:
             self._directory.table(table_id).mkdir()
+            fill(info)
             replace_json(self._directory.table_file(table_id), info.to_json())
             sync_directory(self._directory.tables)
         except OSError as error:
@@ -180,7 +197,6 @@ class TableRegistry:
             self._remove_files(table_id)
             raise
         self._tables[path] = info
-        return info
 
     def withdraw_table(self, info: TableInfo) -> None:
         """Forget a table that was just created and that nobody has seen."""

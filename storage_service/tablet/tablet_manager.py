@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -38,6 +37,7 @@ from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
+from streamhouse.storage_service.tablet.table_adoption import Adoptable, adopt_table
 from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from streamhouse.storage_service.tablet.table_transactions import TransactionObserver
@@ -47,7 +47,6 @@ from streamhouse.storage_service.tablet.wakeups import WaiterLimit
 
 __all__ = ["Appended", "TabletManager"]
 
-_logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -227,16 +226,24 @@ class TabletManager:
         """Create a table with empty logs; it is durable when it is returned."""
         async with self.changing_files:
             create = functools.partial(self._registry.create_table, created_at_us=clock_us())
-            info = await self._run_blocking(create, descriptor)
-            try:
-                table = await self._opener.open(info)
-            except StreamhouseError:
-                # No disk space or no files left: half a table would be in everybody's way.
-                await self._run_blocking(self._registry.withdraw_table, info)
-                raise
-            self._add(table)
-            await self.transactions.open(table)
-            return table
+            return await self._open_new(await self._run_blocking(create, descriptor))
+
+    async def adopt_table(self, find: Callable[[], Adoptable]) -> OpenTable:
+        """Create the table whose lake `find` finds, as `adopt_table`; durable when returned."""
+        async with self.changing_files:
+            run = self._run_blocking(adopt_table, find, self._registry, self.directory, clock_us())
+            return await self._open_new(await run)
+
+    async def _open_new(self, info: TableInfo) -> OpenTable:
+        try:
+            table = await self._opener.open(info)
+        except StreamhouseError:
+            # No disk space or no files left: half a table would be in everybody's way.
+            await self._run_blocking(self._registry.withdraw_table, info)
+            raise
+        self._add(table)
+        await self.transactions.open(table)
+        return table
 
     async def alter_properties(
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]

@@ -1,4 +1,8 @@
-"""`streamhouse import`: an existing Iceberg table becomes the history of a new table."""
+"""`streamhouse import`: an existing Iceberg table becomes the history of a new table.
+
+Under its own name it is adopted: the lake table of a Streamhouse table, which goes on in place.
+Under another one it is copied.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake import parse_catalog_properties
+from streamhouse.storage_service.model.table import TablePath
 from streamhouse.tiering.job import read_token
 
 if TYPE_CHECKING:
@@ -20,12 +26,31 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_OF_COPIES: Final = {
+    "primary_key": "--primary-key",
+    "bucket_num": "--bucket-num",
+    "bucket_key": "--bucket-key",
+    "partitioned_by": "--partitioned-by",
+    "properties": "--property",
+    "follow": "--follow",
+    "skip_overwrites": "--skip-overwrites",
+}
+
 
 @click.command("import")
 @click.argument("source", metavar="ICEBERG_TABLE")
-@click.option("--as", "target", required=True, metavar="DB.TABLE", help="The table to make.")
+@click.option(
+    "--as",
+    "target",
+    metavar="DB.TABLE",
+    help="The table to make; rows are copied. Default: the same name, which adopts the table.",
+)
+@click.option(
+    "--adopt", is_flag=True, help="Adopt it though another service tiered to it just now."
+)
+@click.option("--copy", is_flag=True, help="Refuse anything but copying.")
 @click.option("--primary-key", default="", metavar="COLUMNS", help="As in a,b: rows are upserted.")
-@click.option("--bucket-num", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--bucket-num", type=click.IntRange(min=1), help="Default: 1.")
 @click.option("--bucket-key", default="", metavar="COLUMNS", help="Equal rows share a bucket.")
 @click.option(
     "--partitioned-by",
@@ -56,9 +81,11 @@ __all__ = ["command"]
 def command(
     *,
     source: str,
-    target: str,
+    target: str | None,
+    adopt: bool,
+    copy: bool,
     primary_key: str,
-    bucket_num: int,
+    bucket_num: int | None,
     bucket_key: str,
     partitioned_by: str | None,
     properties: tuple[str, ...],
@@ -71,7 +98,10 @@ def command(
 ) -> None:
     """Import ICEBERG_TABLE, a table of the service's lake catalog, as a new table.
 
-    Each row once, however often it is stopped and started again. The Iceberg table is only read.
+    Without --as it is adopted: a lake table that a Streamhouse service tiered to, which is gone or
+    has dropped the table, goes on as the table of its name, no row copied. With --as its rows are
+    copied, each once, however often that is stopped and started again; the Iceberg table is only
+    read.
     """
     # Not at the top: `--help` must not wait for pyarrow.
     from streamhouse.connector.option_values import parse_expressions, parse_names
@@ -79,6 +109,10 @@ def command(
     from streamhouse.connector.table_import import TableImport
 
     token = None if token_file is None else read_token(token_file)
+    if _is_adoption(source, target, adopt=adopt, copy=copy):
+        with StorageClient(endpoint, token=token) as client:
+            return _adopt(client, source, force=adopt)
+    assert target is not None, "it has another name"
     with StorageClient(endpoint, token=token) as client:
         job = TableImport(
             client,
@@ -89,7 +123,7 @@ def command(
         )
         table, left = job.prepare(
             primary_key=parse_names(primary_key, key="--primary-key") if primary_key else (),
-            bucket_count=bucket_num,
+            bucket_count=bucket_num or 1,
             bucket_key=parse_names(bucket_key, key="--bucket-key") if bucket_key else (),
             partitioned_by=None
             if partitioned_by is None
@@ -111,6 +145,41 @@ def command(
             _import(job, stopping)
     if stopping.is_set():
         raise click.Abort
+
+
+def _is_adoption(source: str, target: str | None, *, adopt: bool, copy: bool) -> bool:
+    """Return whether the table is to go on in place; raises if the options contradict that."""
+    is_same = target is None or TablePath.parse(target) == TablePath.parse(source)
+    if copy and (is_same or adopt):
+        raise InvalidRequestError("--copy makes another table: give it a name with --as")
+    if adopt and not is_same:
+        raise InvalidRequestError(
+            f"an adopted table has the name of its lake table, '{source}': leave out --as, or"
+            " --adopt to copy the rows"
+        )
+    if is_same:
+        given = click.get_current_context().params
+        for name, option in _OF_COPIES.items():
+            if given[name] not in (None, "", (), False):
+                raise InvalidRequestError(
+                    f"an adopted table is as it was: leave out {option}, or"
+                    " copy the rows into another one with --as"
+                )
+    return is_same
+
+
+def _adopt(client: StorageClient, source: str, *, force: bool) -> None:
+    try:
+        adopted = client.adopt_table(source, force=force)
+    except DatabaseNotFoundError:
+        client.create_database(TablePath.parse(source).database)
+        adopted = client.adopt_table(source, force=force)
+    table = adopted.table
+    latest = table.adopted_from[max(table.adopted_from)]
+    ends = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(latest.items()))
+    click.echo(f"{table.path} goes on with its lake table, from these offsets on: {ends}")
+    for name in adopted.left:
+        click.echo(f"{name} lacks rows and was left behind", err=True)
 
 
 def _import(job: TableImport, stopping: threading.Event) -> int:

@@ -88,3 +88,16 @@ def test_advancing_is_bounded_never_goes_back_and_leaves_no_row_unused(
     # Nobody gets two rows more than another that could have had them.
     hungry = [granted[b] for b in start if end[b] < available[b]]
     assert not hungry or max(granted.values()) - min(hungry) <= 1
+
+
+def test_a_position_elsewhere_is_one_here_as_far_as_its_rows_came_along() -> None:
+    value = StreamPosition(table_id=3, offsets={0: 5, 1: 9}).to_json()
+
+    here = StreamPosition.from_json(
+        value, table="t", table_id=8, adopted_from={3: {0: 5, 1: 10}, 7: {0: 0, 1: 0}}
+    )
+    assert here == StreamPosition(table_id=8, offsets={0: 5, 1: 9})
+    with pytest.raises(OffsetOutOfRangeError, match="bucket 1: the stream has read up to offset 9"):
+        StreamPosition.from_json(value, table="t", table_id=8, adopted_from={3: {0: 5, 1: 8}})
+    with pytest.raises(TableNotFoundError):
+        StreamPosition.from_json(value, table="t", table_id=8, adopted_from={4: {0: 5, 1: 9}})

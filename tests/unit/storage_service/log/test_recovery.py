@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.segment_roll import begin_log
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.log_harness import (
     DIRECTORY,
@@ -53,6 +55,18 @@ def _one_group(disk: CrashFilesystem) -> list[int]:
 
 def _without_mark(disk: CrashFilesystem) -> None:
     disk.remove(_MARK)
+
+
+def test_a_log_may_begin_at_any_offset(disk: CrashFilesystem) -> None:
+    begin_log(DIRECTORY, first_offset=40, identity=LogIdentity(7, 0), filesystem=disk, now_us=1_000)
+
+    log = open_log(disk, end_offset_min=40)
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (40, 40, 40)
+    assert [result.base_offset for result in store(log, b"x", b"y", rows=3)] == [40, 43]
+    log.close()
+    assert payloads_of(read_all(open_log(disk, end_offset_min=46))) == [b"x", b"y"]
+    with pytest.raises(CorruptDataError, match="rows below 47 were durable"):
+        open_log(disk, end_offset_min=47)
 
 
 def test_a_clean_log_opens_as_it_was(disk: CrashFilesystem) -> None:

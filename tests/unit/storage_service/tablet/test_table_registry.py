@@ -87,6 +87,14 @@ def test_a_table_id_is_never_used_twice(directory: DataDirectory) -> None:
     assert second.table_id > first.table_id
 
 
+def test_an_id_may_have_to_be_above_another(directory: DataDirectory) -> None:
+    registry = _open(directory)
+
+    assert registry.reserve_table_id(above=40) == 41
+    assert registry.reserve_table_id(above=3) == 42
+    assert _create(_open(directory)).table_id == 43
+
+
 def test_an_id_is_used_up_even_if_its_table_was_never_made(directory: DataDirectory) -> None:
     registry = _open(directory)
     (directory.tables / "1").mkdir()

@@ -1,0 +1,61 @@
+"""A table that begins with the lake it had elsewhere: its log starts where the lake ends.
+
+Order: the id is durable, the lake tables are this table's, then the table's directory is filled and
+at last gets the file that makes it a table. A crash before that leaves no table, and lake tables
+that can be adopted again; nothing was written to them but whose they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.segment_roll import begin_log
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.lake_store import save_lake_state
+from streamhouse.storage_service.tablet.table_registry import TableRegistry
+
+__all__ = ["Adoptable", "adopt_table"]
+
+
+class Adoptable(Protocol):
+    """Lake tables that a table of this service can go on from. Blocking."""
+
+    @property
+    def descriptor(self) -> TableDescriptor:
+        """What the table is."""
+
+    @property
+    def owner_id(self) -> int:
+        """The table id that the lake tables have so far; the new one must be above."""
+
+    def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
+        """Make the lake tables those of the table with this id, and return the table."""
+
+
+def adopt_table(
+    find: Callable[[], Adoptable], registry: TableRegistry, directory: DataDirectory, now_us: int
+) -> TableInfo:
+    """Create the table that `find` finds, durably; it has no rows in the log. Blocking."""
+    found = find()
+    registry.check_new(found.descriptor)
+    table_id = registry.reserve_table_id(above=found.owner_id)
+    info, lake = found.take_over(table_id, now_us=now_us)
+
+    def fill(table: TableInfo) -> None:
+        for bucket, end in lake.tiered_offsets.items():
+            begin_log(
+                directory.bucket(table_id, bucket),
+                first_offset=end,
+                identity=LogIdentity(table_id, bucket),
+                filesystem=LocalFilesystem(),
+                now_us=now_us,
+            )
+        save_lake_state(directory, table, lake)
+
+    registry.add_table(info, fill=fill)
+    return info
