@@ -38,7 +38,9 @@ class SingleRows:
         self._rules: Final = rules
         self._codec: Final = codec
         types = {column.name: column.type for column in rules.schema.columns}
-        self._keys: Final = {name: types[name] for name in rules.primary_key}
+        self._keys: Final = {
+            name: (types[name], _key_encoder(types[name])) for name in rules.primary_key
+        }
         self._names: Final = rules.schema.names
         self._types: Final = list(types.values())
         self._has_nested: Final = any(pa.types.is_nested(t) for t in self._types)
@@ -65,9 +67,9 @@ class SingleRows:
         """Return some key columns, in this order, encoded as a key is."""
         parts = []
         for name in names:
-            t = self._keys[name]
+            t, encode = self._keys[name]
             try:
-                parts.append(b"\x01" + _key_part(key[name], t))
+                parts.append(b"\x01" + encode(key[name]))
             except (TypeError, ValueError, OverflowError, Inexact, InvalidOperation) as error:
                 raise SchemaMismatchError(
                     f"table '{self._rules.table}': key column '{name}' is {t}, and"
@@ -128,37 +130,70 @@ def _from_fixed(t: pa.DataType) -> Convert:
     return lambda number: number
 
 
-def _key_part(value: Any, t: pa.DataType) -> bytes:
-    """Return one key column's bytes after the marker that it is not null."""
+def _key_encoder(t: pa.DataType) -> Callable[[Any], bytes]:
+    """Return what makes one key column's bytes after the marker that it is not null.
+
+    It raises TypeError, ValueError, OverflowError or a decimal signal for no value of `t`.
+    """
     if pa.types.is_string(t):
-        if not isinstance(value, str):
-            raise TypeError
-        return value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+        return _encoded_text
     if pa.types.is_binary(t):
-        return bytes(memoryview(value)).replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+        return lambda value: _terminated(bytes(memoryview(value)))
     if pa.types.is_boolean(t):
-        if not isinstance(value, bool):
-            raise TypeError
-        return b"\x01" if value else b"\x00"
+        return _encoded_boolean
     if pa.types.is_decimal(t):
-        unscaled = _EXACT.to_integral_exact(_EXACT.scaleb(Decimal(value), t.scale))
-        if abs(unscaled) >= 10**t.precision:
-            raise OverflowError
-        return (int(unscaled) + (1 << 127)).to_bytes(16, "big")
-    bits: int = t.bit_width
-    return (_whole_number(value, t) + (1 << (bits - 1))).to_bytes(bits // 8, "big")
+        return lambda value: _encoded_decimal(value, t)
+    whole_number = _whole_number_of(t)
+    byte_count, bias = t.bit_width // 8, 1 << (t.bit_width - 1)
+    return lambda value: (whole_number(value) + bias).to_bytes(byte_count, "big")
 
 
-def _whole_number(value: Any, t: pa.DataType) -> int:
+def _encoded_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError
+    return _terminated(value.encode())
+
+
+def _terminated(value: bytes) -> bytes:
+    return value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+
+
+def _encoded_boolean(value: Any) -> bytes:
+    if not isinstance(value, bool):
+        raise TypeError
+    return b"\x01" if value else b"\x00"
+
+
+def _encoded_decimal(value: Any, t: pa.DataType) -> bytes:
+    unscaled = _EXACT.to_integral_exact(_EXACT.scaleb(Decimal(value), t.scale))
+    if abs(unscaled) >= 10**t.precision:
+        raise OverflowError
+    return (int(unscaled) + (1 << 127)).to_bytes(16, "big")
+
+
+def _whole_number_of(t: pa.DataType) -> Callable[[Any], int]:
     if pa.types.is_date(t):
-        if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
-            raise TypeError
-        return (value - _EPOCH_DATE).days
+        return _days
     if pa.types.is_timestamp(t):
-        if not isinstance(value, datetime.datetime):
-            raise TypeError
         # Subtracting a time with a zone from one without, or the other way round, is a TypeError.
-        return (value - (_EPOCH if t.tz is None else _EPOCH_UTC)) // _MICROSECOND
+        epoch = _EPOCH if t.tz is None else _EPOCH_UTC
+        return lambda value: _microseconds(value, epoch)
+    return _integer
+
+
+def _days(value: Any) -> int:
+    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+        raise TypeError
+    return (value - _EPOCH_DATE).days
+
+
+def _microseconds(value: Any, epoch: datetime.datetime) -> int:
+    if not isinstance(value, datetime.datetime):
+        raise TypeError
+    return (value - epoch) // _MICROSECOND
+
+
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,17 +52,21 @@ class TablePath:
     @classmethod
     def parse(cls, text: str | TablePath) -> TablePath:
         """Read `database.table`, or `table` in database `default`."""
-        if isinstance(text, TablePath):
-            return text
-        parts = text.split(".")
-        if len(parts) == 1:
-            return cls(DEFAULT_DATABASE, parts[0])
-        if len(parts) == 2:
-            return cls(parts[0], parts[1])
-        raise InvalidNameError(f"'{text[:200]}' is not a table path: write 'database.table'")
+        return text if isinstance(text, TablePath) else _parsed(text)
 
     def __str__(self) -> str:
         return f"{self.database}.{self.table}"
+
+
+# Every request names a table, and mostly one of the same few.
+@functools.lru_cache(maxsize=1_024)
+def _parsed(text: str) -> TablePath:
+    parts = text.split(".")
+    if len(parts) == 1:
+        return TablePath(DEFAULT_DATABASE, parts[0])
+    if len(parts) == 2:
+        return TablePath(parts[0], parts[1])
+    raise InvalidNameError(f"'{text[:200]}' is not a table path: write 'database.table'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             )
             return
         self._begin_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -136,6 +137,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not self._is_in_head:
             return
+        if self._head_timer is None and not self.transport.is_closing():
+            # Only here: most heads come whole, and a timer costs a tenth of a small request.
+            self._start_head_timer()
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(
@@ -213,6 +217,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._end_head()
         self._is_in_head = True
         self._head_bytes = 0
+
+    def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
 
     def _end_head(self) -> None:

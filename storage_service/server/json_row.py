@@ -17,54 +17,74 @@ from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["json_writers", "key_from_url", "row_to_json"]
+__all__ = ["json_writers", "key_reader", "row_to_json"]
 
 
-def key_from_url(segments: Sequence[str], table: TableInfo) -> dict[str, Any]:
-    """Return the key that percent-encoded path segments spell, one a key column.
+def key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
+    """Return what reads a key from percent-encoded path segments, one a key column.
 
     Numbers, dates and timestamps are written as ISO 8601 and SQL do; binary as hexadecimal digits.
+    It raises `InvalidRequestError` for anything else.
     """
     key = table.descriptor.primary_key
-    if len(segments) != len(key):
-        raise InvalidRequestError(
-            f"table '{table.path}': a row's URL needs one part for each key column"
-            f" ({', '.join(key)}), not {len(segments)}"
-        )
-    found = {}
-    for name, segment in zip(key, segments, strict=True):
-        column = table.schema.column(name, table=str(table.path))
-        try:
-            text = unquote(segment, errors="strict")
-            found[name] = _value(text, column.type)
-        except (ValueError, ArithmeticError) as error:
+    types = {name: table.schema.column(name, table=str(table.path)).type for name in key}
+    readers = [(name, _reader(t)) for name, t in types.items()]
+
+    def read(segments: Sequence[str]) -> dict[str, Any]:
+        if len(segments) != len(readers):
             raise InvalidRequestError(
-                f"table '{table.path}': '{segment[:80]}' is no value of key column '{name}', which"
-                f" is {column.type}"
-            ) from error
-    return found
+                f"table '{table.path}': a row's URL needs one part for each key column"
+                f" ({', '.join(key)}), not {len(segments)}"
+            )
+        found = {}
+        for (name, value_of), segment in zip(readers, segments, strict=True):
+            try:
+                text = unquote(segment, errors="strict") if "%" in segment else segment
+                found[name] = value_of(text)
+            except (ValueError, ArithmeticError) as error:
+                raise InvalidRequestError(
+                    f"table '{table.path}': '{segment[:80]}' is no value of key column '{name}',"
+                    f" which is {types[name]}"
+                ) from error
+        return found
+
+    return read
 
 
-def _value(text: str, t: pa.DataType) -> Any:
+def _reader(t: pa.DataType) -> Callable[[str], Any]:
+    """Return what reads a value of `t`; it raises ValueError or ArithmeticError for no such."""
     if pa.types.is_string(t):
-        return text
+        return str
     if pa.types.is_binary(t):
-        return bytes.fromhex(text)
+        return bytes.fromhex
     if pa.types.is_boolean(t):
-        if text not in ("true", "false"):
-            raise ValueError
-        return text == "true"
+        return _boolean
     if pa.types.is_decimal(t):
-        return Decimal(text)
+        return Decimal
     if pa.types.is_date(t):
-        return datetime.date.fromisoformat(text)
+        return datetime.date.fromisoformat
     if pa.types.is_timestamp(t):
-        moment = datetime.datetime.fromisoformat(text)
-        return moment.replace(tzinfo=datetime.UTC) if t.tz and moment.tzinfo is None else moment
-    number = int(text)
-    if number.bit_length() >= t.bit_width and number != -(1 << (t.bit_width - 1)):
+        return _zoned_timestamp if t.tz else datetime.datetime.fromisoformat
+    bound = 1 << (t.bit_width - 1)
+
+    def integer(text: str) -> int:
+        number = int(text)
+        if not -bound <= number < bound:
+            raise ValueError
+        return number
+
+    return integer
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
         raise ValueError
-    return number
+    return text == "true"
+
+
+def _zoned_timestamp(text: str) -> datetime.datetime:
+    moment = datetime.datetime.fromisoformat(text)
+    return moment.replace(tzinfo=datetime.UTC) if moment.tzinfo is None else moment
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.server.http_exchange import HttpExchange
-from streamhouse.storage_service.server.json_row import json_writers, key_from_url, row_to_json
+from streamhouse.storage_service.server.json_row import json_writers, key_reader, row_to_json
 from streamhouse.storage_service.server.log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
@@ -97,7 +97,7 @@ async def answer_row(
         await exchange.answer_small(200, b"application/json", body)
         return
     table = _key_table(service, path)
-    key = key_from_url(segments, table.info)
+    key = _row_reader(table).key_of(segments)
     if _is_in_memory(table):
         answer = lookup_one(table.info, table.key_buckets, key)
     else:
@@ -110,11 +110,19 @@ async def answer_row(
 
 def row_in_memory(service: Service, *, path: str, segments: Sequence[str]) -> bytes | None:
     """Return one row as JSON if that takes no waiting, for the disk or for a publication."""
-    table = _key_table(service, path)
+    reader = _row_reader(_key_table(service, path))
+    return reader.find(reader.key_of(segments))
+
+
+def _row_reader(table: OpenTable) -> RowReader:
     if table.row_reader is None:
-        writers = json_writers(table.info.schema)
-        table.row_reader = RowReader(table.info, table.key_buckets, writers)
-    return table.row_reader.find(key_from_url(segments, table.info))
+        table.row_reader = RowReader(
+            table.info,
+            table.key_buckets,
+            json_of=json_writers(table.info.schema),
+            key_of=key_reader(table.info),
+        )
+    return table.row_reader
 
 
 async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:

@@ -166,9 +166,8 @@ class Service:
         await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
         return True
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request in progress; refuses it when stopping or when there are too many."""
+    def check_accepting(self) -> None:
+        """Raise when stopping or when too many requests are in progress."""
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
         if self.open_requests >= self.config.open_requests_max:
@@ -176,6 +175,11 @@ class Service:
                 f"{self.config.open_requests_max} requests are in progress (open_requests_max);"
                 " try again later"
             )
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request in progress; refuses it as `check_accepting` does."""
+        self.check_accepting()
         self.open_requests += 1
         self._idle.clear()
         try:

@@ -17,14 +17,17 @@ __all__ = ["RowReader"]
 
 
 class RowReader:
-    """Made once a table; `json_of` writes one value of a column."""
+    """Made once a table; `json_of` writes values of a column, `key_of` reads a key from a URL."""
 
     def __init__(
         self,
         info: TableInfo,
         buckets: Sequence[KeyBucket],
+        *,
         json_of: Sequence[tuple[str, Callable[[Any], str]]],
+        key_of: Callable[[Sequence[str]], dict[str, Any]],
     ) -> None:
+        self.key_of: Final = key_of
         self._buckets: Final = buckets
         self._count: Final = info.bucket_count
         self._single_rows: Final = buckets[0].rows.single_rows
@@ -46,8 +49,7 @@ class RowReader:
         if value is None or end_offset > bucket.log.high_watermark:
             return None
         row = self._single_rows.decode_values(value)
-        written = [write(item) for (_, write), item in zip(self._json_of, row, strict=True)]
-        parts = [name + text for (name, _), text in zip(self._json_of, written, strict=True)]
+        parts = [name + write(item) for (name, write), item in zip(self._json_of, row, strict=True)]
         return f"{{{', '.join(parts)}}}".encode()
 
     def bucket_of(self, key: Mapping[str, Any], encoded: bytes) -> int:
