@@ -71,7 +71,8 @@ class LakeCommit:
     """A round's commit: what the changes from `base_offsets` to `tiered_offsets` make of the lake.
 
     `deletes` point to data files that are live in the snapshot the round was planned on. If the
-    lake does not have `truncated_offsets` yet, all it has was overwritten, and goes.
+    lake does not have `truncated_offsets` yet, all it has was overwritten, and goes; so does
+    everything with `is_anew`.
     """
 
     files: Sequence[WrittenFile]
@@ -80,6 +81,7 @@ class LakeCommit:
     tiered_offsets: Mapping[int, int]
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     epoch: int
+    is_anew: bool = False
 
 
 class IcebergLakeTable:
@@ -247,7 +249,7 @@ class IcebergLakeTable:
     def _changes(self, commit: LakeCommit, added: Sequence[DataFile]) -> SnapshotChanges:
         """Return what the commit does to the files of the current snapshot."""
         removed: Sequence[DataFile] = ()
-        if dict(commit.truncated_offsets) != self.truncated_offsets:
+        if commit.is_anew or dict(commit.truncated_offsets) != self.truncated_offsets:
             removed = live_data_files(self._table)
         operation = Operation.OVERWRITE if commit.deletes or removed else Operation.APPEND
         if removed and not added:

@@ -14,17 +14,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
 from streamhouse.storage_service.model.batch_layout import Clustering
-from streamhouse.storage_service.model.schema import OFFSET_COLUMN
+from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 from streamhouse.tiering.clustering import ClusteredWriter
 from streamhouse.tiering.deleted_positions import read_deleted_positions
 from streamhouse.tiering.lake_projection import project
 from streamhouse.tiering.parquet_writer import FileFormat, PartitionedParquetWriter, WrittenFile
-from streamhouse.tiering.partition_layout import PartitionValues
+from streamhouse.tiering.partition_layout import LakePartitionField, PartitionValues
 
 __all__ = ["RewriteResult", "RewriteTask", "run_rewrite"]
 
@@ -35,6 +36,10 @@ class RewriteTask:
 
     `data_paths` are read in that order, each with its row count; `delete_paths` name the files of
     position deletes that may apply to them. `number` tells the tasks of one rewrite apart.
+
+    A task that copies into another lake table has its `partitioning` instead of a `partition`, and
+    the schema of its files in `copied_as`: the same columns, of which nested fields may have other
+    ids. Of files that other buckets share (`is_shared`) it takes its own rows.
     """
 
     number: int
@@ -48,6 +53,9 @@ class RewriteTask:
     file_format: FileFormat
     files: LakeFilesystem
     clustering: Clustering = field(default_factory=Clustering)
+    partitioning: tuple[LakePartitionField, ...] = ()
+    copied_as: bytes = field(default=b"", repr=False)
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +66,11 @@ class RewriteResult:
     files: tuple[WrittenFile, ...]
     rows_read: int
     rows_deleted: int
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file of the result."""
+        return tuple(file.path for file in self.files)
 
 
 def run_rewrite(
@@ -99,8 +112,8 @@ def _rewrite(
         folder=task.folder,
         name=f"b{task.bucket:05d}-r{task.number:05d}",
         bucket=task.bucket,
-        schema=schema,
-        partitioning=(),
+        schema=pa.ipc.read_schema(pa.py_buffer(task.copied_as)) if task.copied_as else schema,
+        partitioning=task.partitioning,
         file_format=task.file_format,
     )
     target = ClusteredWriter(writer=writer, clustering=task.clustering)
@@ -115,7 +128,7 @@ def _rewrite(
         rows_read = sum(count for _, count in task.data_paths)
         rows_deleted = sum(len(positions) for positions in deleted.values())
         written = sum(file.row_count for file in files)
-        if written != rows_read - rows_deleted:
+        if not task.is_shared and written != rows_read - rows_deleted:
             raise CorruptDataError(
                 f"lake table '{task.table}', bucket {task.bucket}: {written} rows were written of"
                 f" {rows_read}, of which {rows_deleted} are deleted"
@@ -125,7 +138,9 @@ def _rewrite(
         raise
     return RewriteResult(
         number=task.number,
-        files=tuple(replace(file, partition=task.partition) for file in files),
+        files=tuple(
+            file if task.partitioning else replace(file, partition=task.partition) for file in files
+        ),
         rows_read=rows_read,
         rows_deleted=rows_deleted,
     )
@@ -154,6 +169,8 @@ def _live_rows(
                     keep[positions[first:last] - start] = False
                     rows = rows.filter(pa.array(keep))
                 start = end
+                if task.is_shared:
+                    rows = rows.filter(pc.equal(rows.column(BUCKET_COLUMN), task.bucket))
                 if rows.num_rows:
                     yield rows
 

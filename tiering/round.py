@@ -198,7 +198,7 @@ class TieringRound:
             # The service knows of the rows first: nothing from here on makes them wait.
             report(keep_lease=True)
             layout = SideTable.batch_layout(self.lake, self.assignment)
-            batch = layout.catch_up(writer, self.limits)
+            batch = layout.catch_up(lake_table, writer, self.limits)
         sides = [side.lake_table for side in (history, layout) if side is not None]
         maintenance = self._maintenance(lake_table, sides, lease, plan)
         with self._maintenance_turn(maintenance) as untidy:

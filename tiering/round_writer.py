@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    StreamhouseError,
+    UnknownOutcomeError,
+)
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable, LakeCommit
 from streamhouse.tiering.lake_task import SplitResult
+from streamhouse.tiering.layout_copy import copy_tasks
 from streamhouse.tiering.lease import Lease
 from streamhouse.tiering.ports import RoundObserver, TaskRunner
+from streamhouse.tiering.rewrite_task import RewriteResult
 from streamhouse.tiering.round_planner import RoundPlan
 from streamhouse.tiering.round_splits import check_results, round_splits
 
 __all__ = ["LandedFiles", "RoundWriter"]
+
+_Result = TypeVar("_Result", SplitResult, RewriteResult)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +39,7 @@ class LandedFiles:
 
     snapshot_id: int
     folder: str
-    results: tuple[SplitResult, ...]
+    results: tuple[SplitResult | RewriteResult, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +65,65 @@ class RoundWriter:
         Files of a commit that may have landed stay (`UnknownOutcomeError`).
         """
 
+        def write(folder: str) -> list[SplitResult]:
+            return self._write(lake_table, plan, folder)
+
+        return self._land(lake_table, plan, write, step_prefix=step_prefix)
+
+    def copy(
+        self, source: IcebergLakeTable, target: IcebergLakeTable, *, step_prefix: str
+    ) -> LandedFiles:
+        """Give `target` the rows and the offsets of `source` instead of what it has.
+
+        One commit: until then nothing of it is to be seen. Otherwise as `advance`.
+        """
+        source_covers, target_covers = source.covered, target.covered
+        assert source_covers is not None, "only a table that was tiered has something to copy"
+        ends = source_covers.tiered_offsets
+        plan = RoundPlan(
+            splits=(),
+            base_offsets=dict.fromkeys(ends, 0)
+            if target_covers is None
+            else target_covers.tiered_offsets,
+            target_offsets=ends,
+            truncated_offsets=source.truncated_offsets,
+        )
+
+        def write(folder: str) -> list[RewriteResult]:
+            return self._copy(source, target, folder)
+
+        return self._land(target, plan, write, step_prefix=step_prefix, is_anew=True)
+
+    def _land(
+        self,
+        lake_table: IcebergLakeTable,
+        plan: RoundPlan,
+        write: Callable[[str], Sequence[SplitResult | RewriteResult]],
+        *,
+        step_prefix: str,
+        is_anew: bool = False,
+    ) -> LandedFiles:
         def checkpoint(step: str) -> None:
             self.checkpoint(step_prefix + step)
 
         folder = f"{lake_table.data_location}/round-{self.epoch:06d}-{uuid.uuid4().hex[:12]}"
         try:
-            results = self._write(lake_table, plan, folder)
+            results = write(folder)
             checkpoint("files-written")
             self.lease.check()
             commit = LakeCommit(
                 files=[file for result in results for file in result.files],
-                deletes=[deletes for result in results for deletes in result.deletes],
+                deletes=[
+                    deletes
+                    for result in results
+                    if isinstance(result, SplitResult)
+                    for deletes in result.deletes
+                ],
                 base_offsets=plan.base_offsets,
                 tiered_offsets=plan.target_offsets,
                 truncated_offsets=plan.truncated_offsets,
                 epoch=self.epoch,
+                is_anew=is_anew,
             )
             snapshot_id = lake_table.commit(commit, checkpoint=checkpoint)
         except UnknownOutcomeError:
@@ -105,11 +158,40 @@ class RoundWriter:
             endpoint=self.endpoint,
             token=self.token,
         )
+        results = self._run(
+            self.runner.run,
+            splits,
+            row_count=plan.row_count,
+        )
+        is_folded = self.table.is_primary_key_table and lake_table.role is not LakeRole.CHANGES
+        check_results(plan, results, table=str(self.table.path), is_folded=is_folded)
+        return results
+
+    def _copy(
+        self, source: IcebergLakeTable, target: IcebergLakeTable, folder: str
+    ) -> list[RewriteResult]:
+        tasks = copy_tasks(source, target, table=self.table, folder=folder, files=self.files)
+        rows = sum(count for task in tasks for _, count in task.data_paths)
+        results = self._run(self.runner.rewrite, tasks, row_count=rows)
+        if sorted(result.number for result in results) != list(range(len(tasks))):
+            raise CorruptDataError(
+                f"table '{self.table.path}': {len(results)} tasks of a copy answered, {len(tasks)}"
+                " were given out"
+            )
+        return results
+
+    def _run(
+        self,
+        run: Callable[..., list[_Result]],
+        tasks: Sequence[object],
+        *,
+        row_count: int,
+    ) -> list[_Result]:
         path = str(self.table.path)
-        self.observer.started(path, rows=plan.row_count, splits=len(splits))
+        self.observer.started(path, rows=row_count, splits=len(tasks))
         try:
-            results = self.runner.run(
-                splits,
+            return run(
+                tasks,
                 on_rows=lambda rows: self.observer.wrote(path, rows=rows),
                 is_cancelled=lambda: self.lease.is_lost or self.is_stopping(),
             )
@@ -119,6 +201,3 @@ class RoundWriter:
             raise
         finally:
             self.observer.ended(path)
-        is_folded = self.table.is_primary_key_table and lake_table.role is not LakeRole.CHANGES
-        check_results(plan, results, table=path, is_folded=is_folded)
-        return results

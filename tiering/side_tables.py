@@ -2,7 +2,8 @@
 
 Each has its own offsets in its own snapshots. The history is advanced before the rows, so that it
 is never behind them, whenever a worker dies. The batch layout is advanced after them, from where it
-is: it may be far behind, and what happens to it never keeps rows from being fresh.
+is: it may be far behind, and what happens to it never keeps rows from being fresh. One that a table
+got when its log had lost rows already begins with a copy of what the rows' own lake table has.
 """
 
 from __future__ import annotations
@@ -82,9 +83,18 @@ class SideTable:
         plan = plan_history(rows, covered=self.covered(), limits=limits)
         return self._advance(plan, writer, HISTORY_STEP_PREFIX)
 
-    def catch_up(self, writer: RoundWriter, limits: PlanLimits) -> SideLakeState:
-        """Bring the rows that wait, as many as a round may take, into the batch layout."""
+    def catch_up(
+        self, rows: IcebergLakeTable, writer: RoundWriter, limits: PlanLimits
+    ) -> SideLakeState:
+        """Bring the rows that wait, as many as a round may take, into the batch layout.
+
+        `rows` is the rows' own lake table, as the round has left it.
+        """
         state = self.assignment.state
+        if self._is_to_be_copied:
+            landed = writer.copy(rows, self.lake_table, step_prefix=BATCH_STEP_PREFIX)
+            writer.drop_leftovers(landed)
+            return self._at(landed.snapshot_id, self.covered())
         plan = plan_round(
             table=str(state.table.path),
             covered=self.covered(),
@@ -93,6 +103,17 @@ class SideTable:
             is_primary_key_table=state.table.is_primary_key_table,
         )
         return self._advance(plan, writer, BATCH_STEP_PREFIX)
+
+    @property
+    def _is_to_be_copied(self) -> bool:
+        """Whether it has nothing to go on from, or only rows of a layout that the table had."""
+        state = self.assignment.state
+        covered = self.lake_table.covered
+        if self.known is None and covered is not None:
+            return covered.epoch <= state.lake.batch_since_epoch
+        return covered is None and any(
+            at.truncated_offset < at.log_start_offset for at in state.positions.values()
+        )
 
     def _advance(self, plan: RoundPlan, writer: RoundWriter, step_prefix: str) -> SideLakeState:
         snapshot_id = self.lake_table.snapshot_id

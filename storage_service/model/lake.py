@@ -138,7 +138,8 @@ class LakeState:
     set once a table with `table.datalake.changelog` was tiered, `batch` once one with a batch
     layout was. `tiering_worker` has claimed the round `tiering_epoch` and not ended it; empty when
     nobody has. `role` says which lake table this is about: a read of the batch layout looks at a
-    state whose rows' snapshot is the layout's. Rows below `truncated_offsets` were overwritten, and
+    state whose rows' snapshot is the layout's. Rounds up to `batch_since_epoch` may have written a
+    batch layout that the table has no more. Rows below `truncated_offsets` were overwritten, and
     no file of the snapshot has them any more.
     """
 
@@ -151,6 +152,7 @@ class LakeState:
     changelog: SideLakeState | None = None
     batch: SideLakeState | None = None
     batch_tiered_at_us: int | None = None
+    batch_since_epoch: int = 0
     role: LakeRole = LakeRole.ROWS
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
 
@@ -166,6 +168,7 @@ class LakeState:
             "changelog": None if self.changelog is None else self.changelog.to_json(),
             "batch": None if self.batch is None else self.batch.to_json(),
             "batch_tiered_at_us": self.batch_tiered_at_us,
+            "batch_since_epoch": self.batch_since_epoch,
             "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
         }
 
@@ -184,6 +187,7 @@ class LakeState:
             changelog=None if changelog is None else SideLakeState.from_json(changelog),
             batch=None if batch is None else SideLakeState.from_json(batch),
             batch_tiered_at_us=value.get("batch_tiered_at_us"),
+            batch_since_epoch=int(value.get("batch_since_epoch", 0)),
             truncated_offsets={
                 int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
             },

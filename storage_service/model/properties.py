@@ -114,14 +114,14 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "",
         _parse_text,
         "Iceberg transforms, as `day(ts), region`: keep a second lake table, partitioned so, for"
-        " batch reads. Fixed at creation.",
+        " batch reads.",
     ),
     "table.datalake.batch-layout.sort": (
         "datalake_batch_sort",
         "",
         _parse_text,
         "Columns, or `zorder(a, b, ...)` of up to four: keep a second lake table, sorted so, for"
-        " batch reads. Fixed at creation.",
+        " batch reads.",
     ),
     "table.datalake.batch-layout.freshness": (
         "datalake_batch_freshness_ms",

@@ -33,10 +33,6 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
     suggestion,
 )
-from streamhouse.storage_service.model.batch_layout import (
-    BATCH_PARTITION_PROPERTY,
-    BATCH_SORT_PROPERTY,
-)
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import (
@@ -62,14 +58,8 @@ from streamhouse.storage_service.tablet.durable_json import (
 __all__ = ["TableRegistry"]
 
 FORMAT_VERSION: Final = 1
-# A history that began later would not be the full one, nor would a layout have all rows, nor an
-# import know what it has.
-_FIXED_PROPERTIES: Final = (
-    "table.datalake.changelog",
-    IMPORT_SOURCE_PROPERTY,
-    BATCH_PARTITION_PROPERTY,
-    BATCH_SORT_PROPERTY,
-)
+# A history that began later would not be the full one, nor would an import know what it has.
+_FIXED_PROPERTIES: Final = ("table.datalake.changelog", IMPORT_SOURCE_PROPERTY)
 
 
 class TableRegistry:
@@ -213,6 +203,18 @@ class TableRegistry:
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
     ) -> TableInfo:
         """Set and remove properties together; raises and changes nothing if any is wrong."""
+        return self.keep(self.with_properties(path, updates=updates, removals=removals))
+
+    def keep(self, changed: TableInfo) -> TableInfo:
+        """Take the place of a table by the same table, changed."""
+        replace_json(self._directory.table_file(changed.table_id), changed.to_json())
+        self._tables[changed.path] = changed
+        return changed
+
+    def with_properties(
+        self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
+    ) -> TableInfo:
+        """Return what a table would be with other properties; raises if any of them is wrong."""
         info = self.table(path)
         for key in (*updates, *removals):
             if is_merge_property(key) or key in _FIXED_PROPERTIES:
@@ -226,26 +228,17 @@ class TableRegistry:
                 TableProperties.parse({key: ""}, table=str(path))
         for key in removals:
             properties.pop(key, None)
-        changed = replace(info, descriptor=replace(info.descriptor, properties=properties))
-        replace_json(self._directory.table_file(info.table_id), changed.to_json())
-        self._tables[path] = changed
-        return changed
+        return replace(info, descriptor=replace(info.descriptor, properties=properties))
 
     def alter_schema(self, path: TablePath, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
         """Change the schema; raises and changes nothing if any change is wrong."""
-        changed = change_schema(self.table(path), changes)
-        replace_json(self._directory.table_file(changed.table_id), changed.to_json())
-        self._tables[path] = changed
-        return changed
+        return self.keep(change_schema(self.table(path), changes))
 
     def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
         """Change the lake partitioning of rows to come; raises if an expression is wrong."""
         info = self.table(path)
         fields = tuple(PartitionField.parse(text) for text in partitioned_by)
-        changed = replace(info, descriptor=replace(info.descriptor, partitioned_by=fields))
-        replace_json(self._directory.table_file(info.table_id), changed.to_json())
-        self._tables[path] = changed
-        return changed
+        return self.keep(replace(info, descriptor=replace(info.descriptor, partitioned_by=fields)))
 
     def drop_table(self, path: TablePath) -> TableInfo:
         """Drop the table; its files wait for `purge`, which the next start does after a crash."""

@@ -28,6 +28,7 @@ from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, Ti
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_reports import (
+    batch_of_report,
     check_report,
     check_table_id,
     has_moved,
@@ -292,15 +293,16 @@ class TieringCoordinator:
                 table_uuid=table_uuid,
                 tiered_offsets=dict(tiered_offsets),
                 changelog=changelog or lake.changelog,
-                batch=batch or lake.batch,
+                batch=batch_of_report(table, batch, epoch=epoch),
                 truncated_offsets=dict(truncated),
             )
             if reported != lake:
                 check_report(table, reported)
                 now_us = self._clock_us()
-                batch_us = now_us if has_moved(lake.batch, batch) else lake.batch_tiered_at_us
+                has_come = has_moved(lake.batch, reported.batch)
+                batch_us = now_us if has_come else lake.batch_tiered_at_us
                 lake = replace(reported, tiered_at_us=now_us, batch_tiered_at_us=batch_us)
-            await self._save_if_changed(
+            await self.record(
                 table, replace(lake, tiering_worker=state.worker_id if keep_lease else "")
             )
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
@@ -312,7 +314,8 @@ class TieringCoordinator:
                 state.end(self._monotonic_s())
             return table.lake
 
-    async def _save_if_changed(self, table: OpenTable, lake: LakeState) -> None:
+    async def record(self, table: OpenTable, lake: LakeState) -> None:
+        """Make `lake` the table's state, durably; under the lock of its round."""
         if lake != table.lake:
             await self._run_blocking(self._save, table, lake)
             table.lake = lake
@@ -331,7 +334,7 @@ class TieringCoordinator:
         state = self.round_of(table)
         async with state.lock:
             self._check_epoch(table, epoch)
-            await self._save_if_changed(table, replace(table.lake, tiering_worker=""))
+            await self.record(table, replace(table.lake, tiering_worker=""))
             return self._fail(table, state, epoch, error)
 
     def _fail(self, table: OpenTable, state: TieringRound, epoch: int, error: str) -> int:

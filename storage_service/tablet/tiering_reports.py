@@ -9,7 +9,12 @@ from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
-__all__ = ["check_report", "check_table_id", "has_moved"]
+__all__ = [
+    "batch_of_report",
+    "check_report",
+    "check_table_id",
+    "has_moved",
+]
 
 
 def check_table_id(table: OpenTable, table_id: int) -> None:
@@ -32,6 +37,15 @@ def check_report(table: OpenTable, lake: LakeState) -> None:
         if side is not None:
             recorded = {} if was is None else was.tiered_offsets
             _check_offsets(table, side.tiered_offsets, recorded=recorded)
+
+
+def batch_of_report(
+    table: OpenTable, batch: SideLakeState | None, *, epoch: int
+) -> SideLakeState | None:
+    """Return the batch layout that the table has once the round `epoch` has reported `batch`."""
+    known = table.lake
+    is_former = 0 < epoch <= known.batch_since_epoch
+    return known.batch if batch is None or is_former else batch
 
 
 def has_moved(before: SideLakeState | None, after: SideLakeState | None) -> bool:

@@ -64,6 +64,7 @@ steps = st.one_of(
     st.tuples(st.just("tier")),
     st.tuples(st.just("die"), st.sampled_from(DEATHS)),
     st.tuples(st.just("overwrite"), st.integers(0, 5)),
+    st.tuples(st.just("lay_out"), st.integers(0, 3)),
     st.tuples(st.just("expire"), numbers),
     st.tuples(st.just("rewrite"), st.booleans()),
     st.tuples(
@@ -116,6 +117,10 @@ class Life:
     def die(self, step: str) -> None:
         """A worker dies after `step`; its lease ends, and the table is for others to take."""
         die_in_round(self.world, step)
+
+    def lay_out(self, number: int) -> None:
+        """The table gets a batch layout, another one, or none."""
+        self.world.service.change_layout(self.world.PATH, ({}, *LAYOUTS)[number])
 
     def expire(self, share: float) -> None:
         """Retention takes part of what every layout in the lake has."""

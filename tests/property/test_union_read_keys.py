@@ -74,6 +74,7 @@ others = st.one_of(
     st.tuples(st.just("tier")),
     st.tuples(st.just("tier")),
     st.tuples(st.just("die"), st.sampled_from(DEATHS)),
+    st.tuples(st.just("lay_out"), st.integers(0, 3)),
     st.tuples(st.just("expire"), numbers),
     st.tuples(st.just("rewrite"), st.booleans()),
     st.tuples(
@@ -116,11 +117,17 @@ class Life:
         """A worker dies after `step`; its lease ends, and the table is for others to take."""
         die_in_round(self.world, step)
 
+    def lay_out(self, number: int) -> None:
+        """The table gets a batch layout, another one, or none."""
+        self.world.service.change_layout(self.world.PATH, ({}, *LAYOUTS)[number])
+
     def expire(self, share: float) -> None:
         """Retention takes part of what every layout in the lake has."""
         reached = self.world.state().reached_offsets()
         for bucket, at in self.world.state().positions.items():
-            gone = at.log_start_offset + round((reached[bucket] - at.log_start_offset) * share)
+            gone = at.log_start_offset + round(
+                max(0, reached[bucket] - at.log_start_offset) * share
+            )
             self.world.expire_log(bucket, gone)
 
     def rewrite(self, keep_bounds: bool) -> None:

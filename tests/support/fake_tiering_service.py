@@ -118,6 +118,18 @@ class FakeTieringService:
             if log:
                 table.truncated[bucket] = table.log_starts[bucket] = log[-1].end_offset
 
+    def change_layout(self, path: str, layout: Mapping[str, str]) -> TableInfo:
+        """Give the table this batch layout, or none, as changed properties do."""
+        table = self._table(path)
+        descriptor = table.info.descriptor
+        kept = {k: v for k, v in descriptor.properties.items() if ".batch-layout." not in k}
+        descriptor = replace(descriptor, properties={**kept, **layout})
+        if descriptor.batch_layout() != table.info.descriptor.batch_layout():
+            since = table.lake.tiering_epoch
+            table.lake = replace(table.lake, batch=None, batch_since_epoch=since)
+        table.info = replace(table.info, descriptor=descriptor)
+        return table.info
+
     def expire_log(self, path: str, bucket: int, before: int) -> None:
         table = self._table(path)
         table.log_starts[bucket] = max(before, table.truncated.get(bucket, 0))
@@ -226,7 +238,10 @@ class FakeTieringService:
             for bucket, position in self.table_state(path).positions.items():
                 if not position.tiered_offset <= tiered_offsets[bucket] <= position.high_watermark:
                     raise InvalidRequestError(f"bucket {bucket}: {tiered_offsets[bucket]}")
-            table.lake = LakeState(
+            if epoch <= table.lake.batch_since_epoch:
+                batch = None
+            table.lake = replace(
+                table.lake,
                 snapshot_id=lake_snapshot_id,
                 table_uuid=lake_table_uuid,
                 tiering_epoch=epoch,

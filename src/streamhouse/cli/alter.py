@@ -1,4 +1,4 @@
-"""`streamhouse alter`: add, rename, widen, describe or drop columns of a table."""
+"""`streamhouse alter`: change the columns of a table, or its properties."""
 
 from __future__ import annotations
 
@@ -22,9 +22,21 @@ __all__ = ["command"]
 @click.option("--comment", nargs=2, metavar="COLUMN TEXT", help="Describe a column.")
 @click.option("--drop", metavar="COLUMN", help="Hide a column for good; asks first.")
 @click.option("--yes", is_flag=True, help="With --drop: do not ask.")
+@click.option("--set", "updates", multiple=True, metavar="KEY=VALUE", help="Set a property.")
+@click.option("--unset", "removals", multiple=True, metavar="KEY", help="Remove a property.")
 @click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
-def command(path: str, endpoint: str | None, yes: bool, **given: Any) -> None:
-    """Change the schema of the table at PATH: all that is given, or nothing."""
+def command(
+    path: str,
+    endpoint: str | None,
+    yes: bool,
+    updates: tuple[str, ...],
+    removals: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Change the schema of the table at PATH, or its properties: all that is given, or nothing."""
+    if updates or removals:
+        _alter_properties(path, endpoint, updates, removals, given)
+        return
     changes = _changes(given)
     if given["drop"] and not yes:
         click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True)
@@ -32,6 +44,28 @@ def command(path: str, endpoint: str | None, yes: bool, **given: Any) -> None:
         table = client.alter_schema(path, changes)
     columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
     click.echo(f"{table.path}, schema version {table.schema_id}: {columns}")
+
+
+def _alter_properties(
+    path: str,
+    endpoint: str | None,
+    updates: tuple[str, ...],
+    removals: tuple[str, ...],
+    given: dict[str, Any],
+) -> None:
+    if any(given.values()):
+        raise InvalidRequestError("change properties and columns one after the other")
+    pairs = {}
+    for text in updates:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidRequestError(f"--set '{text}' must be KEY=VALUE")
+        pairs[key.strip()] = value.strip()
+    with StorageClient(endpoint) as client:
+        table = client.alter_properties(path, updates=pairs, removals=removals)
+    properties = table.descriptor.properties
+    shown = ", ".join(f"{key} = {value}" for key, value in sorted(properties.items()))
+    click.echo(f"{table.path}, properties: {shown or 'none'}")
 
 
 def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,238 @@
+"""A batch layout that a table gets later, changes or loses: it has the rows, whatever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamhouse.storage_service.errors import UnavailableError, UnsupportedError
+from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS
+from streamhouse.tiering.round_planner import PlanLimits
+from tests.support.foreign_deletes import commit_delete_files, equality_delete_file
+from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.kv_model import identity
+from tests.support.tiering_world import Killed
+
+SORT = {"table.datalake.batch-layout.sort": "amount, region"}
+OTHER = {
+    "table.datalake.batch-layout.partition": "region",
+    "table.datalake.batch-layout.sort": "id",
+}
+BATCH = "db.t$batch"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
+    with KeyTieringWorld(tmp_path) as opened:
+        opened.create_key_table(bucket_count=2, partitioned_by=["region"])
+        yield opened
+
+
+def row(key: int, number: int) -> dict[str, Any]:
+    return {"id": key, "region": ("eu", "us", None)[key % 3], "amount": float(-key * number)}
+
+
+def _live(world: KeyTieringWorld, number: int) -> None:
+    world.upsert(*(row(key, number) for key in range(number, 24, 2)))
+    world.delete(row(number, 0))
+
+
+def _tiered_without(world: KeyTieringWorld, rounds: int = 3) -> None:
+    """Rounds that the layout did not see, and a log that has lost what they moved."""
+    for number in range(rounds):
+        _live(world, number)
+        world.tier()
+    _forget_log(world)
+
+
+def _forget_log(world: KeyTieringWorld) -> None:
+    for bucket, end in world.service.table_state("db.t").reached_offsets().items():
+        world.service.expire_log("db.t", bucket, end)
+
+
+def _in_batch(world: KeyTieringWorld) -> list[Any]:
+    rows = world.lake_table(BATCH).scan().to_arrow().drop_columns("__timestamp").to_pylist()
+    return sorted((r.pop("__bucket"), r.pop("__offset"), identity(r)) for r in rows)
+
+
+def _finish(world: KeyTieringWorld, **more: Any) -> None:
+    while not all(
+        at.high_watermark == world.service.table_state("db.t").reached_offsets()[bucket]
+        for bucket, at in world.service.table_state("db.t").positions.items()
+    ):
+        world.round(**more).run()
+
+
+def _die_at(step: str) -> Any:
+    def die(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    return die
+
+
+def test_it_begins_with_the_rows_of_the_lake_and_goes_on_from_the_log(
+    world: KeyTieringWorld,
+) -> None:
+    _tiered_without(world)
+    world.service.change_layout("db.t", SORT)
+    assert world.service.table_state("db.t").in_batch_layout() is None
+
+    world.tier()
+
+    assert _in_batch(world) == world.live
+    state = world.service.table_state("db.t").lake
+    assert state.batch is not None
+    assert state.batch.tiered_offsets == state.tiered_offsets
+    for file in world.lake_table(BATCH).scan().plan_files():
+        assert not file.delete_files
+        amounts = pq.read_table(file.file.file_path.removeprefix("file://"))["amount"].to_pylist()
+        assert amounts == sorted(amounts)
+    for number in (3, 4):
+        # Of the copied rows, some are retracted now.
+        _live(world, number)
+        world.tier()
+        assert _in_batch(world) == world.live == world.in_lake()
+
+
+@pytest.mark.parametrize("step", [*ROUND_STEPS, *BATCH_STEPS])
+def test_a_worker_may_die_anywhere_while_it_begins(world: KeyTieringWorld, step: str) -> None:
+    _tiered_without(world)
+    world.service.change_layout("db.t", SORT)
+    _live(world, 3)
+
+    with pytest.raises(Killed):
+        world.round(checkpoint=_die_at(step)).run()
+    world.service.release("db.t")
+    _live(world, 4)
+    _finish(world, limits=PlanLimits(key_bucket_rows_max=3))
+
+    assert _in_batch(world) == world.live == world.in_lake()
+
+
+def test_a_log_that_still_has_everything_is_read_instead(world: KeyTieringWorld) -> None:
+    for number in range(2):
+        _live(world, number)
+        world.tier()
+    world.service.change_layout("db.t", SORT)
+
+    world.round(limits=PlanLimits(key_bucket_rows_max=5)).run()
+
+    state = world.service.table_state("db.t").lake
+    assert state.batch is not None
+    # As many as a round may move, not all at once.
+    assert state.batch.tiered_offsets == {0: 5, 1: 5}
+    _finish(world)
+    assert _in_batch(world) == world.live
+
+
+def test_another_layout_takes_its_place(world: KeyTieringWorld) -> None:
+    world.service.change_layout("db.t", SORT)
+    _tiered_without(world)
+    world.service.change_layout("db.t", OTHER)
+
+    world.tier()
+
+    assert _in_batch(world) == world.live
+    table = world.lake_table(BATCH)
+    assert [f.name for f in table.spec().fields] == ["region", "id_bucket"]
+    for file in table.scan().plan_files():
+        ids = pq.read_table(file.file.file_path.removeprefix("file://"))["id"].to_pylist()
+        assert ids == sorted(ids)
+        assert file.file.spec_id == table.spec().spec_id
+    _live(world, 3)
+    world.tier()
+    assert _in_batch(world) == world.live
+
+
+def test_a_layout_that_was_dropped_begins_anew(world: KeyTieringWorld) -> None:
+    world.service.change_layout("db.t", SORT)
+    _tiered_without(world)
+    left = _in_batch(world)
+    world.service.change_layout("db.t", {})
+    _live(world, 3)
+    world.tier()
+    # Nobody writes it, and nobody takes it away.
+    assert _in_batch(world) == left
+    _forget_log(world)
+
+    world.service.change_layout("db.t", SORT)
+    _live(world, 4)
+    _finish(world)
+
+    assert _in_batch(world) == world.live
+
+
+@pytest.mark.parametrize("step", BATCH_STEPS)
+def test_a_round_that_runs_while_the_layout_changes_is_not_registered(
+    world: KeyTieringWorld, step: str
+) -> None:
+    world.service.change_layout("db.t", SORT)
+    _live(world, 0)
+
+    def change(reached: str) -> None:
+        if reached == step:
+            world.service.change_layout("db.t", OTHER)
+
+    world.round(checkpoint=change).run()
+    assert world.service.table_state("db.t").lake.batch is None
+
+    _finish(world)
+
+    assert _in_batch(world) == world.live
+    assert [f.name for f in world.lake_table(BATCH).spec().fields] == ["region", "id_bucket"]
+    for file in world.lake_table(BATCH).scan().plan_files():
+        assert file.file.spec_id == world.lake_table(BATCH).spec().spec_id
+
+
+def test_rows_are_fresh_when_the_copy_fails(world: KeyTieringWorld) -> None:
+    _tiered_without(world)
+    world.service.change_layout("db.t", SORT)
+    _live(world, 3)
+
+    def fail(reached: str) -> None:
+        if reached == "batch-files-written":
+            raise UnavailableError("no room")
+
+    with pytest.raises(UnavailableError, match="no room"):
+        world.round(checkpoint=fail).run()
+
+    assert world.in_lake() == world.live
+    assert not world.data_files(BATCH)
+
+
+def test_files_that_cannot_be_copied_are_named(world: KeyTieringWorld) -> None:
+    _tiered_without(world)
+    table = world.lake_table()
+    ids = pa.table({"id": pa.array([5], pa.int64())})
+    partition = next(iter(table.scan().plan_files())).file.partition
+    commit_delete_files(table, [equality_delete_file(table, ids, partition=partition)])
+    world.service.change_layout("db.t", SORT)
+
+    with pytest.raises(UnsupportedError, match="equality deletes"):
+        world.tier()
+
+
+def test_overwritten_rows_are_not_copied(world: KeyTieringWorld) -> None:
+    schema = pa.schema([pa.field("n", pa.int64())])
+    world.create_table("db.l", schema, bucket_count=1)
+    for start in (0, 10):
+        rows = pa.record_batch([pa.array(range(start, start + 10))], schema=schema)
+        world.service.append("db.l", 0, rows)
+        world.tier("db.l")
+        if not start:
+            world.service.overwrite("db.l")
+    world.service.expire_log("db.l", 0, 20)
+    world.service.change_layout("db.l", {"table.datalake.batch-layout.sort": "n"})
+
+    world.tier("db.l")
+
+    assert world.addresses("db.l$batch") == [(0, offset) for offset in range(10, 20)]
+    state = world.service.table_state("db.l").lake
+    assert state.batch is not None
+    assert state.batch.truncated_offsets == state.truncated_offsets == {0: 10}

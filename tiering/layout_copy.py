@@ -1,0 +1,85 @@
+"""The tasks that copy the rows of one lake table into another: how a late batch layout begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
+from streamhouse.tiering.iceberg_inventory import InventoryReader
+from streamhouse.tiering.maintenance_plan import LiveFile
+from streamhouse.tiering.parquet_writer import clustered_format
+from streamhouse.tiering.rewrite_task import RewriteTask
+
+__all__ = ["copy_tasks"]
+
+TASK_BYTES_MAX: Final = 256 << 20
+
+
+def copy_tasks(
+    source: IcebergLakeTable,
+    target: IcebergLakeTable,
+    *,
+    table: TableInfo,
+    folder: str,
+    files: LakeFilesystem,
+) -> list[RewriteTask]:
+    """Return tasks that write every row of `source` into files for `target`, below `folder`.
+
+    Raises `UnsupportedError` when another engine has left files that cannot be copied.
+    """
+    inventory = InventoryReader(files).read(source.iceberg)
+    live = () if inventory is None else inventory.files
+    for file in live:
+        if file.is_fixed:
+            raise UnsupportedError(
+                f"lake table '{source.name}': the batch layout cannot begin with file"
+                f" '{file.path}', which is not Parquet or to which another engine's equality"
+                " deletes or deletion vectors apply; rewrite it with that engine"
+            )
+    layout = target.layout
+    file_bytes = table.properties().datalake_target_file_bytes
+    groups = [
+        (bucket, group, is_shared)
+        for bucket in range(table.bucket_count)
+        for is_shared in (False, True)
+        for group in _groups(
+            file for file in live if file.bucket == (None if is_shared else bucket)
+        )
+    ]
+    return [
+        RewriteTask(
+            number=number,
+            table=str(table.path),
+            data_paths=tuple((file.path, file.row_count) for file in group),
+            delete_paths=tuple(sorted({path for file in group for path in file.deletes})),
+            lake_schema=source.file_schema.serialize().to_pybytes(),
+            copied_as=target.file_schema.serialize().to_pybytes(),
+            bucket=bucket,
+            partition=(),
+            partitioning=layout.partitioning,
+            folder=folder,
+            file_format=clustered_format(file_bytes, layout.clustering),
+            files=files,
+            clustering=layout.clustering,
+            is_shared=is_shared,
+        )
+        for number, (bucket, group, is_shared) in enumerate(groups)
+    ]
+
+
+def _groups(files: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
+    """Yield the files in the order of the stream, as many at a time as one task takes."""
+    group: list[LiveFile] = []
+    size = 0
+    for file in sorted(files, key=lambda file: (file.start_offset, file.path)):
+        if group and size + file.size_bytes > TASK_BYTES_MAX:
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.size_bytes
+    if group:
+        yield group
