@@ -40,6 +40,11 @@ class AppendLedger:
             taken, self.acknowledged = self.acknowledged, {}
             return taken
 
+    def newest(self) -> int:
+        """Return the highest number of a row ever sent, 0 before the first."""
+        with self._lock:
+            return max((number for _, number in self.sent), default=0)
+
     def unsent(self, rows: Iterable[RowId]) -> list[RowId]:
         """Return those of `rows` that nobody sent."""
         with self._lock:

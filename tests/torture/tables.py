@@ -21,6 +21,7 @@ from tests.torture.key_writers import (
     VersionedWriter,
 )
 from tests.torture.ledger import AppendLedger, KeyLedger, SchemaLedger
+from tests.torture.overwrites import OverwriteChecker, Overwriter
 from tests.torture.writers import (
     KEY_SCHEMA,
     LOG_SCHEMA,
@@ -85,6 +86,8 @@ _LOGS: Final[dict[str, Mapping[str, str]]] = {
     "log": _NO_LAKE,
     "lake_log": _SIDE_LOG,
     "transactions": _SHORT_LOG,
+    # A cut is read over both tiers, while rounds replace the files.
+    "overwritten": {**_SIDE_LOG, "table.datalake.snapshot.max-age": "30s"},
 }
 _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "keys": _NO_LAKE,
@@ -121,6 +124,8 @@ def places() -> Iterator[Place]:
     yield Place(
         TransactionChecker("transactions", rows), "transactions", TransactionWriter, rows, 2
     )
+    rows = AppendLedger()
+    yield Place(OverwriteChecker("overwritten", rows), "overwritten", Overwriter, rows, 1)
     name, keys = "key_transactions", KeyLedger()
     yield Place(KeyTransactionChecker(name, keys), name, KeyTransactionWriter, keys, 2)
     for name, kind in (("sums", AddingWriter), ("versioned", VersionedWriter)):

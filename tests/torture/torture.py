@@ -48,6 +48,7 @@ from tests.torture.checkers import (
 from tests.torture.deaths import Death, choose_death
 from tests.torture.follower import Follower
 from tests.torture.ledger import KeyLedger
+from tests.torture.overwrites import OverwriteChecker
 from tests.torture.tables import BUCKETS, Checker, create_tables, places
 from tests.torture.writers import PATIENCE_S, Gate, Writer
 
@@ -245,9 +246,8 @@ class _Era:
 
     def _judge_cuts_until(self, is_over: Callable[[], bool], seconds: float) -> None:
         """While the service lives: every cut of the transactions' tables has whole ones only."""
-        cuts = [
-            c for c in self._checkers if isinstance(c, (TransactionChecker, KeyTransactionChecker))
-        ]
+        kinds = (TransactionChecker, KeyTransactionChecker, OverwriteChecker)
+        cuts = [c for c in self._checkers if isinstance(c, kinds)]
         deadline_s = time.monotonic() + seconds
         pause = threading.Event()
         with StreamhouseClient(self._endpoint, timeout_s=0.1) as client:

@@ -222,10 +222,14 @@ class TransactionWriter(Writer):
 
     def _try(self, row: tuple[int, int]) -> int:
         transaction = self._client.begin_transaction(
-            self.table, app_id=f"torture-{self.number}", version=self._version
+            self.table,
+            operation=self.OPERATION,
+            app_id=f"torture-{self.number}",
+            version=self._version,
         )
+        part_count = self.parts_of(row[1])
         if not transaction.is_skipped:
-            parts = [transaction.stage(self._rows(row)) for _ in range(self.PARTS)]
+            parts = [transaction.stage(self._rows(row)) for _ in range(part_count)]
             # A part that is not named is dropped.
             transaction.stage(self._rows((self.number, -self._version)))
             if self.random.random() < 0.1:
@@ -233,10 +237,15 @@ class TransactionWriter(Writer):
                 return self._try(row)
             transaction.commit(parts)
         self.ledger.stored({row: (-1, -1)})
-        return self.PARTS * self.ROWS
+        return part_count * self.ROWS
 
+    OPERATION = "append"
     PARTS: Final = 3
     ROWS: Final = 40
+
+    def parts_of(self, version: int) -> int:
+        """Return of how many parts a transaction is."""
+        return self.PARTS
 
     def _rows(self, row: tuple[int, int]) -> pa.Table:
         columns = {"writer": [row[0]], "number": [row[1]], "text": [self.text()]}
