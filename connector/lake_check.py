@@ -52,7 +52,15 @@ def lake_problems(
     expected = key_offsets if read_rows else None
     problems = _problems(catalog, table, lake, log_ends, expected)
     if lake.batch is not None:
-        found = _side_problems(catalog, table, lake.batch, log_ends, expected, LakeRole.BATCH)
+        found = _side_problems(
+            catalog,
+            table,
+            lake.batch,
+            log_ends,
+            expected,
+            LakeRole.BATCH,
+            lasting=_lasting(key_offsets, lake.batch.tiered_offsets, lake.tiered_offsets),
+        )
         problems += [f"batch layout: {problem}" for problem in found]
     if lake.changelog is not None:
         ends = lake.changelog.tiered_offsets
@@ -66,6 +74,21 @@ def lake_problems(
     return problems
 
 
+def _lasting(
+    key_offsets: LakeOffsets, ends: Mapping[int, int], rows_ends: Mapping[int, int]
+) -> LakeOffsets:
+    """Return what a batch layout that covers `ends` must have, whatever else it may have.
+
+    What came to it from the rows' own lake table came without what had gone there by then.
+    """
+    found = {}
+    for bucket, end in ends.items():
+        later = key_offsets.get((bucket, rows_ends[bucket]))
+        if later is not None and end < rows_ends[bucket]:
+            found[bucket, end] = later[later < end]
+    return found
+
+
 def _side_problems(
     catalog: LakeCatalog,
     table: TableInfo,
@@ -73,6 +96,8 @@ def _side_problems(
     log_ends: Mapping[int, int],
     offsets: LakeOffsets | None,
     role: LakeRole,
+    *,
+    lasting: LakeOffsets | None = None,
 ) -> list[str]:
     """Return the problems of the lake table of this role, which is beside the rows' own."""
     side = LakeState(
@@ -81,7 +106,15 @@ def _side_problems(
         tiered_offsets=known.tiered_offsets,
         truncated_offsets=known.truncated_offsets,
     )
-    return _problems(catalog, table, side, log_ends, offsets, name=role.lake_name(str(table.path)))
+    return _problems(
+        catalog,
+        table,
+        side,
+        log_ends,
+        offsets,
+        name=role.lake_name(str(table.path)),
+        lasting=lasting,
+    )
 
 
 def _problems(
@@ -92,6 +125,7 @@ def _problems(
     offsets: LakeOffsets | None,
     *,
     name: str | None = None,
+    lasting: LakeOffsets | None = None,
 ) -> list[str]:
     """Return the problems of one lake table; rows are read if `offsets` says which to expect."""
     name = name or str(table.path)
@@ -100,7 +134,11 @@ def _problems(
         return [
             *_offset_problems(opened, lake, log_ends),
             *_file_problems(catalog, opened, table, lake),
-            *(() if offsets is None else _row_problems(catalog, table, lake, offsets, name)),
+            *(
+                ()
+                if offsets is None
+                else _row_problems(catalog, table, lake, offsets, lasting or {}, name)
+            ),
         ]
     except StreamhouseError as error:
         return [error.message]
@@ -164,6 +202,7 @@ def _row_problems(
     table: TableInfo,
     lake: LakeState,
     expected: LakeOffsets,
+    lasting: LakeOffsets,
     name: str,
 ) -> list[str]:
     problems = []
@@ -185,7 +224,10 @@ def _row_problems(
         wanted = expected.get((bucket, end))
         if wanted is not None:
             for odd, problem in (
-                (np.setdiff1d(wanted, offsets), "that it must have are missing"),
+                (
+                    np.setdiff1d(lasting.get((bucket, end), wanted), offsets),
+                    "that it must have are missing",
+                ),
                 (np.setdiff1d(offsets, wanted), "that it has were replaced or deleted"),
             ):
                 if len(odd):

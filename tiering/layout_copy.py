@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_inventory import InventoryReader
@@ -22,14 +23,16 @@ TASK_BYTES_MAX: Final = 256 << 20
 def copy_tasks(
     source: IcebergLakeTable,
     target: IcebergLakeTable,
+    ranges: Sequence[OffsetRange],
     *,
     table: TableInfo,
     folder: str,
     files: LakeFilesystem,
 ) -> list[RewriteTask]:
-    """Return tasks that write every row of `source` into files for `target`, below `folder`.
+    """Return tasks that write the rows of `ranges` in `source` into files for `target`.
 
-    Raises `UnsupportedError` when another engine has left files that cannot be copied.
+    The files go below `folder`. Raises `UnsupportedError` when another engine has left files that
+    cannot be copied.
     """
     inventory = InventoryReader(files).read(source.iceberg)
     live = () if inventory is None else inventory.files
@@ -43,12 +46,7 @@ def copy_tasks(
     layout = target.layout
     file_bytes = table.properties().datalake_target_file_bytes
     groups = [
-        (bucket, group, is_shared)
-        for bucket in range(table.bucket_count)
-        for is_shared in (False, True)
-        for group in _groups(
-            file for file in live if file.bucket == (None if is_shared else bucket)
-        )
+        (part, group) for part in ranges for group in _groups(f for f in live if _may_have(f, part))
     ]
     return [
         RewriteTask(
@@ -58,17 +56,25 @@ def copy_tasks(
             delete_paths=tuple(sorted({path for file in group for path in file.deletes})),
             lake_schema=source.file_schema.serialize().to_pybytes(),
             copied_as=target.file_schema.serialize().to_pybytes(),
-            bucket=bucket,
+            bucket=part.bucket,
             partition=(),
             partitioning=layout.partitioning,
             folder=folder,
             file_format=clustered_format(file_bytes, layout.clustering),
             files=files,
             clustering=layout.clustering,
-            is_shared=is_shared,
+            only=part,
         )
-        for number, (bucket, group, is_shared) in enumerate(groups)
+        for number, (part, group) in enumerate(groups)
     ]
+
+
+def _may_have(file: LiveFile, part: OffsetRange) -> bool:
+    """Whether the file may have rows of the range; one whose bounds are not known may."""
+    if file.bucket is None:
+        return True
+    is_before = file.end_offset is not None and file.end_offset <= part.start
+    return file.bucket == part.bucket and file.start_offset < part.end and not is_before
 
 
 def _groups(files: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:

@@ -38,9 +38,10 @@ _SIZE_SLACK: Final = 1.15
 class LiveFile:
     """One data file of a snapshot; `deletes` names the delete files that name it.
 
-    `bucket` is None when the file may hold rows of several, `last_timestamp_us` when the file does
-    not say when its newest row was written. A file that `is_fixed` is left alone: something that
-    cannot be folded, such as equality deletes, applies to it.
+    `bucket` is None when the file may hold rows of several, `end_offset` and `last_timestamp_us`
+    when the file does not say where it ends and when its newest row was written. A file that
+    `is_fixed` is left alone: something that cannot be folded, such as equality deletes, applies to
+    it.
     """
 
     path: str
@@ -50,6 +51,7 @@ class LiveFile:
     start_offset: int
     size_bytes: int
     row_count: int
+    end_offset: int | None = None
     last_timestamp_us: int | None = None
     deleted_rows: int = 0
     deletes: tuple[str, ...] = ()

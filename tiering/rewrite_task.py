@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
 from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 from streamhouse.tiering.clustering import ClusteredWriter
 from streamhouse.tiering.deleted_positions import read_deleted_positions
@@ -39,7 +40,7 @@ class RewriteTask:
 
     A task that copies into another lake table has its `partitioning` instead of a `partition`, and
     the schema of its files in `copied_as`: the same columns, of which nested fields may have other
-    ids. Of files that other buckets share (`is_shared`) it takes its own rows.
+    ids. It takes the rows of `only` that range.
     """
 
     number: int
@@ -55,7 +56,7 @@ class RewriteTask:
     clustering: Clustering = field(default_factory=Clustering)
     partitioning: tuple[LakePartitionField, ...] = ()
     copied_as: bytes = field(default=b"", repr=False)
-    is_shared: bool = False
+    only: OffsetRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def _rewrite(
         rows_read = sum(count for _, count in task.data_paths)
         rows_deleted = sum(len(positions) for positions in deleted.values())
         written = sum(file.row_count for file in files)
-        if not task.is_shared and written != rows_read - rows_deleted:
+        if task.only is None and written != rows_read - rows_deleted:
             raise CorruptDataError(
                 f"lake table '{task.table}', bucket {task.bucket}: {written} rows were written of"
                 f" {rows_read}, of which {rows_deleted} are deleted"
@@ -169,10 +170,20 @@ def _live_rows(
                     keep[positions[first:last] - start] = False
                     rows = rows.filter(pa.array(keep))
                 start = end
-                if task.is_shared:
-                    rows = rows.filter(pc.equal(rows.column(BUCKET_COLUMN), task.bucket))
+                if task.only is not None:
+                    rows = _in_range(rows, task.only)
                 if rows.num_rows:
                     yield rows
+
+
+def _in_range(rows: pa.Table, wanted: OffsetRange) -> pa.Table:
+    offsets = rows.column(OFFSET_COLUMN)
+    is_inside = pc.and_(
+        pc.equal(rows.column(BUCKET_COLUMN), wanted.bucket),
+        pc.and_(pc.greater_equal(offsets, wanted.start), pc.less(offsets, wanted.end)),
+    )
+    # Most files are inside as a whole.
+    return rows if pc.all(is_inside).as_py() else rows.filter(is_inside)
 
 
 def _in_order(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:

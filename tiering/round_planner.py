@@ -14,7 +14,7 @@ from streamhouse.storage_service.model.offsets import (
     truncated_offsets,
 )
 
-__all__ = ["PlanLimits", "RoundPlan", "plan_history", "plan_round"]
+__all__ = ["PlanLimits", "RoundPlan", "plan_copy", "plan_history", "plan_round"]
 
 # Other tables may wait for a round, and what a failed one did is done again.
 ROWS_PER_ROUND_MAX: Final = 10_000_000
@@ -97,6 +97,23 @@ def plan_round(
     lags = {bucket: positions[bucket].high_watermark - start for bucket, start in starts.items()}
     if is_primary_key_table:
         lags = {bucket: min(lag, limits.key_bucket_rows_max) for bucket, lag in lags.items()}
+    shares = _shares(lags, rows_max=limits.rows_max)
+    target = {bucket: starts[bucket] + rows for bucket, rows in shares.items()}
+    return replace(_planned(starts, target, limits), base_offsets=base, truncated_offsets=truncated)
+
+
+def plan_copy(
+    *, covered: Mapping[int, int], positions: Mapping[int, BucketPositions], limits: PlanLimits
+) -> RoundPlan:
+    """Plan which of the rows that are gone from the log a batch layout gets next, from the lake.
+
+    It ends where the log begins, whatever the lake has: rows from there on, and what becomes of
+    those before, are in the log, which loses nothing until the layout has it.
+    """
+    truncated = truncated_offsets(positions)
+    base = {bucket: covered.get(bucket, 0) for bucket in sorted(positions)}
+    starts = {bucket: max(start, truncated.get(bucket, 0)) for bucket, start in base.items()}
+    lags = {b: max(0, positions[b].log_start_offset - start) for b, start in starts.items()}
     shares = _shares(lags, rows_max=limits.rows_max)
     target = {bucket: starts[bucket] + rows for bucket, rows in shares.items()}
     return replace(_planned(starts, target, limits), base_offsets=base, truncated_offsets=truncated)

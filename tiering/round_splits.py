@@ -86,7 +86,7 @@ def check_results(
     if not_found:
         _logger.warning(
             "table %s: %d retracted rows are in no live file of the lake table; another engine"
-            " deleted them before",
+            " deleted them before, or they had gone when its batch layout was filled",
             table,
             not_found,
         )

@@ -71,28 +71,23 @@ class RoundWriter:
         return self._land(lake_table, plan, write, step_prefix=step_prefix)
 
     def copy(
-        self, source: IcebergLakeTable, target: IcebergLakeTable, *, step_prefix: str
+        self,
+        source: IcebergLakeTable,
+        target: IcebergLakeTable,
+        plan: RoundPlan,
+        *,
+        step_prefix: str,
+        is_anew: bool,
     ) -> LandedFiles:
-        """Give `target` the rows and the offsets of `source` instead of what it has.
+        """Bring the rows that `plan` moves from `source` into `target`, as `advance` does.
 
-        One commit: until then nothing of it is to be seen. Otherwise as `advance`.
+        With `is_anew` in place of all that it has.
         """
-        source_covers, target_covers = source.covered, target.covered
-        assert source_covers is not None, "only a table that was tiered has something to copy"
-        ends = source_covers.tiered_offsets
-        plan = RoundPlan(
-            splits=(),
-            base_offsets=dict.fromkeys(ends, 0)
-            if target_covers is None
-            else target_covers.tiered_offsets,
-            target_offsets=ends,
-            truncated_offsets=source.truncated_offsets,
-        )
 
         def write(folder: str) -> list[RewriteResult]:
-            return self._copy(source, target, folder)
+            return self._copy(source, target, plan, folder)
 
-        return self._land(target, plan, write, step_prefix=step_prefix, is_anew=True)
+        return self._land(target, plan, write, step_prefix=step_prefix, is_anew=is_anew)
 
     def _land(
         self,
@@ -168,11 +163,12 @@ class RoundWriter:
         return results
 
     def _copy(
-        self, source: IcebergLakeTable, target: IcebergLakeTable, folder: str
+        self, source: IcebergLakeTable, target: IcebergLakeTable, plan: RoundPlan, folder: str
     ) -> list[RewriteResult]:
-        tasks = copy_tasks(source, target, table=self.table, folder=folder, files=self.files)
-        rows = sum(count for task in tasks for _, count in task.data_paths)
-        results = self._run(self.runner.rewrite, tasks, row_count=rows)
+        tasks = copy_tasks(
+            source, target, plan.splits, table=self.table, folder=folder, files=self.files
+        )
+        results = self._run(self.runner.rewrite, tasks, row_count=plan.row_count)
         if sorted(result.number for result in results) != list(range(len(tasks))):
             raise CorruptDataError(
                 f"table '{self.table.path}': {len(results)} tasks of a copy answered, {len(tasks)}"

@@ -3,13 +3,13 @@
 Each has its own offsets in its own snapshots. The history is advanced before the rows, so that it
 is never behind them, whenever a worker dies. The batch layout is advanced after them, from where it
 is: it may be far behind, and what happens to it never keeps rows from being fresh. One that a table
-got when its log had lost rows already begins with a copy of what the rows' own lake table has.
+got when its log had lost rows already gets those from the rows' own lake table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from streamhouse.storage_service.model.lake import LakeRole, SideLakeState
@@ -17,7 +17,13 @@ from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.lake_base import base_offsets
-from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_history, plan_round
+from streamhouse.tiering.round_planner import (
+    PlanLimits,
+    RoundPlan,
+    plan_copy,
+    plan_history,
+    plan_round,
+)
 from streamhouse.tiering.round_writer import RoundWriter
 
 __all__ = ["BATCH_STEP_PREFIX", "HISTORY_STEP_PREFIX", "SideTable", "is_batch_due"]
@@ -91,13 +97,23 @@ class SideTable:
         `rows` is the rows' own lake table, as the round has left it.
         """
         state = self.assignment.state
-        if self._is_to_be_copied:
-            landed = writer.copy(rows, self.lake_table, step_prefix=BATCH_STEP_PREFIX)
+        covered = self.covered()
+        is_former = self._is_former
+        starts = dict.fromkeys(covered, 0) if is_former else covered
+        copied = plan_copy(covered=starts, positions=state.positions, limits=limits)
+        if copied.splits or is_former:
+            landed = writer.copy(
+                rows,
+                self.lake_table,
+                replace(copied, base_offsets=covered),
+                step_prefix=BATCH_STEP_PREFIX,
+                is_anew=is_former,
+            )
             writer.drop_leftovers(landed)
-            return self._at(landed.snapshot_id, self.covered())
+            return self._at(landed.snapshot_id, copied.target_offsets)
         plan = plan_round(
             table=str(state.table.path),
-            covered=self.covered(),
+            covered=covered,
             positions=state.positions,
             limits=limits,
             is_primary_key_table=state.table.is_primary_key_table,
@@ -105,15 +121,12 @@ class SideTable:
         return self._advance(plan, writer, BATCH_STEP_PREFIX)
 
     @property
-    def _is_to_be_copied(self) -> bool:
-        """Whether it has nothing to go on from, or only rows of a layout that the table had."""
-        state = self.assignment.state
+    def _is_former(self) -> bool:
+        """Whether it has the rows of a layout that the table had before it got this one."""
         covered = self.lake_table.covered
-        if self.known is None and covered is not None:
-            return covered.epoch <= state.lake.batch_since_epoch
-        return covered is None and any(
-            at.truncated_offset < at.log_start_offset for at in state.positions.values()
-        )
+        if self.known is not None or covered is None:
+            return False
+        return covered.epoch <= self.assignment.state.lake.batch_since_epoch
 
     def _advance(self, plan: RoundPlan, writer: RoundWriter, step_prefix: str) -> SideLakeState:
         snapshot_id = self.lake_table.snapshot_id

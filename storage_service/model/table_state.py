@@ -49,12 +49,18 @@ class TableState:
     def in_batch_layout(self) -> TableState | None:
         """Return the same cut with the lake that the batch layout is: its snapshot, its offsets.
 
-        None while the table has no such snapshot.
+        None while the table has no such snapshot, or one that lacks rows which are gone from the
+        log: the layout came later, and rounds still bring them.
         """
         batch = self.lake.batch
         if batch is None:
             return None
         ends = batch.tiered_offsets
+        if any(
+            max(ends[b], at.truncated_offset) < at.log_start_offset
+            for b, at in self.positions.items()
+        ):
+            return None
         return replace(
             self,
             positions={b: replace(at, tiered_offset=ends[b]) for b, at in self.positions.items()},

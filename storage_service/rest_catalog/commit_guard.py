@@ -27,6 +27,7 @@ from streamhouse.storage_service.model.lake import (
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
+    LakeRole,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
 from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, table_described_by
@@ -158,6 +159,9 @@ def _check_offsets(
             f"{where}: its current snapshot covers offsets {dict(old)}, and only a tiering round"
             " may change that; a roll back behind the tiered snapshot is refused"
         )
+    if before is not None and _is_former_layout(base, before, live):
+        # It is filled anew, from the first row on.
+        old = {}
     if set(after.tiered_offsets) != set(live.high_watermarks) or not _advances(
         old, after.tiered_offsets
     ):
@@ -168,6 +172,12 @@ def _check_offsets(
                 f"{where}: offset {end} of bucket {bucket} is beyond what is written,"
                 f" {live.high_watermarks[bucket]}"
             )
+
+
+def _is_former_layout(base: TableMetadata, before: CoveredOffsets, live: LiveTable) -> bool:
+    """Whether it has the rows of a batch layout that the table has changed or dropped since."""
+    is_layout = LakeRole.BATCH.owner_property in base.properties
+    return is_layout and before.epoch <= live.lake.batch_since_epoch
 
 
 def _advances(old: Mapping[int, int], new: Mapping[int, int]) -> bool:

@@ -23,6 +23,7 @@ from streamhouse.connector.split_reader import read_split
 from streamhouse.connector.stream_plan import plan_stream_range
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.tiering.round_planner import PlanLimits
 from tests.support.union_world import ModelRow, UnionWorld, die_in_round
 
 BUCKETS = 2
@@ -43,6 +44,7 @@ PREDICATES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     "__bucket = 1 AND (__offset < 7 OR id > 30)": lambda r: r[3] == 1 and (r[4] < 7 or r[0] > 30),
     "__timestamp < timestamp'2023-11-14 22:13:20.007'": lambda r: r[5] < 1_700_000_000_007_000,
 }
+FEW = PlanLimits(rows_max=7, key_bucket_rows_max=5)
 LAYOUTS = (
     {"table.datalake.batch-layout.sort": "region, small"},
     {
@@ -62,6 +64,7 @@ steps = st.one_of(
     appends,
     st.tuples(st.just("tier")),
     st.tuples(st.just("tier")),
+    st.tuples(st.just("nibble")),
     st.tuples(st.just("die"), st.sampled_from(DEATHS)),
     st.tuples(st.just("overwrite"), st.integers(0, 5)),
     st.tuples(st.just("lay_out"), st.integers(0, 3)),
@@ -113,6 +116,13 @@ class Life:
         self.world.overwrite()
         for bucket in range(BUCKETS if count else 0):
             self.append(bucket, count)
+
+    def nibble(self) -> None:
+        """A round that moves few rows."""
+        state = self.world.state()
+        reached = state.reached_offsets()
+        if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
+            self.world.round(limits=FEW).run()
 
     def die(self, step: str) -> None:
         """A worker dies after `step`; its lease ends, and the table is for others to take."""

@@ -26,6 +26,7 @@ from streamhouse.connector.stream_position import Bootstrap
 from streamhouse.connector.tier_plan import ReadPlan
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.tiering.round_planner import PlanLimits
 from tests.support.key_world import Address, KeyWorld
 from tests.support.union_world import die_in_round
 
@@ -50,6 +51,7 @@ PREDICATES: dict[str, Callable[[Address, Row], bool]] = {
     "__bucket = 1 AND __offset < 7": lambda a, _: a[0] == 1 and a[1] < 7,
 }
 
+FEW = PlanLimits(rows_max=7, key_bucket_rows_max=5)
 LAYOUTS = (
     {"table.datalake.batch-layout.sort": "region, n"},
     {
@@ -73,6 +75,7 @@ writes = st.tuples(
 others = st.one_of(
     st.tuples(st.just("tier")),
     st.tuples(st.just("tier")),
+    st.tuples(st.just("nibble")),
     st.tuples(st.just("die"), st.sampled_from(DEATHS)),
     st.tuples(st.just("lay_out"), st.integers(0, 3)),
     st.tuples(st.just("expire"), numbers),
@@ -112,6 +115,13 @@ class Life:
         reached = state.reached_offsets()
         if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
             self.world.tier()
+
+    def nibble(self) -> None:
+        """A round that moves few rows."""
+        state = self.world.state()
+        reached = state.reached_offsets()
+        if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
+            self.world.round(limits=FEW).run()
 
     def die(self, step: str) -> None:
         """A worker dies after `step`; its lease ends, and the table is for others to take."""

@@ -279,7 +279,7 @@ def test_damage_is_found(data: Path, damage: Callable[[Path], None], problem: st
     ("name", "rows", "problem"),
     [
         ("events$batch", "n == 20", "batch layout: bucket"),
-        ("orders$batch", "id == 55", "batch layout: bucket"),
+        ("orders$batch", "id == 20", "batch layout: bucket"),
         ("orders", "id == 20", "1 rows that it must have are missing"),
         ("orders$changelog", "id == 55 and __change_type == '-U'", "full history: bucket"),
     ],

@@ -187,8 +187,9 @@ def test_the_schema_may_have_changed_before(tmp_path: Path) -> None:
         assert service.terminate() == 0
 
 
-def test_a_layout_is_changed_dropped_and_given_again(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path, *OPTIONS) as service:
+@pytest.mark.parametrize("access", ["direct", "service"])
+def test_a_layout_is_changed_dropped_and_given_again(tmp_path: Path, access: str) -> None:
+    with ServiceProcess(tmp_path, *OPTIONS, "--catalog-access", access) as service:
         with StreamhouseClient(service.endpoint) as client:
             tables = Tables(client)
             tables.lose_log()

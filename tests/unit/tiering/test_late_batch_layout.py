@@ -83,7 +83,9 @@ def test_it_begins_with_the_rows_of_the_lake_and_goes_on_from_the_log(
     world.service.change_layout("db.t", SORT)
     assert world.service.table_state("db.t").in_batch_layout() is None
 
+    # First what the log has lost, then the rest.
     world.tier()
+    _finish(world)
 
     assert _in_batch(world) == world.live
     state = world.service.table_state("db.t").lake
@@ -110,9 +112,34 @@ def test_a_worker_may_die_anywhere_while_it_begins(world: KeyTieringWorld, step:
         world.round(checkpoint=_die_at(step)).run()
     world.service.release("db.t")
     _live(world, 4)
-    _finish(world, limits=PlanLimits(key_bucket_rows_max=3))
+    _finish(world, limits=PlanLimits(rows_max=9, key_bucket_rows_max=3))
 
     assert _in_batch(world) == world.live == world.in_lake()
+
+
+def test_it_is_filled_round_by_round_while_rows_come_change_and_go(
+    world: KeyTieringWorld,
+) -> None:
+    _tiered_without(world)
+    world.service.change_layout("db.t", SORT)
+    limits = PlanLimits(rows_max=8)
+    for number in range(3, 6):
+        _live(world, number)
+        world.round(limits=limits).run()
+        state = world.service.table_state("db.t")
+        assert state.lake.batch is not None
+        # Readers wait for what the log has not.
+        assert state.in_batch_layout() is None
+    assert sum(state.lake.batch.tiered_offsets.values()) == 24
+
+    while world.service.table_state("db.t").in_batch_layout() is None:
+        world.round(limits=limits).run()
+    while world.lag:
+        world.round(limits=limits).run()
+    assert world.in_lake() == world.live
+    _finish(world)
+
+    assert _in_batch(world) == world.live
 
 
 def test_a_log_that_still_has_everything_is_read_instead(world: KeyTieringWorld) -> None:
@@ -136,7 +163,7 @@ def test_another_layout_takes_its_place(world: KeyTieringWorld) -> None:
     _tiered_without(world)
     world.service.change_layout("db.t", OTHER)
 
-    world.tier()
+    _finish(world)
 
     assert _in_batch(world) == world.live
     table = world.lake_table(BATCH)

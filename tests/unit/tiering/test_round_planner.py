@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
 from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_round
+from streamhouse.tiering.round_planner import PlanLimits, RoundPlan, plan_copy, plan_round
 
 
 def _plan(
@@ -113,3 +113,22 @@ def test_no_bucket_is_given_more_while_another_waits_with_less(
     unfinished = [plan.target_offsets[b] for b in ends if plan.target_offsets[b] < ends[b]]
     if unfinished:
         assert max(plan.target_offsets.values()) <= min(unfinished) + 1
+
+
+def test_a_copy_ends_where_the_log_begins() -> None:
+    positions = {
+        bucket: BucketPositions(
+            log_start_offset=start, high_watermark=50, tiered_offset=40, truncated_offset=gone
+        )
+        for bucket, (start, gone) in enumerate([(30, 0), (20, 0), (0, 0), (25, 5), (9, 9)])
+    }
+
+    plan = plan_copy(covered={0: 10, 1: 25}, positions=positions, limits=PlanLimits())
+
+    assert sorted((s.bucket, s.start, s.end) for s in plan.splits) == [(0, 10, 30), (3, 5, 25)]
+    assert plan.base_offsets == {0: 10, 1: 25, 2: 0, 3: 0, 4: 0}
+    # Overwritten rows are nowhere any more: what covers none of them covers them too.
+    assert plan.target_offsets == {0: 30, 1: 25, 2: 0, 3: 25, 4: 9}
+    assert plan.truncated_offsets == {3: 5, 4: 9}
+    few = plan_copy(covered={0: 10}, positions=positions, limits=PlanLimits(rows_max=12))
+    assert few.target_offsets == {0: 14, 1: 4, 2: 0, 3: 9, 4: 9}
