@@ -28,12 +28,12 @@ from streamhouse.storage_service.model.lake import (
     SideLakeState,
 )
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_creation import create_lake_table, lake_identifier
 from streamhouse.tiering.iceberg_evolution import evolve_lake_table, evolve_partitioning
 from streamhouse.tiering.iceberg_live_files import LiveFilesCache
-from streamhouse.tiering.iceberg_sql_catalog import open_catalog
 
 __all__ = ["IcebergLake"]
 

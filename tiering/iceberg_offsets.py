@@ -5,11 +5,9 @@ The rule is `model/lake_coverage.py`'s; here is what a round writes, and how it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
@@ -23,7 +21,8 @@ from streamhouse.storage_service.model.lake import (
     LakeRole,
     tiered_offsets_to_property,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 
 __all__ = [
     "CoveredOffsets",
@@ -75,7 +74,7 @@ def covered_offsets(
     """
     owner = str(table_id)
     return lake_coverage.covered_offsets(
-        (_facts(snapshot) for snapshot in _ancestors(metadata)),
+        (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
         metadata.properties,
         is_owner=lambda properties: properties.get(role.owner_property) == owner,
     )
@@ -83,21 +82,4 @@ def covered_offsets(
 
 def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
     """Whether the current snapshot is `snapshot_id` or comes from it."""
-    return any(snapshot.snapshot_id == snapshot_id for snapshot in _ancestors(metadata))
-
-
-def _facts(snapshot: Snapshot) -> SnapshotFacts:
-    summary = snapshot.summary
-    return SnapshotFacts(
-        properties={} if summary is None else summary.additional_properties,
-        sequence_number=snapshot.sequence_number or 0,
-    )
-
-
-def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield the current snapshot and its ancestors, newest first, as far as they still exist."""
-    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
-    while snapshot is not None:
-        yield snapshot
-        parent_id = snapshot.parent_snapshot_id
-        snapshot = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+    return any(snapshot.snapshot_id == snapshot_id for snapshot in ancestors_of(metadata))

@@ -9,7 +9,7 @@ current snapshot, and the owner no longer its table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +17,6 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import (
@@ -37,11 +36,7 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
-from streamhouse.storage_service.model.lake_coverage import (
-    CoveredOffsets,
-    SnapshotFacts,
-    offsets_said_by,
-)
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, offsets_said_by
 from streamhouse.storage_service.model.lake_description import (
     TABLE_PROPERTY,
     description_of,
@@ -50,6 +45,7 @@ from streamhouse.storage_service.model.lake_description import (
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.lake_handover import NewOwner, hand_over
+from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 
 __all__ = ["AdoptableLake", "find_adoptable"]
@@ -226,7 +222,7 @@ def _rounds_of(metadata: TableMetadata, table: TableInfo, where: str) -> tuple[C
     """Return which offsets the rows cover, and when the last round was (0: long ago)."""
     owner = str(table.table_id)
     covered = lake_coverage.covered_offsets(
-        (_facts(snapshot) for snapshot in _ancestors(metadata)),
+        (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
         metadata.properties,
         is_owner=lambda properties: properties.get(TABLE_ID_PROPERTY) == owner,
     )
@@ -283,24 +279,8 @@ def _without_batch_layout(table: TableInfo) -> TableInfo:
 
 
 def _last_round(metadata: TableMetadata) -> tuple[CoveredOffsets, Snapshot] | None:
-    for snapshot in _ancestors(metadata):
-        said = offsets_said_by(_facts(snapshot).properties)
+    for snapshot in ancestors_of(metadata):
+        said = offsets_said_by(facts_of(snapshot).properties)
         if said is not None:
             return said, snapshot
     return None
-
-
-def _facts(snapshot: Snapshot) -> SnapshotFacts:
-    summary = snapshot.summary
-    return SnapshotFacts(
-        properties={} if summary is None else summary.additional_properties,
-        sequence_number=snapshot.sequence_number or 0,
-    )
-
-
-def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
-    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
-    while snapshot is not None:
-        yield snapshot
-        parent_id = snapshot.parent_snapshot_id
-        snapshot = None if parent_id is None else metadata.snapshot_by_id(parent_id)

@@ -10,11 +10,10 @@ Which rows files hold is looked at in `added_files.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
@@ -29,8 +28,9 @@ from streamhouse.storage_service.model.lake import (
     TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, SnapshotFacts
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, table_described_by
+from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
 
@@ -110,15 +110,15 @@ def covered_offsets(metadata: TableMetadata, live: LiveTable) -> Mapping[int, in
 
 
 def _added_to_main(base: TableMetadata, new: TableMetadata) -> list[Snapshot]:
-    before = {snapshot.snapshot_id for snapshot in _ancestors(base)}
-    return [snapshot for snapshot in _ancestors(new) if snapshot.snapshot_id not in before]
+    before = {snapshot.snapshot_id for snapshot in ancestors_of(base)}
+    return [snapshot for snapshot in ancestors_of(new) if snapshot.snapshot_id not in before]
 
 
 def _round_snapshots(base: TableMetadata, new: TableMetadata, live: LiveTable) -> list[Snapshot]:
     return [
         snapshot
         for snapshot in _added_to_main(base, new)
-        if (found := _read(_summary(snapshot), live)) is not None
+        if (found := _read(facts_of(snapshot).properties, live)) is not None
         and found.epoch == live.lake.tiering_epoch
     ]
 
@@ -227,12 +227,7 @@ def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveT
 
 def _covered(metadata: TableMetadata, live: LiveTable) -> CoveredOffsets | None:
     return lake_coverage.covered_offsets(
-        (
-            SnapshotFacts(
-                properties=_summary(snapshot), sequence_number=snapshot.sequence_number or 0
-            )
-            for snapshot in _ancestors(metadata)
-        ),
+        (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
         metadata.properties,
         is_owner=lambda properties: owner_of(properties) == live.info.table_id,
     )
@@ -242,15 +237,3 @@ def _read(properties: Mapping[str, str], live: LiveTable) -> CoveredOffsets | No
     if owner_of(properties) != live.info.table_id:
         return None
     return lake_coverage.offsets_said_by(properties)
-
-
-def _summary(snapshot: Snapshot) -> Mapping[str, str]:
-    return {} if snapshot.summary is None else snapshot.summary.additional_properties
-
-
-def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
-    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
-    while snapshot is not None:
-        yield snapshot
-        parent_id = snapshot.parent_snapshot_id
-        snapshot = None if parent_id is None else metadata.snapshot_by_id(parent_id)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
+from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
 
 __all__ = ["VIA_HEADER", "OpenCatalog"]
 
@@ -33,7 +34,8 @@ class OpenCatalog:
                 if properties.get("type") == "rest":
                     properties[f"header.{VIA_HEADER}"] = self._service_id
                 with catalog_errors(f"open catalog '{self._described.name}'"):
-                    self._catalog = load_catalog(self._described.name, **properties)
+                    described = LakeCatalog(name=self._described.name, properties=properties)
+                    self._catalog = open_catalog(described)
             return self._catalog
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ from streamhouse.storage_service.rest_catalog.commit_guard import (
     owner_of,
     protecting_table,
 )
+from streamhouse.storage_service.rest_catalog.lake_sql_catalog import LakeSqlCatalog
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 from streamhouse.storage_service.rest_catalog.sql_commits import StagedCommit, commit_staged
 
@@ -87,6 +88,7 @@ class TableCommits:
         if changed:
             with catalog_errors(f"commit to {_names(names)}", is_commit=True):
                 commit_staged(self._catalog, changed)
+            self._remember(changed)
             self._delete_old_metadata(changed)
         return [_landed(commit) for commit in commits]
 
@@ -148,6 +150,13 @@ class TableCommits:
         covered = covered_offsets(base.metadata, live)
         foreign = new_foreign_snapshots(base.metadata, new, live)
         check_added_files(name, new, foreign, live, covered=covered, io=base.io)
+
+    def _remember(self, commits: Sequence[StagedCommit]) -> None:
+        if isinstance(self._catalog, LakeSqlCatalog):
+            for commit in commits:
+                location, metadata = commit.staged.metadata_location, commit.staged.metadata
+                assert location is not None, "it was written there"
+                self._catalog.committed(location, metadata, before=commit.base)
 
     def _delete_old_metadata(self, commits: Sequence[StagedCommit]) -> None:
         for commit in commits:

@@ -12,13 +12,13 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
 from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.rest_catalog.lake_sql_catalog import LakeSqlCatalog, open_catalog
 from streamhouse.tiering.iceberg_snapshot import (
     Operation,
     SnapshotChanges,
     StagedSnapshot,
     stage_snapshot,
 )
-from streamhouse.tiering.iceberg_sql_catalog import LakeSqlCatalog, open_catalog
 
 NAME = "db.t"
 

@@ -1,6 +1,7 @@
 """pyiceberg's SQL catalog, with commits whose price does not grow with the number of snapshots.
 
-As it is, every commit parses the whole metadata and copies it in depth, every snapshot of it:
+For all who commit to the lake: tiering by itself, and the REST catalog for others. As pyiceberg's
+is, every commit parses the whole metadata and copies it in depth, every snapshot of it:
 a quarter of a millisecond of a core for each snapshot that has not expired. What is committed is
 the same, byte for byte.
 """
@@ -37,7 +38,7 @@ TABLES_REMEMBERED_MAX: Final = 64
 
 
 def open_catalog(described: LakeCatalog) -> Catalog:
-    """Return the catalog, for a writer: of SQL catalogs, the one here."""
+    """Return the catalog, for who commits to it: of SQL catalogs, the one here."""
     properties = dict(described.properties)
     if properties.get(TYPE) == "sql":
         del properties[TYPE]
@@ -62,11 +63,15 @@ class LakeSqlCatalog(SqlCatalog):
     ) -> CommitTableResponse:
         """See `Catalog.commit_table`."""
         response = super().commit_table(table, requirements, updates)
-        if table.metadata_location != response.metadata_location:
-            with self._lock:
-                self._known.pop(table.metadata_location, None)
-        self._remember(response.metadata_location, response.metadata)
+        self.committed(response.metadata_location, response.metadata, before=table)
         return response
+
+    def committed(self, location: str, metadata: TableMetadata, *, before: Table | None) -> None:
+        """Remember what a commit made of the table `before`, for the next one."""
+        if before is not None and before.metadata_location != location:
+            with self._lock:
+                self._known.pop(before.metadata_location, None)
+        self._remember(location, metadata)
 
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         location: Any = orm_table.metadata_location
