@@ -43,7 +43,7 @@ def _lose(world: SparkWorld, path: str) -> None:
     """What only the service had is gone; the table goes on under another id."""
     before = world.client.describe_table(path).table_id
     world.client.drop_table(path)
-    assert world.client.adopt_table(path).table.table_id > before
+    assert world.client.adopt_table(path).table_id > before
 
 
 def _ids(start: int, end: int, *kinds: str) -> list[str]:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
-__all__ = ["AdoptedTable", "AdoptionCalls"]
+__all__ = ["AdoptionCalls"]
 
 # Rows by key are made from the lake before the answer.
 _WAIT_S_MAX: Final = 6 * 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptedTable:
-    """A table that goes on with its lake; `left` are lake tables that it could not take along."""
-
-    table: TableInfo
-    left: tuple[str, ...]
 
 
 class AdoptionCalls:
@@ -27,7 +18,7 @@ class AdoptionCalls:
 
     _transport: HttpTransport
 
-    def adopt_table(self, path: str, *, force: bool = False) -> AdoptedTable:
+    def adopt_table(self, path: str, *, force: bool = False) -> TableInfo:
         """Make the lake table at `path`, which a Streamhouse service tiered to, a table here.
 
         It has the columns, keys, buckets and properties that the table had, and its rows as far as
@@ -49,4 +40,4 @@ class AdoptionCalls:
             body={"force": force},
             wait_s=_WAIT_S_MAX,
         )
-        return AdoptedTable(table=TableInfo.from_json(answer["table"]), left=tuple(answer["left"]))
+        return TableInfo.from_json(answer)

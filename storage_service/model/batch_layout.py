@@ -28,7 +28,6 @@ __all__ = [
 
 BATCH_PARTITION_PROPERTY: Final = "table.datalake.batch-layout.partition"
 BATCH_SORT_PROPERTY: Final = "table.datalake.batch-layout.sort"
-BATCH_LAYOUT_PREFIX: Final = "table.datalake.batch-layout."
 Z_ORDER_COLUMNS_MAX: Final = 4
 _Z_ORDER: Final = re.compile(r"\s*zorder\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
 _COMMA_OUTSIDE_CALLS: Final = re.compile(r",(?![^()]*\))")

@@ -26,7 +26,6 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model import lake_coverage
-from streamhouse.storage_service.model.batch_layout import BATCH_LAYOUT_PREFIX
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
@@ -60,14 +59,14 @@ _ELSE: Final = "import it as another table, which copies the rows"
 class AdoptableLake:
     """The lake tables of one table, as they were when they were looked at.
 
-    `left` are the names of those that are not taken over, because they lack rows.
+    `sides` are those beside the rows' own, each with what it covers. The full history covers what
+    the rows cover; a batch layout that does not is made anew by the next round.
     """
 
     described: TableInfo
     rows: Table
     covered: CoveredOffsets
-    sides: Mapping[LakeRole, Table]
-    left: tuple[str, ...]
+    sides: Mapping[LakeRole, tuple[Table, CoveredOffsets]]
     service_id: str
 
     @property
@@ -90,45 +89,56 @@ class AdoptableLake:
             CommitConflictError: somebody changed a lake table meanwhile.
             UnknownOutcomeError: the catalog cannot be asked whether it was changed.
         """
-        ends = dict(self.covered.tiered_offsets)
+        ends, truncated = self.covered.tiered_offsets, self.covered.truncated_offsets
         table = replace(
             self.described,
             table_id=table_id,
             created_at_us=now_us,
-            adopted_from={**self.described.adopted_from, self.owner_id: ends},
+            adopted_from={**self.described.adopted_from, self.owner_id: dict(ends)},
         )
         owner = NewOwner(
             service_id=self.service_id,
             table_id=table_id,
             epoch=self._last_epoch() + 1,
-            tiered_offsets=ends,
         )
         snapshot_id = hand_over(
-            self.rows, owner, LakeRole.ROWS, also={TABLE_PROPERTY: description_of(table)}
+            self.rows,
+            owner,
+            LakeRole.ROWS,
+            covered=self.covered,
+            also={TABLE_PROPERTY: description_of(table)},
         )
         sides = {
             role: SideLakeState(
-                snapshot_id=hand_over(side, owner, role),
+                snapshot_id=hand_over(side, owner, role, covered=covered),
                 table_uuid=str(side.metadata.table_uuid),
-                tiered_offsets=ends,
+                tiered_offsets=covered.tiered_offsets,
+                truncated_offsets=covered.truncated_offsets,
             )
-            for role, side in self.sides.items()
+            for role, (side, covered) in self.sides.items()
         }
         batch = sides.get(LakeRole.BATCH)
+        if batch is not None and (batch.tiered_offsets, batch.truncated_offsets) != (
+            ends,
+            truncated,
+        ):
+            batch = None
         return table, LakeState(
             snapshot_id=snapshot_id,
             table_uuid=str(self.rows.metadata.table_uuid),
             tiering_epoch=owner.epoch,
-            tiered_offsets=ends,
+            tiered_offsets=dict(ends),
+            truncated_offsets=dict(truncated),
             tiered_at_us=now_us,
             changelog=sides.get(LakeRole.CHANGES),
             batch=batch,
             batch_tiered_at_us=None if batch is None else now_us,
+            # What a layout has that is not known is not gone on from.
+            batch_since_epoch=owner.epoch,
         )
 
     def _last_epoch(self) -> int:
-        found = [_last_round(side.metadata) for side in self.sides.values()]
-        return max([self.covered.epoch, *(last[0].epoch for last in found if last)])
+        return max(self.covered.epoch, *(said.epoch for _, said in self.sides.values()), 0)
 
 
 def find_adoptable(
@@ -166,15 +176,11 @@ def find_adoptable(
             " stop that service for good, which could not tier the table any more, and then force"
             " the adoption (--adopt)"
         )
-    sides, left = _sides(catalog, described, covered)
-    if LakeRole.BATCH not in sides:
-        described = _without_batch_layout(described)
     return AdoptableLake(
         described=described,
         rows=rows,
         covered=covered,
-        sides=sides,
-        left=tuple(left),
+        sides=_sides(catalog, described, covered),
         service_id=tables.service_id,
     )
 
@@ -237,45 +243,29 @@ def _rounds_of(metadata: TableMetadata, table: TableInfo, where: str) -> tuple[C
 
 def _sides(
     catalog: Catalog, table: TableInfo, covered: CoveredOffsets
-) -> tuple[dict[LakeRole, Table], list[str]]:
-    """Return the lake tables beside the rows' own, and the names of those that fell behind."""
+) -> dict[LakeRole, tuple[Table, CoveredOffsets]]:
+    """Return the lake tables beside the rows' own that rounds wrote to, and what they cover."""
     properties = table.properties()
-    sides: dict[LakeRole, Table] = {}
-    left: list[str] = []
     path = table.path
+    sides = {}
     for role, is_kept in (
         (LakeRole.CHANGES, properties.datalake_changelog),
         (LakeRole.BATCH, properties.has_batch_layout),
     ):
-        if not is_kept:
-            continue
         name = role.lake_name(path.table)
-        side = _load(catalog, (path.database, name))
+        side = _load(catalog, (path.database, name)) if is_kept else None
         last = None if side is None else _last_round(side.metadata)
-        if (
-            side is not None
-            and last is not None
-            and last[0].tiered_offsets == covered.tiered_offsets
-        ):
-            sides[role] = side
-        elif role is LakeRole.BATCH:
-            left.append(f"{path.database}.{name}")
-        else:
-            raise UnsupportedError(
-                f"lake table '{path.database}.{name}' does not end where the rows of '{path}' do,"
-                f" {dict(covered.tiered_offsets)}, so the history would have a gap or changes that"
-                " never were: set its current snapshot to one with these offsets"
-            )
-    return sides, left
-
-
-def _without_batch_layout(table: TableInfo) -> TableInfo:
-    kept = {
-        key: value
-        for key, value in table.descriptor.properties.items()
-        if not key.startswith(BATCH_LAYOUT_PREFIX)
-    }
-    return replace(table, descriptor=replace(table.descriptor, properties=kept))
+        if side is not None and last is not None:
+            sides[role] = (side, last[0])
+        if role is LakeRole.CHANGES and is_kept:
+            said = sides.get(role)
+            if said is None or said[1].tiered_offsets != covered.tiered_offsets:
+                raise UnsupportedError(
+                    f"lake table '{path.database}.{name}' does not end where the rows of '{path}'"
+                    f" do, {dict(covered.tiered_offsets)}, so the history would have a gap or"
+                    " changes that never were: set its current snapshot to one with these offsets"
+                )
+    return sides
 
 
 def _last_round(metadata: TableMetadata) -> tuple[CoveredOffsets, Snapshot] | None:

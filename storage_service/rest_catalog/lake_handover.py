@@ -28,9 +28,11 @@ from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
+    TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
     tiered_offsets_to_property,
 )
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 
 __all__ = ["NewOwner", "hand_over"]
@@ -38,26 +40,35 @@ __all__ = ["NewOwner", "hand_over"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOwner:
-    """Whose a lake table becomes, and what it covers, as before."""
+    """Whose lake tables become."""
 
     service_id: str
     table_id: int
     epoch: int
-    tiered_offsets: Mapping[int, int]
 
-    def properties(self, role: LakeRole) -> dict[str, str]:
-        """Return what snapshot and table say alike."""
-        return {
+    def properties(self, covered: CoveredOffsets, role: LakeRole) -> dict[str, str]:
+        """Return what snapshot and table say alike of a lake table that covers as much."""
+        truncated = {
+            TRUNCATED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.truncated_offsets)
+        }
+        return (truncated if covered.truncated_offsets else {}) | {
             role.owner_property: str(self.table_id),
             TIERING_EPOCH_PROPERTY: str(self.epoch),
-            TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(self.tiered_offsets),
+            TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.tiered_offsets),
         }
 
 
 def hand_over(
-    table: Table, owner: NewOwner, role: LakeRole, *, also: Mapping[str, str] | None = None
+    table: Table,
+    owner: NewOwner,
+    role: LakeRole,
+    *,
+    covered: CoveredOffsets,
+    also: Mapping[str, str] | None = None,
 ) -> int:
     """Commit and return the new snapshot's id; `also` are more properties of the table.
+
+    `covered` is what the current snapshot covers, and so will the new one.
 
     Raises:
         CommitConflictError: the table is not as it was loaded any more; it stays as it is.
@@ -66,11 +77,11 @@ def hand_over(
     name = ".".join(table.name())
     metadata = table.metadata
     with catalog_errors(f"write metadata of lake table '{name}'"):
-        snapshot = _staged(table, owner.properties(role))
+        snapshot = _staged(table, owner.properties(covered, role))
     branch = {"snapshot-id": snapshot.snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}
     base = {"ref": MAIN_BRANCH, "snapshot-id": snapshot.parent_snapshot_id}
     properties = {
-        **owner.properties(role),
+        **owner.properties(covered, role),
         SERVICE_ID_PROPERTY: owner.service_id,
         TIERED_SEQUENCE_PROPERTY: str(snapshot.sequence_number),
         **(also or {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -36,13 +35,13 @@ def adoption_routes(service: Service) -> APIRouter:
         parsed = TablePath.parse(path)
         there = _table_at(service, parsed)
         if there is not None:
-            return _answer(there, left=(), status=200)
+            return _answer(there, status=200)
         search = _Search(service, parsed, is_forced=body.force)
         try:
             table = await service.manager.adopt_table(search.run)
         finally:
             await service.run_blocking(search.close)
-        return _answer(table, left=search.left, status=201)
+        return _answer(table, status=201)
 
     return routes
 
@@ -65,7 +64,6 @@ class _Search:
     """Looks for the lake tables of one path. Made on the event loop, run on another thread."""
 
     def __init__(self, service: Service, path: TablePath, *, is_forced: bool) -> None:
-        self.left: tuple[str, ...] = ()
         self._tables = ServiceTables(service)
         self._described = service.config.lake_catalog()
         self._path = path
@@ -79,15 +77,13 @@ class _Search:
         from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
 
         self._catalog = OpenCatalog(self._described, service_id=self._tables.service_id)
-        found = find_adoptable(
+        return find_adoptable(
             self._catalog.get(),
             self._path,
             self._tables,
             is_forced=self._is_forced,
             now_ms=clock_us() // 1000,
         )
-        self.left = found.left
-        return found
 
     def close(self) -> None:
         """Close the catalog, if it was opened."""
@@ -95,5 +91,5 @@ class _Search:
             self._catalog.close()
 
 
-def _answer(table: OpenTable, *, left: Sequence[str], status: int) -> JSONResponse:
-    return JSONResponse({"table": table.info.to_json(), "left": list(left)}, status_code=status)
+def _answer(table: OpenTable, *, status: int) -> JSONResponse:
+    return JSONResponse(table.info.to_json(), status_code=status)

@@ -18,6 +18,7 @@ from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
+from streamhouse.storage_service.tablet.transaction_files import TransactionFiles
 
 __all__ = ["Adoptable", "adopt_table"]
 
@@ -46,15 +47,22 @@ def adopt_table(
     table_id = registry.reserve_table_id(above=found.owner_id)
     info, lake = found.take_over(table_id, now_us=now_us)
 
+    filesystem = LocalFilesystem()
+
     def fill(table: TableInfo) -> None:
         for bucket, end in lake.tiered_offsets.items():
             begin_log(
                 directory.bucket(table_id, bucket),
                 first_offset=end,
                 identity=LogIdentity(table_id, bucket),
-                filesystem=LocalFilesystem(),
+                filesystem=filesystem,
                 now_us=now_us,
             )
+        if lake.truncated_offsets:
+            path = directory.transactions(table_id)
+            files = TransactionFiles(path, table_id=table_id, filesystem=filesystem)
+            filesystem.make_directory(path)
+            files.save_truncated(lake.truncated_offsets, now_us)
         save_lake_state(directory, table, lake)
 
     registry.add_table(info, fill=fill)

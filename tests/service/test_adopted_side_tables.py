@@ -9,7 +9,7 @@ import pytest
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import UnsupportedError
-from tests.support.adoption_world import KEYED, SCHEMA, Lake, adopt, by_id, filled, go_on, rows
+from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, adopt, by_id, filled, go_on, rows
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def _changes(client: StreamhouseClient) -> int:
     return sum(state.lake.changelog.tiered_offsets.values())
 
 
-def test_a_batch_layout_that_lags_is_left_behind(lake: Lake) -> None:
+def test_a_batch_layout_that_lags_is_made_anew(lake: Lake) -> None:
     layout = {
         "table.datalake.batch-layout.sort": "name",
         "table.datalake.batch-layout.freshness": "1h",
@@ -59,13 +59,15 @@ def test_a_batch_layout_that_lags_is_left_behind(lake: Lake) -> None:
 
     with lake.service("b") as (_, client):
         client.create_database("shop")
-        adopted = client.adopt_table(KEYED, force=True)
-        assert adopted.left == (f"{KEYED}$batch",)
-        assert not adopted.table.properties().has_batch_layout
+        client.adopt_table(KEYED, force=True)
+        assert client.table_state(KEYED).lake.batch is None
         assert by_id(client.read(KEYED)) == keyed
         client.upsert(KEYED, rows(0, 5))
         tier_once(client, KEYED)
-        assert lake.judged(KEYED) == keyed | by_id(rows(0, 5))
+        keyed |= by_id(rows(0, 5))
+        assert by_id(client.read(KEYED)) == keyed
+        assert lake.judged(KEYED) == keyed
+        assert lake.judged(f"{KEYED}$batch") == keyed
 
 
 def _lake_rows(lake: Lake, name: str) -> pa.Table:
@@ -86,3 +88,41 @@ def test_a_history_with_other_changes_than_the_rows_is_refused(lake: Lake) -> No
         ):
             client.adopt_table(KEYED, force=True)
         assert client.list_tables() == []
+
+
+def test_rows_that_were_overwritten_stay_gone(lake: Lake) -> None:
+    layout = {"table.datalake.batch-layout.sort": "name"}
+    with lake.service("a") as (_, client):
+        client.create_database("shop")
+        client.create_table(LOG, SCHEMA, bucket_count=2, properties=layout)
+        client.append(LOG, rows(0, 500))
+        client.append(LOG, rows(500, 600))
+        tier_once(client)
+        with client.begin_transaction(LOG, operation="overwrite") as transaction:
+            transaction.commit([transaction.stage(rows(1_000, 1_050))])
+        tier_once(client)
+        before = client.positions(LOG)
+        assert any(at.truncated_offset for at in before.values())
+    lake.lose("a")
+
+    log = by_id(rows(1_000, 1_050))
+    for name in ("b", "c"):
+        with lake.service(name) as (_, client):
+            client.create_database("shop")
+            client.adopt_table(LOG, force=True)
+            after = client.positions(LOG)
+            assert {b: at.truncated_offset for b, at in after.items()} == {
+                b: at.truncated_offset for b, at in before.items()
+            }
+            assert client.table_state(LOG).lake.batch is not None
+            assert by_id(client.read(LOG)) == log
+            start = 2_000 + len(log)
+            client.append(LOG, rows(start, start + 30))
+            log |= by_id(rows(start, start + 30))
+            tier_once(client)
+            assert by_id(client.read(LOG)) == log
+            assert lake.judged(LOG) == log
+            assert lake.judged(f"{LOG}$batch") == log
+        with lake.service(name) as (_, client):
+            assert by_id(client.read(LOG)) == log
+        lake.lose(name)

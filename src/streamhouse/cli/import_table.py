@@ -170,16 +170,13 @@ def _is_adoption(source: str, target: str | None, *, adopt: bool, copy: bool) ->
 
 def _adopt(client: StorageClient, source: str, *, force: bool) -> None:
     try:
-        adopted = client.adopt_table(source, force=force)
+        table = client.adopt_table(source, force=force)
     except DatabaseNotFoundError:
         client.create_database(TablePath.parse(source).database)
-        adopted = client.adopt_table(source, force=force)
-    table = adopted.table
+        table = client.adopt_table(source, force=force)
     latest = table.adopted_from[max(table.adopted_from)]
     ends = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(latest.items()))
     click.echo(f"{table.path} goes on with its lake table, from these offsets on: {ends}")
-    for name in adopted.left:
-        click.echo(f"{name} lacks rows and was left behind", err=True)
 
 
 def _import(job: TableImport, stopping: threading.Event) -> int:
