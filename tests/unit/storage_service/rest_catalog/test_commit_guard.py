@@ -72,6 +72,19 @@ def _forge_offsets(table: Table) -> None:
     table.transaction().set_properties(properties).commit_transaction()
 
 
+def _remove_description(table: Table) -> None:
+    table.transaction().remove_properties("streamhouse.table").commit_transaction()
+
+
+def _spoil_description(table: Table) -> None:
+    table.transaction().set_properties({"streamhouse.table": "mine"}).commit_transaction()
+
+
+def _describe_another(table: Table) -> None:
+    text = table.properties["streamhouse.table"].replace('"bucket_count":', '"bucket_count":1')
+    table.transaction().set_properties({"streamhouse.table": text}).commit_transaction()
+
+
 def _stop_metrics(table: Table) -> None:
     properties = {"write.metadata.metrics.column.__offset": "none"}
     table.transaction().set_properties(properties).commit_transaction()
@@ -123,6 +136,9 @@ REFUSED: dict[str, Callable[[Table], None]] = {
     "property 'streamhouse.table-id' must stay 1": _remove_identity,
     "property 'streamhouse.tiered-offsets' must stay": _remove_other,
     "property 'streamhouse.tiered-offsets' must": _forge_offsets,
+    "property 'streamhouse.table' must stay": _remove_description,
+    "its property streamhouse.table describes no table": _spoil_description,
+    "property 'streamhouse.table' must describe that table": _describe_another,
     "property 'write.metadata.metrics.column.__offset' must stay full": _stop_metrics,
     "a roll back behind the tiered snapshot is refused": _roll_back,
     "adds 5 more rows than it removes": _append,

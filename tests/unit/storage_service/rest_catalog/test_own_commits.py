@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.maintenance_world import MaintenanceWorld
 from tests.support.rest_world import RestWorld
+from tests.support.tiering_world import rows
 
 
 class _RestKeyWorld(RestWorld, KeyTieringWorld):
@@ -33,6 +35,31 @@ def test_rounds_of_a_primary_key_table(tmp_path: Path) -> None:
 
         found = world.client().load_table("db.t").scan().to_arrow()
         assert found.num_rows == len(world.rows)
+
+
+def test_a_commit_is_not_read_again_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RestWorld(tmp_path) as world:
+        world.create_table()
+        world.service.append("db.t", 0, rows(0, 5))
+        world.tier()
+        table = world.client().load_table("db.t")
+        read: list[str] = []
+        parse = SqlCatalog._convert_orm_to_iceberg
+        monkeypatch.setattr(
+            SqlCatalog,
+            "_convert_orm_to_iceberg",
+            lambda catalog, row: read.append(row.metadata_location) or parse(catalog, row),
+        )
+
+        for number in range(3):
+            table.transaction().set_properties({"number": str(number)}).commit_transaction()
+            table.delete(f"id = {number}")
+
+        assert read == []
+        assert world.lake_table().properties["number"] == "2"
+        assert len(world.addresses()) == 2
 
 
 def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
