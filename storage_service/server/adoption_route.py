@@ -54,8 +54,8 @@ def _table_at(service: Service, path: TablePath) -> OpenTable | None:
         return None
     if not table.info.adopted_from:
         raise TableExistsError(
-            f"table '{path}' exists, and tiers to a lake table of its own: drop it to go on with"
-            " what the lake has under this name, without the rows that only its log has"
+            f"table '{path}' exists and was not adopted: drop it to go on with what the lake has"
+            " under this name, without the rows that only its log has"
         )
     return table
 

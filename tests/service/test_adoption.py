@@ -167,7 +167,7 @@ def test_a_service_that_lost_a_table_to_another_adds_nothing_to_it(lake: Lake) -
 def test_a_table_that_was_dropped_by_mistake_comes_back(lake: Lake) -> None:
     with lake.service("a") as (_, client):
         log, keyed = filled(client)
-        with pytest.raises(TableExistsError, match="tiers to a lake table of its own: drop it"):
+        with pytest.raises(TableExistsError, match="exists and was not adopted: drop it to go on"):
             client.adopt_table(LOG)
         client.drop_table(LOG)
         client.drop_table(KEYED)
