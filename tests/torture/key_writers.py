@@ -133,7 +133,13 @@ class KeyTransactionWriter(KeyWriter):
 
 
 class SchemaChanger(Writer):
-    """Adds, renames and drops columns that nobody else uses, while others write."""
+    """Adds, renames and drops columns that nobody else uses, while others write.
+
+    Now and then the table gets another batch layout, or none.
+    """
+
+    _LAYOUT: Final = "table.datalake.batch-layout."
+    _LAYOUT_CHANCE: Final = 0.06
 
     def __init__(self, gate: Gate, ledger: SchemaLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
@@ -144,6 +150,9 @@ class SchemaChanger(Writer):
     def write(self) -> int:
         # Seldom: each change is a new version for good.
         threading.Event().wait(self.random.uniform(0.1, 0.5))
+        if self.random.random() < self._LAYOUT_CHANCE:
+            self._lay_out()
+            return 0
         old = self.random.choice(sorted(self.ledger.there)) if self.ledger.there else None
         if old is None or self.random.random() < 0.5:
             self._made += 1
@@ -154,6 +163,29 @@ class SchemaChanger(Writer):
         else:
             self._change({"drop": old, "confirm": old})
         return 0
+
+    def _lay_out(self) -> None:
+        first, second, *_ = self._client.describe_table(self.table).schema.names
+        layout = self.random.choice(
+            (
+                {},
+                {"sort": f"{second}, {first}"},
+                {"sort": f"zorder({first}, {second})", "partition": f"bucket(2, {second})"},
+                {"partition": f"truncate(1000, {first})"},
+            )
+        )
+        removals = [f"{self._LAYOUT}{key}" for key in ("sort", "partition") if key not in layout]
+        updates = {f"{self._LAYOUT}{key}": value for key, value in layout.items()}
+        deadline_s = time.monotonic() + PATIENCE_S
+        pause = threading.Event()
+        while True:
+            try:
+                self._client.alter_properties(self.table, updates=updates, removals=removals)
+                return
+            except StreamhouseError:
+                if time.monotonic() > deadline_s:
+                    raise
+            pause.wait(0.1)
 
     def _change(self, change: dict[str, str]) -> None:
         gone = {change[verb] for verb in ("rename", "drop") if verb in change}
