@@ -62,11 +62,15 @@ class AppendQueue:
         return len(self._queued)
 
     def now_us(self) -> int:
-        """Return the time; no later batch is stamped earlier.
+        """Return the time, never before that of the last batch.
 
         A clock that goes backwards stops time, it never reverses it.
         """
-        self._last_timestamp_us = max(self._last_timestamp_us, self._clock_us())
+        return max(self._last_timestamp_us, self._clock_us())
+
+    @property
+    def last_timestamp_us(self) -> int:
+        """The time of the last batch; of a log without one, when it was made."""
         return self._last_timestamp_us
 
     def find(
@@ -87,13 +91,15 @@ class AppendQueue:
         writer_id: int,
         sequence: int,
         durable_offset: int,
+        timestamp_us: int = 0,
     ) -> AppendResult:
-        """Queue a batch that `WriterStates.find` does not know."""
+        """Queue a batch that `WriterStates.find` does not know; stamped now without a time."""
         assert 0 < row_count <= _ROWS_MAX
         base_offset = self._next_offset
         end_offset = base_offset + row_count
         timestamp_before = self._last_timestamp_us
-        timestamp_us = self.now_us()
+        timestamp_us = max(timestamp_us, timestamp_before) if timestamp_us else self.now_us()
+        self._last_timestamp_us = timestamp_us
         buffers = encode_frame(
             payload,
             base_offset=base_offset,

@@ -161,8 +161,11 @@ class LogTablet:
         schema_id: int,
         writer_id: int = 0,
         sequence: int = 0,
+        timestamp_us: int = 0,
     ) -> AppendResult:
         """Queue one batch and say where it will be once `flush` has made it durable.
+
+        It is stamped `timestamp_us`, or now; but never earlier than the batch before it.
 
         The payload must not change until then. With a `writer_id`, a repeated sequence is answered
         with its first offsets and not queued, and one out of order raises OutOfOrderSequenceError.
@@ -188,7 +191,13 @@ class LogTablet:
                 writer_id=writer_id,
                 sequence=sequence,
                 durable_offset=self._active.end_offset,
+                timestamp_us=timestamp_us,
             )
+
+    def now_us(self) -> int:
+        """Return the time that a batch appended now would be stamped."""
+        with self._lock:
+            return self._queue.now_us()
 
     def find_batch(self, writer_id: int, *, sequence: int) -> AppendResult | None:
         """Return where the batch is that `sequence` repeats; else as `WriterStates.find`."""
@@ -305,11 +314,11 @@ class LogTablet:
         """Seal the active segment and begin a new one; raises StorageFailedError."""
         assert not self._queue
         assert not self._active.needs_sync
-        timestamp_us = self._queue.now_us()
-        self._writers.expire(timestamp_us - self._options.writer_expiry_us)
+        self._writers.expire(self._queue.now_us() - self._options.writer_expiry_us)
         try:
+            # Not the time it is: the next batch may be of a transaction that was decided before.
             sealed, active = self._roll_segment.run(
-                self._active, self._writers, timestamp_us=timestamp_us
+                self._active, self._writers, timestamp_us=self._queue.last_timestamp_us
             )
         except RollFailedError as error:
             if error.is_half_done:

@@ -49,7 +49,10 @@ _logger = logging.getLogger(__name__)
 
 
 class PendingAppend(NamedTuple):
-    """One batch for one log. `writer_id` 0 means no writer: the batch is never a repetition."""
+    """One batch for one log. `writer_id` 0 means no writer: the batch is never a repetition.
+
+    `timestamp_us` 0 means the time of its commit, the same for all batches of a unit.
+    """
 
     tablet: LogTablet
     payload: Buffer
@@ -57,6 +60,7 @@ class PendingAppend(NamedTuple):
     schema_id: int
     writer_id: int = 0
     sequence: int = 0
+    timestamp_us: int = 0
 
 
 class CommitOutcome(NamedTuple):
@@ -277,8 +281,10 @@ def _append(unit: _Unit) -> bool:
     kept: dict[LogTablet, int] = {}
     results: list[AppendResult] = []
     touched: list[LogTablet] = []
+    # One time for all, so that no cut by time has a part of a unit.
+    now_us = max((entry.tablet.now_us() for entry in unit.entries), default=0)
     try:
-        for tablet, payload, row_count, schema_id, writer_id, sequence in unit.entries:
+        for tablet, payload, row_count, schema_id, writer_id, sequence, given_us in unit.entries:
             kept.setdefault(tablet, tablet.queued_count)
             result = tablet.append(
                 payload,
@@ -286,6 +292,7 @@ def _append(unit: _Unit) -> bool:
                 schema_id=schema_id,
                 writer_id=writer_id,
                 sequence=sequence,
+                timestamp_us=given_us or now_us,
             )
             results.append(result)
             # A repetition of a batch of this very group is not durable either.

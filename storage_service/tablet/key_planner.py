@@ -134,6 +134,7 @@ class KeyPlanner:
             schema_id=self._buckets[write.bucket].rows.rules.schema_id,
             writer_id=request.writer_id,
             sequence=write.sequence,
+            timestamp_us=request.timestamp_us,
         )
         end = base + planned.end
         return KeyPart(write.bucket, base + planned.start, end, 0, planned.write, pending)

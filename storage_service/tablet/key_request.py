@@ -59,6 +59,8 @@ class KeyRequest:
     """False: a piece of a transaction, which is published later and not with others."""
     parts: list[KeyPart] = field(default_factory=list)
     error: StreamhouseError | None = None
+    timestamp_us: int = 0
+    """When it was decided; 0: when it is stored."""
 
     @property
     def row_count(self) -> int:

@@ -110,16 +110,22 @@ class KeyWriter:
         writes: Sequence[KeyWrite],
         *,
         columns: Sequence[str] | None,
+        timestamp_us: int,
         writer_id: int = TRANSACTION_WRITER,
     ) -> Appended:
-        """Store and apply a piece of a transaction, which `publish_all` will show.
+        """Store and apply a piece of a transaction of that time, which `publish_all` will show.
 
         For who holds the table's write gate, after `settle`. A `sequence` is how many rows of the
         transaction the bucket has then; nothing is taken for a repetition. Until it is published
         lookups that meet any of it wait. Rows of no transaction have the writer 0.
         """
         request = KeyRequest(
-            writes, columns, writer_id, self._loop.create_future(), is_published=False
+            writes,
+            columns,
+            writer_id,
+            self._loop.create_future(),
+            is_published=False,
+            timestamp_us=timestamp_us,
         )
         self._waiting.append(request)
         self._wake()

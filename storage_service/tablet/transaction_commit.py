@@ -29,7 +29,6 @@ from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.schema_change import stored_version_of
 from streamhouse.storage_service.tablet.blocking import RunBlocking
-from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.group_commit import CommitOutcome, PendingAppend
 from streamhouse.storage_service.tablet.key_writer import Submit
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -70,11 +69,11 @@ class CommitServices:
 class _Sink(Protocol):
     """Where the pieces go."""
 
-    async def begin(self) -> int:
-        """Do what comes before the first row, as far as it is not done; return its timestamp."""
+    async def begin(self) -> None:
+        """Do what comes before the first row, as far as it is not done."""
 
-    async def store(self, chunk: Sequence[StagedRows]) -> int:
-        """Make a chunk durable, not visible; return its timestamp."""
+    async def store(self, chunk: Sequence[StagedRows]) -> None:
+        """Make a chunk durable, not visible."""
 
     def publish(self) -> None:
         """Make everything stored visible in one step."""
@@ -99,7 +98,7 @@ class TransactionCommit:
         self._progress = progress
         buckets = sorted(decision.starts)
         self._sink: _Sink = (
-            _LogSink(table, buckets, services, self._stored)
+            _LogSink(table, buckets, decision.result.timestamp_us, services, self._stored)
             if table.key_writer is None
             else KeySink(
                 table,
@@ -110,13 +109,12 @@ class TransactionCommit:
                 stored=self._stored,
             )
         )
-        self.timestamp_us = 0
 
     async def store(self) -> Mapping[int, tuple[int, int]]:
         """Make all rows durable; return bucket -> (start, end)."""
         done = self._positions()
         self._progress.rows_stored = sum(done.values())
-        self.timestamp_us = await self._sink.begin()
+        await self._sink.begin()
         chunks = chunks_of(
             self._parts, done=done, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
         )
@@ -125,10 +123,9 @@ class TransactionCommit:
         try:
             while (chunk := await reading) is not None:
                 reading = asyncio.ensure_future(self._services.run_blocking(next, chunks, None))
-                self.timestamp_us = max(self.timestamp_us, await self._sink.store(chunk))
+                await self._sink.store(chunk)
         finally:
             await asyncio.gather(reading, return_exceptions=True)
-        self.timestamp_us = self.timestamp_us or clock_us()
         return {
             bucket: (start, self._table.tablets[bucket].log_end_offset)
             for bucket, start in self._decision.starts.items()
@@ -136,12 +133,7 @@ class TransactionCommit:
 
     async def until_stored(self, store: Callable[[], Awaitable[None]]) -> None:
         """Run `store` until the disk takes it."""
-
-        async def stored() -> int:
-            await store()
-            return 0
-
-        await self._stored(stored, 0)
+        await self._stored(store, 0)
 
     def publish(self) -> None:
         """Make the whole transaction visible; event loop, with nothing else running in between."""
@@ -163,14 +155,14 @@ class TransactionCommit:
                 )
         return done
 
-    async def _stored(self, store: Callable[[], Awaitable[int]], row_count: int) -> int:
-        """Run `store` until it has stored its piece; return the piece's timestamp."""
+    async def _stored(self, store: Callable[[], Awaitable[object]], row_count: int) -> None:
+        """Run `store` until it has stored its piece."""
         wait_s = _RETRY_S_MIN
         gate = self._table.gate
         while True:
             self._check_not_stopping()
             try:
-                timestamp_us = await store()
+                await store()
             except (StorageFailedError, OverloadedError) as error:
                 self._check_can_go_on(error)
                 self._progress.trouble = error.message
@@ -186,7 +178,7 @@ class TransactionCommit:
                     self._progress.trouble = ""
                     gate.allow()
                 self._progress.rows_stored += row_count
-                return timestamp_us
+                return
             await self._pause(wait_s)
             wait_s = min(wait_s * 2, _RETRY_S_MAX)
 
@@ -219,21 +211,22 @@ class _LogSink:
         self,
         table: OpenTable,
         buckets: Sequence[int],
+        timestamp_us: int,
         services: CommitServices,
-        stored: Callable[[Callable[[], Awaitable[int]], int], Awaitable[int]],
+        stored: Callable[[Callable[[], Awaitable[object]], int], Awaitable[None]],
     ) -> None:
         self._table = table
         self._buckets = buckets
+        self._timestamp_us = timestamp_us
         self._services = services
         self._stored = stored
         # Groups must not publish what they store: it becomes visible together.
         services.deferred.update(table.tablets)
 
-    async def begin(self) -> int:
+    async def begin(self) -> None:
         """See `_Sink.begin`."""
-        return 0
 
-    async def store(self, chunk: Sequence[StagedRows]) -> int:
+    async def store(self, chunk: Sequence[StagedRows]) -> None:
         """See `_Sink.store`."""
         assert not any(staged.skipped for staged in chunk), "a frame is a staged batch"
         unit = [
@@ -244,18 +237,18 @@ class _LogSink:
                 schema_id=stored_version_of(self._table.info, staged.schema),
                 writer_id=TRANSACTION_WRITER,
                 sequence=staged.end,
+                timestamp_us=self._timestamp_us,
             )
             for staged in chunk
         ]
-        return await self._stored(lambda: self._append(unit), sum(e.row_count for e in unit))
+        await self._stored(lambda: self._append(unit), sum(e.row_count for e in unit))
 
-    async def _append(self, unit: Sequence[PendingAppend]) -> int:
+    async def _append(self, unit: Sequence[PendingAppend]) -> None:
         done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
         self._services.submit(unit, done.set_result)
         outcome = await done
         if outcome.error is not None:
             raise outcome.error
-        return max(result.timestamp_us for result in outcome.results)
 
     def publish(self) -> None:
         """See `_Sink.publish`."""

@@ -36,75 +36,72 @@ class KeySink:
         *,
         run_blocking: RunBlocking,
         piece_bytes: int,
-        stored: Callable[[Callable[[], Awaitable[int]], int], Awaitable[int]],
+        stored: Callable[[Callable[[], Awaitable[object]], int], Awaitable[None]],
     ) -> None:
         self._table = table
         self._writer = writer
         self._columns = decision.spec.columns
+        self._timestamp_us = decision.result.timestamp_us
         self._starts = decision.starts
         self._is_overwrite = decision.spec.operation is TransactionOperation.OVERWRITE
         self._run_blocking = run_blocking
         self._piece_bytes = piece_bytes
         self._stored = stored
 
-    async def begin(self) -> int:
+    async def begin(self) -> None:
         """Of an overwrite, take away every row that is older than the transaction.
 
         What a crash left of them is found again by the offsets they were written at, so that no
         piece of this counts for the position in the transaction.
         """
         if not self._is_overwrite:
-            return 0
-        timestamp_us = 0
+            return
         for bucket, start in self._starts.items():
             older = _OlderRows(self._table.key_buckets[bucket].rows, start, self._piece_bytes)
             try:
-                timestamp_us = max(timestamp_us, await self._take_away(bucket, older))
+                await self._take_away(bucket, older)
             finally:
                 await self._writer.on_thread(older.close)
-        return timestamp_us
 
-    async def _take_away(self, bucket: int, older: _OlderRows) -> int:
-        async def read() -> int:
+    async def _take_away(self, bucket: int, older: _OlderRows) -> None:
+        async def read() -> None:
             await self._writer.on_thread(older.advance)
-            return 0
 
-        timestamp_us = 0
         await self._stored(read, 0)
         while (keys := older.keys) is not None:
             deletes = np.full(keys.num_rows, OPERATION_DELETE, dtype=np.int8)
-            stored_us = await self._change([KeyWrite(bucket, keys, deletes)])
-            timestamp_us = max(timestamp_us, stored_us)
+            await self._change([KeyWrite(bucket, keys, deletes)])
             await self._stored(read, 0)
-        return timestamp_us
 
-    async def store(self, chunk: Sequence[StagedRows]) -> int:
+    async def store(self, chunk: Sequence[StagedRows]) -> None:
         """See `transaction_commit._Sink`."""
-        return max(
-            [await self._change(writes) for writes in await self._run_blocking(_rounds, chunk)]
-        )
+        for writes in await self._run_blocking(_rounds, chunk):
+            await self._change(writes)
 
-    async def _change(self, writes: list[KeyWrite]) -> int:
+    async def _change(self, writes: list[KeyWrite]) -> None:
         # Rows of the transaction say at which position they are, what it takes away does not.
         is_own = all(write.sequence for write in writes)
 
-        async def change() -> int:
-            appended = await self._writer.write_unpublished(
-                writes, columns=self._columns, writer_id=TRANSACTION_WRITER if is_own else 0
+        async def change() -> None:
+            await self._writer.write_unpublished(
+                writes,
+                columns=self._columns,
+                timestamp_us=self._timestamp_us,
+                writer_id=TRANSACTION_WRITER if is_own else 0,
             )
-            return appended.timestamp_us
 
         try:
             row_count = sum(write.rows.num_rows for write in writes) if is_own else 0
-            return await self._stored(change, row_count)
+            await self._stored(change, row_count)
         except RequestTooLargeError:
             # Large rows that are replaced make the changes larger than a frame.
             if all(write.rows.num_rows == 1 for write in writes):
                 raise
+        else:
+            return
         halves = [_halves(write) for write in writes]
-        first = await self._change([half[0] for half in halves])
-        second = await self._change(list(itertools.chain(*(half[1:] for half in halves))))
-        return max(first, second)
+        await self._change([half[0] for half in halves])
+        await self._change(list(itertools.chain(*(half[1:] for half in halves))))
 
     def publish(self) -> None:
         """See `transaction_commit._Sink`."""

@@ -141,7 +141,11 @@ class TransactionRunner:
             )
             row_count = sum(part.row_count for part in parts)
             committing = replace(
-                decision.result, status=TransactionStatus.COMMITTING, row_count=row_count
+                decision.result,
+                status=TransactionStatus.COMMITTING,
+                row_count=row_count,
+                # All its rows have this time: no cut by time has a part of a transaction.
+                timestamp_us=max(tablet.now_us() for tablet in self._table.tablets),
             )
             is_overwrite = spec.operation is TransactionOperation.OVERWRITE
             decision = replace(
@@ -176,7 +180,6 @@ class TransactionRunner:
             decision.result,
             status=TransactionStatus.COMMITTED,
             ranges=ranges,
-            timestamp_us=commit.timestamp_us,
         )
         outcome = replace(decision, parts=(), result=result)
         # Before it is visible: others write after that, and a redo must never follow them.

@@ -1,7 +1,8 @@
 """A service killed -9 at every step of a commit: afterwards each transaction is there or not.
 
-Whatever step it was: what was acknowledged is there, once; what was decided is there as a whole;
-what was not is not there at all, and can still be committed; a version is committed once.
+Whatever step it was: what was acknowledged is there, once; what was decided is there as a whole,
+and all of it has one timestamp; what was not is not there at all, and can still be committed; a
+version is committed once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tests.support.transaction_crash_child import (
 )
 
 _LIVES = 1
+_TIME = "time of the frame"
 
 
 def _live_and_die(directory: Path, table: str, step: str, *, first: int, passes: int) -> None:
@@ -57,14 +59,32 @@ def _told(directory: Path) -> list[list[str]]:
 def _log(table: OpenTable, bucket: int) -> pa.Table:
     tablet = table.tablets[bucket]
     batches = []
+    times: list[int] = []
     offset = tablet.log_start_offset
     while offset < tablet.high_watermark:
         for frame in tablet.read(offset, bytes_max=1 << 20):
             batches.append(
                 pa.ipc.read_record_batch(pa.py_buffer(frame.payload), table.info.log_schema)
             )
+            times += [frame.timestamp_us] * frame.row_count
             offset = frame.base_offset + frame.row_count
-    return pa.Table.from_batches(batches, schema=table.info.log_schema)
+    rows = pa.Table.from_batches(batches, schema=table.info.log_schema)
+    return rows.append_column(_TIME, pa.array(times, pa.int64()))
+
+
+def _check_times(table: OpenTable) -> None:
+    """No cut by time has a part of a transaction."""
+    times: dict[str, set[int]] = {}
+    for bucket in range(BUCKETS):
+        rows = _log(table, bucket)
+        kinds = rows["__change_type"] if table.key_buckets else [None] * rows.num_rows
+        for name, kind, time in zip(
+            rows["name"].to_pylist(), kinds, rows[_TIME].to_pylist(), strict=True
+        ):
+            is_written = kind is None or kind.as_py() not in (UPDATE_BEFORE, DELETE)
+            if is_written and name != "alone":
+                times.setdefault(name.partition("p")[0], set()).add(time)
+    assert all(len(seen) == 1 for seen in times.values()), times
 
 
 def _check_log(table: OpenTable, committed: set[int]) -> None:
@@ -160,6 +180,7 @@ async def _check(directory: Path, name: str, step: str) -> int:
             assert result.status is TransactionStatus.COMMITTED
             committed.add(last)
         check(table, committed)
+        _check_times(table)
         with (directory / "told").open("a") as file:
             file.writelines(f"committed {number}\n" for number in committed - acknowledged)
         return last + 1

@@ -35,7 +35,7 @@ class World:
         self._last_append_us = 0
 
     def _clock_us(self) -> int:
-        return self._last_append_us + int((self.seconds - 1_000.0) * 1_000_000)
+        return self._last_append_us + round((self.seconds - 1_000.0) * 1_000_000)
 
     async def table(self, path: str = "events", **fields: Any) -> OpenTable:
         """Make a table with 5 rows in each of its two buckets."""

@@ -17,7 +17,7 @@ from streamhouse.storage_service.tablet.group_commit import (
     PendingAppend,
 )
 from tests.support.crash_filesystem import Crash, CrashFilesystem
-from tests.support.log_harness import open_log, payloads_of, read_all
+from tests.support.log_harness import SettableClock, open_log, payloads_of, read_all
 
 WAIT_SECONDS = 10.0
 BUCKETS = tuple(Path(f"/tables/7/bucket-{bucket}") for bucket in range(3))
@@ -78,11 +78,13 @@ class CommitHarness:
         self.committer = GroupCommitter(
             self._publish, limits=CommitLimits(units_max=5, rows_max=1000, bytes_max=10_000)
         )
+        self.clocks = {directory: SettableClock() for directory in BUCKETS}
         self.logs = {directory: self.open(directory) for directory in BUCKETS}
 
     def open(self, directory: Path) -> LogTablet:
         bucket = int(directory.name.removeprefix("bucket-"))
-        return open_log(self.disk, directory=directory, bucket=bucket)
+        clock = self.clocks[directory]
+        return open_log(self.disk, directory=directory, bucket=bucket, clock_us=clock)
 
     def restart(self) -> None:
         self.disk.fail_writes_in = self.disk.fail_syncs_in = self.disk.fail_truncates_in = set()

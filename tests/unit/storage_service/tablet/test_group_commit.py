@@ -54,6 +54,24 @@ def test_a_unit_is_durable_then_visible_then_answered(service: CommitHarness) ->
     assert service.stored(_B) == [b"rows"]
 
 
+def test_all_batches_of_a_unit_have_one_time_which_never_goes_back(service: CommitHarness) -> None:
+    service.clocks[_B].now_us = 5_000_000
+    unit = service.commit(service.batch(_A), service.batch(_B), service.batch(_A, b"more"))
+    later = service.commit(service.batch(_A))
+
+    assert [result.timestamp_us for result in unit.results] == [5_000_000] * 3
+    assert [result.timestamp_us for result in later.results] == [5_000_000]
+
+
+def test_a_given_time_is_taken_unless_it_is_past(service: CommitHarness) -> None:
+    times = [
+        service.commit(service.batch(_A)._replace(timestamp_us=given)).results[0].timestamp_us
+        for given in (3_000_000, 2_000_000, 4_000_000)
+    ]
+
+    assert times == [3_000_000, 3_000_000, 4_000_000]
+
+
 def test_units_that_wait_become_one_group_with_one_sync_a_log(service: CommitHarness) -> None:
     service.hold()
     waiting = [service.submit(service.batch(_A)), service.submit(service.batch(_A))]
