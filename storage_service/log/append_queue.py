@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segment import WrittenFrame
 from streamhouse.storage_service.log.segment_format import encode_frame
@@ -14,7 +15,7 @@ from streamhouse.storage_service.log.writer_state import (
     WriterStates,
 )
 
-__all__ = ["AppendQueue", "AppendResult"]
+__all__ = ["AppendQueue", "AppendResult", "checked_payload"]
 
 _ROWS_MAX: Final = (1 << 32) - 1
 
@@ -139,3 +140,14 @@ class AppendQueue:
     def clear(self) -> None:
         """Everything queued is durable now."""
         self._queued.clear()
+
+
+def checked_payload(payload: Buffer, *, bytes_max: int, log: object) -> Buffer:
+    """Return a payload whose length is its bytes; raises RequestTooLargeError, naming `log`."""
+    if isinstance(payload, memoryview) and payload.format != "B":
+        payload = payload.cast("B")
+    if not 0 < len(payload) <= bytes_max:
+        raise RequestTooLargeError(
+            f"a batch of {len(payload)} bytes; {log} takes 1 to {bytes_max}, send smaller batches"
+        )
+    return payload

@@ -21,11 +21,14 @@ from pathlib import Path
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     OffsetOutOfRangeError,
-    RequestTooLargeError,
     StorageFailedError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.append_queue import AppendQueue, AppendResult
+from streamhouse.storage_service.log.append_queue import (
+    AppendQueue,
+    AppendResult,
+    checked_payload,
+)
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
 from streamhouse.storage_service.log.log_options import LogOptions
 from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
@@ -165,19 +168,12 @@ class LogTablet:
     ) -> AppendResult:
         """Queue one batch and say where it will be once `flush` has made it durable.
 
-        It is stamped `timestamp_us`, or now; but never earlier than the batch before it.
-
-        The payload must not change until then. With a `writer_id`, a repeated sequence is answered
+        The payload must not change until then. It is stamped `timestamp_us`, or now, but never
+        earlier than the batch before it. With a `writer_id`, a repeated sequence is answered
         with its first offsets and not queued, and one out of order raises OutOfOrderSequenceError.
         A result that ends above `log_end_offset`, a duplicate's too, depends on the next flush.
         """
-        if isinstance(payload, memoryview) and payload.format != "B":
-            payload = payload.cast("B")
-        if not 0 < len(payload) <= self._options.frame_bytes_max:
-            raise RequestTooLargeError(
-                f"a batch of {len(payload)} bytes; {self} takes 1 to"
-                f" {self._options.frame_bytes_max}, send smaller batches"
-            )
+        payload = checked_payload(payload, bytes_max=self._options.frame_bytes_max, log=self)
         with self._lock:
             if known := self._queue.find(writer_id, sequence=sequence, row_count=row_count):
                 return known
