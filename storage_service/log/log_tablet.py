@@ -24,11 +24,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.append_queue import (
-    AppendQueue,
-    AppendResult,
-    checked_payload,
-)
+from streamhouse.storage_service.log.append_queue import AppendQueue, AppendResult, checked_payload
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
 from streamhouse.storage_service.log.log_options import LogOptions
 from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
