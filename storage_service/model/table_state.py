@@ -32,12 +32,18 @@ class TableState:
         return replace(self, table=self.table.in_version(schema_id))
 
     def reached_offsets(self) -> dict[int, int]:
-        """Return bucket -> the end offset of the rows that every layout of the table has."""
-        tiered = {bucket: at.tiered_offset for bucket, at in self.positions.items()}
-        if not self.table.properties().has_batch_layout:
-            return tiered
-        batch = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
-        return {bucket: min(end, batch.get(bucket, 0)) for bucket, end in tiered.items()}
+        """Return bucket -> the end offset of the rows that every layout of the table has.
+
+        Rows that were overwritten before they were tiered are no lake's to have.
+        """
+        reached = {bucket: at.tiered_offset for bucket, at in self.positions.items()}
+        if self.table.properties().has_batch_layout:
+            batch = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
+            reached = {bucket: min(end, batch.get(bucket, 0)) for bucket, end in reached.items()}
+        return {
+            bucket: max(end, self.positions[bucket].truncated_offset)
+            for bucket, end in reached.items()
+        }
 
     @property
     def has_overwritten_rows(self) -> bool:

@@ -92,3 +92,24 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
         tier_once(client, "events")
         assert _ids(client) == _in_lake(client) == [40]
     streamhouse_command("check", "--data-dir", tmp_path, "--lake-rows")
+
+
+@pytest.mark.parametrize("properties", [{}, {"table.datalake.batch-layout.sort": "id"}])
+def test_a_table_that_is_emptied_before_its_first_round_has_nothing_to_tier(
+    tmp_path: Path, properties: dict[str, str]
+) -> None:
+    with (
+        ServiceProcess(tmp_path) as service,
+        streamhouse.StreamhouseClient(service.endpoint) as client,
+    ):
+        client.create_table(
+            "events", SCHEMA, bucket_count=2, bucket_key=["id"], properties=properties
+        )
+        client.append("events", _rows(*range(20)))
+        _overwrite(client)
+
+        # It once waited for two minutes to claim a table that the service had nothing of.
+        assert tier_once(client, "events") == 0
+
+        assert client.table_state("events").lake.snapshot_id is None
+        assert _ids(client) == []
