@@ -3,18 +3,22 @@
 wrk itself does it where it is installed, else a client of the same shape in this process.
 
 Keys are random among a million, in a table that fits in memory. The second figure is taken while
-another client upserts and, embedded in the service, tiering moves what it writes.
+another client upserts and a worker tiers what it writes, the third while the service's own thread
+(`--tiering embedded`) does: that one shares Python's lock with the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +36,7 @@ BUCKETS = 4
 UPSERT_ROWS = 5_000
 UPSERT_PAUSE_S = 0.2
 PATH = "bench_get_key"
+_STREAMHOUSE = (sys.executable, "-c", "from streamhouse.cli import main; main()")
 _LENGTH = b"content-length: "
 _WRK_SCRIPT = f"""
 request = function()
@@ -90,27 +95,57 @@ class _Getter(asyncio.Protocol):
 def main() -> None:
     """Report requests/s and the time of the slowest hundredth, alone and while tiering runs."""
     base = make_rows(KEYS)
+    with _service() as (service, client):
+        _fill(client, base)
+        _measure(service, "nothing else runs")
+        worker = subprocess.Popen(
+            (*_STREAMHOUSE, "tier", "--endpoint", service.endpoint, "--threads", "1")
+        )
+        try:
+            _measure_while_tiered(service, client, base, "while a worker tiers upserts")
+        finally:
+            worker.terminate()
+            worker.wait()
+    with _service("--tiering", "embedded") as (service, client):
+        _fill(client, base)
+        _measure_while_tiered(service, client, base, "while its own thread tiers upserts")
+
+
+@contextlib.contextmanager
+def _service(*arguments: str) -> Iterator[tuple[ServiceProcess, StorageClient]]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        ServiceProcess(Path(directory), "--tiering", "embedded") as service,
+        ServiceProcess(Path(directory), *arguments) as service,
         StorageClient(service.endpoint) as client,
     ):
-        client.create_table(
-            PATH,
-            SCHEMA,
-            primary_key=["id"],
-            bucket_count=BUCKETS,
-            properties={"table.datalake.freshness": "1s"},
-        )
-        client.upsert(PATH, pa.Table.from_batches([base]))
-        _measure(service, "nothing else runs")
-        stop = threading.Event()
-        writer = threading.Thread(target=_upsert, args=(service.endpoint, base, stop))
-        writer.start()
-        _measure(service, "while upserts are tiered")
-        stop.set()
-        writer.join()
-        assert client.table_state(PATH).lake.snapshot_id is not None, "nothing was tiered"
+        yield service, client
+
+
+def _fill(client: StorageClient, base: pa.RecordBatch) -> None:
+    client.create_table(
+        PATH,
+        SCHEMA,
+        primary_key=["id"],
+        bucket_count=BUCKETS,
+        properties={"table.datalake.freshness": "1s"},
+    )
+    client.upsert(PATH, pa.Table.from_batches([base]))
+
+
+def _measure_while_tiered(
+    service: ServiceProcess, client: StorageClient, base: pa.RecordBatch, what: str
+) -> None:
+    # The million rows themselves are not what is measured.
+    while client.table_state(PATH).lake.snapshot_id is None:
+        time.sleep(0.1)
+    first = client.table_state(PATH).lake.snapshot_id
+    stop = threading.Event()
+    writer = threading.Thread(target=_upsert, args=(service.endpoint, base, stop))
+    writer.start()
+    _measure(service, what)
+    stop.set()
+    writer.join()
+    assert client.table_state(PATH).lake.snapshot_id != first, "nothing was tiered meanwhile"
 
 
 def _measure(service: ServiceProcess, what: str) -> None:
