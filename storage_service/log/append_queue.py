@@ -69,6 +69,11 @@ class AppendQueue:
         """
         return max(self._last_timestamp_us, self._clock_us())
 
+    def stamp_us(self, timestamp_us: int) -> int:
+        """Return the stamp for that time, 0 being now; nothing later is stamped earlier."""
+        self._last_timestamp_us = max(timestamp_us or self._clock_us(), self._last_timestamp_us)
+        return self._last_timestamp_us
+
     @property
     def last_timestamp_us(self) -> int:
         """The time of the last batch; of a log without one, when it was made."""
@@ -99,8 +104,7 @@ class AppendQueue:
         base_offset = self._next_offset
         end_offset = base_offset + row_count
         timestamp_before = self._last_timestamp_us
-        timestamp_us = max(timestamp_us, timestamp_before) if timestamp_us else self.now_us()
-        self._last_timestamp_us = timestamp_us
+        timestamp_us = self.stamp_us(timestamp_us)
         buffers = encode_frame(
             payload,
             base_offset=base_offset,

@@ -175,7 +175,7 @@ class LogTablet:
                 return known
             self._check_writable()
             if not self._queue and self._is_full(len(payload)):
-                self._roll()
+                self._roll(created_timestamp_us=self._queue.stamp_us(timestamp_us))
             return self._queue.add(
                 payload,
                 row_count=row_count,
@@ -302,15 +302,14 @@ class LogTablet:
             and active.size_bytes + payload_bytes > self._options.segment_bytes_max
         )
 
-    def _roll(self) -> None:
-        """Seal the active segment and begin a new one; raises StorageFailedError."""
+    def _roll(self, *, created_timestamp_us: int) -> None:
+        """Seal the active segment and begin a new one, not after its first batch's time."""
         assert not self._queue
         assert not self._active.needs_sync
         self._writers.expire(self._queue.now_us() - self._options.writer_expiry_us)
         try:
-            # Not the time it is: the next batch may be of a transaction that was decided before.
             sealed, active = self._roll_segment.run(
-                self._active, self._writers, timestamp_us=self._queue.last_timestamp_us
+                self._active, self._writers, timestamp_us=created_timestamp_us
             )
         except RollFailedError as error:
             if error.is_half_done:
@@ -388,7 +387,8 @@ class LogTablet:
         if self._queue or active.needs_sync or active.is_empty or self._read_only_reason:
             return
         if active.first_timestamp_us < timestamp_us:
-            self._roll()
+            # The next batch may be of a transaction that is decided already, and has its time.
+            self._roll(created_timestamp_us=self._queue.last_timestamp_us)
 
     def close(self) -> None:
         """Release the files, once; a flush under way fails, views that readers hold stay valid."""

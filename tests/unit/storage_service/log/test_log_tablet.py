@@ -309,3 +309,20 @@ def test_on_the_local_disk_too(tmp_path: Path) -> None:
 
     assert payloads_of(read_all(log, bytes_max=999)) == payloads == payloads_of(kept)
     log.close()
+
+
+def test_batches_of_one_time_keep_it_over_new_segments_and_restarts(disk: CrashFilesystem) -> None:
+    clock = SettableClock(1_000)
+    log = open_log(disk, clock_us=clock, segment_bytes_max=200)
+    store(log, b"before")
+    decided_us, clock.now_us = 2_000, 9_000
+    stamps = [store(log, b"x" * 120, timestamp_us=decided_us)[0].timestamp_us for _ in range(3)]
+    assert log.segment_count > 2
+    log.apply_retention(timestamp_us_before=8_000, offset_max=0)
+    log.close()
+
+    log = open_log(disk, clock_us=clock, segment_bytes_max=200)
+    stamps += [r.timestamp_us for r in store(log, b"redone", timestamp_us=decided_us)]
+    stamps += [r.timestamp_us for r in store(log, b"after")]
+
+    assert stamps == [2_000, 2_000, 2_000, 2_000, 9_000]
