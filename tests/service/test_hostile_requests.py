@@ -161,7 +161,7 @@ def test_half_open_connections_are_ended_and_hold_nobody_up(tmp_path: Path) -> N
         requests = [b"", b"GET /v1/tab", b"POST /v1/tables HTTP/1.1\r\nhost: x\r\n", body] * 75
         return list(await asyncio.gather(*(half(endpoint, request) for request in requests)))
 
-    arguments = ("--body-read-timeout-ms", "500", "--keep-alive-timeout-ms", "1s")
+    arguments = ("--body-read-timeout-ms", "500", "--keep-alive-timeout-ms", "5s")
     with ServiceProcess(tmp_path, *arguments) as service, StorageClient(service.endpoint) as client:
         client.create_table("t", SCHEMA)
         answers = asyncio.run(many(service.endpoint))
