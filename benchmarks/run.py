@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ def main(names: list[str]) -> int:
     """
     sections = {} if not names else _sections_so_far()
     failures = 0
-    for module in names or sorted(path.stem for path in _HERE.glob("bench_*.py")):
+    for module in names or _all_names():
         started = time.perf_counter()
         results, exit_code = _run(module)
         failures += exit_code != 0
@@ -41,6 +42,10 @@ def main(names: list[str]) -> int:
     ordered = [text for _, text in sorted(sections.items())]
     _RESULTS.write_text(_INTRODUCTION + _machine() + "\n".join(ordered))
     return failures
+
+
+def _all_names() -> list[str]:
+    return sorted(path.stem for path in _HERE.glob("bench_*.py"))
 
 
 def _sections_so_far() -> dict[str, str]:
@@ -97,4 +102,12 @@ def _machine() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="one of: " + ", ".join(_all_names())
+    )
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in _all_names():
+            parser.error(f"there is no benchmark '{name}'; there are {', '.join(_all_names())}")
+    sys.exit(main(arguments.names))

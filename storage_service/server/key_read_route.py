@@ -152,13 +152,7 @@ async def _read_keys(
     exchange: HttpExchange, service: Service, table: OpenTable, *, what: str
 ) -> pa.RecordBatch:
     config = service.config
-    with service.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
-        body = await exchange.read_body(
-            bytes_max=config.body_bytes_max,
-            limit_name="body_bytes_max",
-            timeout_ms=config.body_read_timeout_ms,
-        )
-        settle(len(body))
+    async with service.held_body(exchange) as body:
         stream = open_request(
             body,
             what=f"{what} in '{table.path}'",

@@ -207,6 +207,13 @@ class Service:
     async def rows_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive the body of a request that writes rows; its memory is held meanwhile."""
         self.disk_budget.check()
+        async with self.held_body(exchange) as body:
+            self.metrics.received_bytes.inc(len(body))
+            yield body
+
+    @contextlib.asynccontextmanager
+    async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
+        """Receive a body, and hold its memory while it is used."""
         config = self.config
         with self.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
             body = await exchange.read_body(
@@ -215,7 +222,6 @@ class Service:
                 timeout_ms=config.body_read_timeout_ms,
             )
             settle(len(body))
-            self.metrics.received_bytes.inc(len(body))
             yield body
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +30,15 @@ def _ids(client: streamhouse.StreamhouseClient, name: str = "events") -> list[in
     return sorted(client.read(name).column("id").to_pylist())
 
 
+@contextlib.contextmanager
+def _served(directory: Path) -> Iterator[streamhouse.StreamhouseClient]:
+    with (
+        ServiceProcess(directory) as service,
+        streamhouse.StreamhouseClient(service.endpoint) as client,
+    ):
+        yield client
+
+
 def _in_lake(client: streamhouse.StreamhouseClient, part: str = "") -> list[int]:
     described = client.lake_catalog()
     catalog = load_catalog(described.name, **described.properties)
@@ -48,10 +59,7 @@ def _overwrite(client: streamhouse.StreamhouseClient, *parts: pa.Table) -> None:
 def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
     tmp_path: Path, properties: dict[str, str]
 ) -> None:
-    with (
-        ServiceProcess(tmp_path) as service,
-        streamhouse.StreamhouseClient(service.endpoint) as client,
-    ):
+    with _served(tmp_path) as client:
         client.create_table(
             "events", SCHEMA, bucket_count=2, bucket_key=["id"], properties=properties
         )
@@ -71,10 +79,7 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
                 list(client.read_range("events", bucket, 0, at.high_watermark))
     streamhouse_command("check", "--data-dir", tmp_path, "--lake-rows")
 
-    with (
-        ServiceProcess(tmp_path) as service,
-        streamhouse.StreamhouseClient(service.endpoint) as client,
-    ):
+    with _served(tmp_path) as client:
         assert _ids(client) == [30, 31, 32]
         tier_once(client, "events")
         assert _ids(client) == _ids(client, "events$lake") == _in_lake(client) == [30, 31, 32]
@@ -98,10 +103,7 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
 def test_a_table_that_is_emptied_before_its_first_round_has_nothing_to_tier(
     tmp_path: Path, properties: dict[str, str]
 ) -> None:
-    with (
-        ServiceProcess(tmp_path) as service,
-        streamhouse.StreamhouseClient(service.endpoint) as client,
-    ):
+    with _served(tmp_path) as client:
         client.create_table(
             "events", SCHEMA, bucket_count=2, bucket_key=["id"], properties=properties
         )
