@@ -17,7 +17,7 @@ from streamhouse.connector.write_target import WriteTarget
 from streamhouse.storage_service.client import AppendWriter, StorageClient
 from streamhouse.storage_service.errors import TableNotFoundError
 
-__all__ = ["REQUEST_ROWS", "WrittenRows", "client_of_task", "write_directly"]
+__all__ = ["REQUEST_ROWS", "WrittenRows", "check_table", "write_directly"]
 
 REQUEST_ROWS: Final = 65_536
 """Rows a request is filled up to: Spark's own batches have 10,000, too few for one fsync."""
@@ -38,7 +38,8 @@ class WrittenRows(WriterCommitMessage):
 
 def write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     """Write all rows of one task, in their order; what it wrote before it fails stays."""
-    client = client_of_task(target)
+    client = client_for(target.connection.endpoint, target.connection.token)
+    check_table(client.describe_table(target.path).table_id, target)
     writer = AppendWriter()
     written = WrittenRows()
     shaped = (target.shape.apply(batch) for batch in batches if batch.num_rows)
@@ -55,14 +56,12 @@ def write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> Wr
     return written
 
 
-def client_of_task(target: WriteTarget) -> StorageClient:
-    """Return this process's client, sure that the table is the one the write was planned for."""
-    client = client_for(target.connection.endpoint, target.connection.token)
-    if client.describe_table(target.path).table_id != target.table_id:
+def check_table(table_id: int, target: WriteTarget) -> None:
+    """Raise unless the table is still the one the write was planned for."""
+    if table_id != target.table_id:
         raise TableNotFoundError(
             f"table '{target.path}' was dropped and created again while this job was writing to it"
         )
-    return client
 
 
 def _send(

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from streamhouse.connector.direct_write import (
     REQUEST_ROWS,
     WrittenRows,
-    client_of_task,
+    check_table,
     write_directly,
 )
 from streamhouse.connector.sequence_order import SequenceCheck, SequenceSpan, tasks_in_sequence
@@ -133,7 +133,7 @@ class TransactionJob:
         if self.is_skipped:
             _log.info("table=%s has this version of the application already", self.target.path)
             return
-        client = _driver_client(self.target)
+        client = _client(self.target)
         transaction = client.open_transaction(self.target.path, self.transaction_id)
         transaction.commit(_parts(self.target, messages))
 
@@ -170,7 +170,7 @@ class StreamJob:
                 f"table '{self.target.path}': the transaction of this micro-batch ended while its"
                 " tasks ran; restart the query, which runs the micro-batch again"
             )
-        client = _driver_client(self.target)
+        client = _client(self.target)
         transaction = client.open_transaction(self.target.path, ids.pop())
         transaction.commit(_parts(self.target, messages))
 
@@ -219,7 +219,7 @@ def _begin(
     )
 
 
-def _driver_client(target: WriteTarget) -> StorageClient:
+def _client(target: WriteTarget) -> StorageClient:
     return client_for(target.connection.endpoint, target.connection.token)
 
 
@@ -240,10 +240,11 @@ def _stage(
     with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-stage") as sender:
         for batch in rows:
             if transaction is None:
-                transaction = open_transaction(client_of_task(target))
+                transaction = open_transaction(_client(target))
                 staged.transaction_id = transaction.transaction_id
                 if transaction.is_skipped:
                     return _drained(batches)
+                check_table(transaction.table.table_id, target)
             if pending is not None:
                 parts.append(pending.result())
             pending = sender.submit(transaction.stage, batch)
@@ -289,7 +290,7 @@ def _parts(target: WriteTarget, messages: Messages) -> list[str]:
 
 def _abort(target: WriteTarget, transaction_id: str) -> None:
     try:
-        client = _driver_client(target)
+        client = _client(target)
         client.open_transaction(target.path, transaction_id).abort()
     except StreamhouseError as error:
         # Spark is failing the job already; what stays staged is dropped by the service in time.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -44,10 +45,18 @@ class Transaction:
     block it is aborted at the end unless it was committed.
     """
 
-    def __init__(self, transport: HttpTransport, table: TableInfo, *, transaction_id: str) -> None:
+    def __init__(
+        self,
+        transport: HttpTransport,
+        path: TablePath,
+        *,
+        transaction_id: str,
+        table: Callable[[], TableInfo],
+    ) -> None:
         self._transport = transport
-        self._table = table
-        self._url = f"/v1/tables/{table.path}/transactions/{transaction_id}"
+        self._path = path
+        self._describe = table
+        self._url = f"/v1/tables/{path}/transactions/{transaction_id}"
         self._is_over = False
         self.transaction_id = transaction_id
 
@@ -76,6 +85,11 @@ class Transaction:
         Staging into such a transaction does nothing, and committing answers that it was skipped.
         """
         return not self.transaction_id
+
+    @functools.cached_property
+    def table(self) -> TableInfo:
+        """The table, as it was when the first rows were staged; commit and abort do not ask."""
+        return self._describe()
 
     def stage(self, data: pa.Table | pa.RecordBatch) -> str:
         """Store rows durably, seen by nobody; return what names them in `commit`.
@@ -116,7 +130,7 @@ class Transaction:
                 return CommitResult.from_json(answer)
             if time.monotonic() >= deadline:
                 raise UnavailableError(
-                    f"transaction {self.transaction_id} of '{self._table.path}' is still being"
+                    f"transaction {self.transaction_id} of '{self._path}' is still being"
                     f" committed, {answer['rows_committed']} of {answer['rows_to_commit']} rows;"
                     " commit again to wait for it"
                 )
@@ -154,9 +168,9 @@ class Transaction:
         waiting: list[tuple[int | None, int, pa.RecordBatch]] = []
         size = 0
         is_empty = True
-        if not self._table.is_primary_key_table:
-            check_schema(schema, self._table.schema, table=str(self._table.path))
-            schema = self._table.schema.to_arrow()
+        if not self.table.is_primary_key_table:
+            check_schema(schema, self.table.schema, table=str(self._path))
+            schema = self.table.schema.to_arrow()
         for rows in bounded_batches(data):
             if waiting and size + rows.nbytes > _STAGE_BYTES_TARGET:
                 yield encode_append_body(waiting[0][2].schema, waiting)
@@ -168,7 +182,7 @@ class Transaction:
             yield encode_append_body(waiting[0][2].schema if waiting else schema, waiting)
 
     def _by_bucket(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
-        table = self._table
+        table = self.table
         if table.is_primary_key_table:
             return rows_by_bucket(table, rows)
         rows = conform(rows, table.schema, table=str(table.path))
@@ -229,14 +243,24 @@ class TransactionCalls:
             # One that was begun for nothing times out.
             is_repeatable=True,
         )
-        transaction_id = str(answer["transaction_id"])
         known = self._tables.get(TablePath.parse(path))
-        if known is None or known.table_id != answer["table_id"]:
-            return self.open_transaction(path, transaction_id)
-        return Transaction(self._transport, known, transaction_id=transaction_id)
+        is_current = known is not None and (known.table_id, known.schema_id) == (
+            answer["table_id"],
+            answer["schema_id"],
+        )
+        transaction = self.open_transaction(path, str(answer["transaction_id"]))
+        if known is not None and is_current:
+            transaction.table = known
+        return transaction
 
     def open_transaction(self, path: str, transaction_id: str) -> Transaction:
-        """Return a transaction that was begun elsewhere; the id of a skipped one is empty."""
+        """Return a transaction that was begun elsewhere; the id of a skipped one is empty.
+
+        Nothing is asked of the service before it is used.
+        """
         return Transaction(
-            self._transport, self.describe_table(path), transaction_id=transaction_id
+            self._transport,
+            TablePath.parse(path),
+            transaction_id=transaction_id,
+            table=functools.partial(self.describe_table, path),
         )

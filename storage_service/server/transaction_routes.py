@@ -42,6 +42,7 @@ def transaction_routes(service: Service) -> APIRouter:
             "transaction_id": transaction_id,
             "status": str(status),
             "table_id": table.info.table_id,
+            "schema_id": table.info.schema_id,
         }
 
     @routes.get("/{transaction_id}", summary="How far a transaction is.")

@@ -45,6 +45,14 @@ def _log(client: StorageClient, path: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
+def _sizes(client: StorageClient) -> list[tuple[int, int | None]]:
+    found = []
+    for bucket, positions in client.positions("events").items():
+        for batch in client.read_range("events", bucket, 0, positions.high_watermark):
+            found += zip(*batch.data.select(["id", "size"]).to_pydict().values(), strict=True)
+    return sorted(found)
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     with ServiceProcess(tmp_path_factory.mktemp("data")) as process:
@@ -138,6 +146,19 @@ def test_many_join_one_transaction_of_a_version(client: StorageClient) -> None:
     assert begin(8).transaction_id != strangers[0].transaction_id, "it was aborted"
     with pytest.raises(InvalidRequestError, match="joined by its app_id and version"):
         client.begin_transaction("events", join=True)
+
+
+def test_a_transaction_begins_with_the_table_as_it_is_now(client: StorageClient) -> None:
+    _create(client, "events")
+    with StorageClient(client.endpoint) as worker:
+        worker.append("events", _rows(0, 1))  # It remembers the table from here on.
+        client.alter_schema("events", [{"add": "size", "type": "bigint"}])
+        rows = _rows(1, 3).append_column("size", pa.array([5, None], pa.int64()))
+
+        with worker.begin_transaction("events", app_id="app", version=1) as transaction:
+            transaction.commit([transaction.stage(rows)])
+
+    assert _sizes(client) == [(0, None), (1, 5), (2, None)]
 
 
 def test_partial_updates_deletes_and_change_streams(client: StorageClient) -> None:

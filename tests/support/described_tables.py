@@ -35,6 +35,11 @@ class MemoryTransaction:
     status: str = "open"
     parts: dict[str, pa.Table] = field(default_factory=dict)
 
+    @property
+    def table(self) -> TableInfo:
+        """The table it writes to."""
+        return self.tables.describe_table(self.path)
+
     def stage(self, table: pa.Table) -> str:
         """Keep rows."""
         if self.status != "open":
