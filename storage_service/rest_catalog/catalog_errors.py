@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from typing import Any, Final
 
 from pydantic import ValidationError as InvalidModelError
 from pyiceberg import exceptions as iceberg
@@ -44,6 +46,21 @@ _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
     (KeyError, InvalidRequestError),
 )
 
+# What a REST catalog behind this one refuses; 5xx is none, because it may have done it.
+_REFUSALS: Final[dict[int, type[StreamhouseError]]] = {
+    400: InvalidRequestError,
+    401: UnavailableError,
+    404: TableNotFoundError,
+    405: UnsupportedError,
+    406: UnsupportedError,
+    413: InvalidRequestError,
+    419: UnavailableError,
+    422: InvalidRequestError,
+    429: UnavailableError,
+}
+_UNAUTHORIZED: Final = (401, 419)
+_SENTENCE_CHARACTERS_MAX: Final = 2_000
+
 
 @contextlib.contextmanager
 def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
@@ -61,12 +78,37 @@ def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
         for kind, ours in _KINDS:
             if isinstance(error, kind):
                 raise ours(f"cannot {doing}: {_sentence(error)}") from error
+        refused = _refusal_of(error)
+        if refused is not None:
+            raise refused(f"cannot {doing}: {_sentence(error)}") from error
         lost = UnknownOutcomeError if is_commit else UnavailableError
         raise lost(f"cannot {doing}: {type(error).__name__}: {_sentence(error)}") from error
+
+
+def _refusal_of(error: Exception) -> type[StreamhouseError] | None:
+    """Return what a REST catalog's refusal is, None for anything else."""
+    response: Any = getattr(error.__cause__, "response", None)
+    if not isinstance(error, iceberg.RESTError) or response is None:
+        return None
+    if response.status_code == 503:
+        # A proxy says so too, of a request that it has passed on.
+        return UnavailableError if _is_of_protocol(response.text) else None
+    return _REFUSALS.get(response.status_code)
+
+
+def _is_of_protocol(text: str) -> bool:
+    try:
+        return bool(json.loads(text)["error"]["code"] == 503)
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, InvalidModelError):
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())[:_SENTENCE_CHARACTERS_MAX]
+    response: Any = getattr(error.__cause__, "response", None)
+    if response is not None and response.status_code in _UNAUTHORIZED:
+        return f"the catalog behind this one refused the service's own credentials: {text}"
+    return text

@@ -15,11 +15,13 @@ from pyiceberg.table import CommitTableRequest
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
+    StreamhouseError,
     UnsupportedError,
 )
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog import namespaces
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
+from streamhouse.storage_service.rest_catalog.hidden_values import HiddenValues
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 from streamhouse.storage_service.rest_catalog.namespaces import namespace_of
 from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
@@ -60,6 +62,7 @@ class RestCatalogApi:
     def __init__(self, catalog: LakeCatalog, *, service_id: str) -> None:
         self._open = OpenCatalog(catalog, service_id=service_id)
         self._files = FileAccess(catalog.properties)
+        self._hidden = HiddenValues(catalog.properties)
 
     def close(self) -> None:
         """Close the catalog's connections."""
@@ -69,9 +72,16 @@ class RestCatalogApi:
         """Answer one request; `tables` are the service's own at this time."""
         path = "/".join(request.segments)
         is_change = request.method not in ("GET", "HEAD")
-        # Commits say themselves what is known about their outcome.
-        with catalog_errors(f"{request.method} {path[:200]}", is_commit=is_change):
-            return self._answer(request, tables)
+        try:
+            # Commits say themselves what is known about their outcome.
+            with catalog_errors(f"{request.method} {path[:200]}", is_commit=is_change):
+                return self._answer(request, tables)
+        except StreamhouseError as error:
+            shown = self._hidden.without(error.message)
+            if shown == error.message:
+                raise
+            # Without the cause, whose text has it too.
+            raise type(error)(shown) from None
 
     def _answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
         match request.segments:
@@ -149,7 +159,7 @@ class RestCatalogApi:
         if named is not None and identifier_of(named) != identifier:
             raise InvalidRequestError(f"the path and the body name different tables: {identifier}")
         change = _change(body, identifier)
-        (landed,) = self._commits(tables).commit([(identifier, change)])
+        landed = self._commits(tables).commit(identifier, change)
         return metadata_answer(landed.metadata_location, landed.metadata)
 
     def _commit_many(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
@@ -157,7 +167,7 @@ class RestCatalogApi:
         if not isinstance(changes, list) or not all(isinstance(c, dict) for c in changes):
             raise InvalidRequestError("table-changes must be a list of commits")
         named = [(identifier_of(change.get("identifier")), change) for change in changes]
-        self._commits(tables).commit(
+        self._commits(tables).commit_all(
             [(identifier, _change(change, identifier)) for identifier, change in named]
         )
         return RestAnswer(204)

@@ -70,27 +70,73 @@ class TableCommits:
         self._catalog = catalog
         self._tables = tables
 
-    def commit(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> list[Landed]:
-        """Commit to every table, or to none; see the module for what errors mean."""
+    def commit(self, identifier: Identifier, request: CommitTableRequest) -> Landed:
+        """Commit to one table; see the module for what errors mean."""
+        if isinstance(self._catalog, SqlCatalog):
+            return self._commit_sql(self._catalog, [(identifier, request)])[0]
+        with catalog_errors(f"prepare a commit to {_names([identifier])}"):
+            base, checked = self._checked(identifier, request)
+            if base is None:
+                base = self._catalog.create_table_transaction(identifier, Schema())._table
+        with catalog_errors(f"commit to {_names([identifier])}", is_commit=True):
+            done = self._catalog.commit_table(base, checked.requirements, checked.updates)
+        return Landed(metadata_location=done.metadata_location, metadata=done.metadata)
+
+    def commit_all(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
+        """Commit to every table, or to none; see the module for what errors mean.
+
+        Raises `UnsupportedError` when the catalog can change only one table at a time.
+        """
         names = [identifier for identifier, _ in changes]
         if not changes or len(set(names)) < len(names):
             raise InvalidRequestError("a commit must name its tables, each once")
-        if not isinstance(self._catalog, SqlCatalog):
-            if len(changes) > 1:
-                raise UnsupportedError(
-                    f"catalog '{self._catalog.name}' commits one table at a time; only a SQL"
-                    " catalog commits several together"
-                )
-            return [self._commit_one(*changes[0])]
-        with catalog_errors(f"prepare a commit to {_names(names)}"):
-            commits = [self._stage(self._catalog, *change) for change in changes]
+        if isinstance(self._catalog, SqlCatalog):
+            self._commit_sql(self._catalog, changes)
+        elif len(changes) == 1:
+            self.commit(*changes[0])
+        else:
+            self._commit_through(changes)
+
+    def _commit_sql(
+        self, catalog: SqlCatalog, changes: Sequence[tuple[Identifier, CommitTableRequest]]
+    ) -> list[Landed]:
+        names = _names([identifier for identifier, _ in changes])
+        with catalog_errors(f"prepare a commit to {names}"):
+            commits = [self._stage(catalog, *change) for change in changes]
         changed = [c for c in commits if c.base is None or c.staged.metadata != c.base.metadata]
         if changed:
-            with catalog_errors(f"commit to {_names(names)}", is_commit=True):
-                commit_staged(self._catalog, changed)
+            with catalog_errors(f"commit to {names}", is_commit=True):
+                commit_staged(catalog, changed)
             self._remember(changed)
             self._delete_old_metadata(changed)
         return [_landed(commit) for commit in commits]
+
+    def _commit_through(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
+        """Commit through a catalog that is itself a REST catalog, asserting what was checked."""
+        # A service with another catalog does not load the HTTP library.
+        from pyiceberg.catalog.rest import RestCatalog
+
+        from streamhouse.storage_service.rest_catalog.rest_commits import (
+            commit_many,
+            offers_commit_many,
+        )
+
+        catalog = self._catalog
+        one_by_one = f"catalog '{catalog.name}' commits one table at a time: "
+        if not isinstance(catalog, RestCatalog):
+            raise UnsupportedError(
+                f"{one_by_one}{type(catalog).__name__} cannot change several tables together, which"
+                " needs a SQL catalog, or a REST catalog that can"
+            )
+        if not offers_commit_many(catalog):
+            raise UnsupportedError(
+                f"{one_by_one}the REST server behind it does not offer transactions/commit"
+            )
+        names = _names([identifier for identifier, _ in changes])
+        with catalog_errors(f"prepare a commit to {names}"):
+            checked = [self._checked(*change)[1] for change in changes]
+        with catalog_errors(f"commit to {names}", is_commit=True):
+            commit_many(catalog, checked)
 
     def _stage(
         self, catalog: SqlCatalog, identifier: Identifier, request: CommitTableRequest
@@ -102,25 +148,25 @@ class TableCommits:
         self._check(identifier, base, staged.metadata)
         return StagedCommit(base=base, staged=staged)
 
-    def _commit_one(self, identifier: Identifier, request: CommitTableRequest) -> Landed:
-        """Commit through the catalog itself, asserting the state that was checked."""
-        with catalog_errors(f"prepare a commit to {_names([identifier])}"):
-            base = self._load(identifier, request.requirements)
-            requirements = request.requirements
-            if base is None:
-                empty = MetastoreCatalog._empty_table_metadata()
-                new = update_table_metadata(empty, request.updates, enforce_validation=True)
-                table: Table = self._catalog.create_table_transaction(identifier, Schema())._table
-            else:
-                for requirement in requirements:
-                    requirement.validate(base.metadata)
-                new = update_table_metadata(base.metadata, request.updates)
-                requirements = (*requirements, *_state_of(base.metadata))
-                table = base
-            self._check(identifier, base, new)
-        with catalog_errors(f"commit to {_names([identifier])}", is_commit=True):
-            done = self._catalog.commit_table(table, requirements, request.updates)
-        return Landed(metadata_location=done.metadata_location, metadata=done.metadata)
+    def _checked(
+        self, identifier: Identifier, request: CommitTableRequest
+    ) -> tuple[Table | None, CommitTableRequest]:
+        """Return the table, None for a new one, and the commit to exactly the state checked here.
+
+        For catalogs that apply the updates themselves.
+        """
+        base = self._load(identifier, request.requirements)
+        if base is None:
+            empty = MetastoreCatalog._empty_table_metadata()
+            new = update_table_metadata(empty, request.updates, enforce_validation=True)
+            self._check(identifier, None, new)
+            return None, request
+        for requirement in request.requirements:
+            requirement.validate(base.metadata)
+        new = update_table_metadata(base.metadata, request.updates)
+        self._check(identifier, base, new)
+        requirements = (*request.requirements, *_state_of(base.metadata))
+        return base, request.model_copy(update={"requirements": requirements})
 
     def _load(
         self, identifier: Identifier, requirements: Sequence[TableRequirement]

@@ -16,8 +16,9 @@ __all__ = ["FlakyProxy"]
 class FlakyProxy:
     """Forwards connections to `port`; while `answers_to_lose` is positive, cuts before an answer.
 
-    A cut happens when the first byte of the answer arrives, so the service has done the work. Each
-    piece of an answer waits `answer_delay_s`; while `is_down`, new connections are closed at once.
+    As many pieces of answers as `pieces_to_pass` come through before. A cut happens when the first
+    byte of the answer arrives, so the service has done the work. Each piece of an answer waits
+    `answer_delay_s`; while `is_down`, new connections are closed at once.
     """
 
     def __init__(self, port: int) -> None:
@@ -26,6 +27,7 @@ class FlakyProxy:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self.answers_to_lose = 0
+        self.pieces_to_pass = 0
         self.answers_lost = 0
         self.answer_delay_s = 0.0
         self.is_down = False
@@ -92,6 +94,9 @@ class FlakyProxy:
     def _loses_this_one(self) -> bool:
         with self._lock:
             if self.answers_to_lose <= 0:
+                return False
+            if self.pieces_to_pass > 0:
+                self.pieces_to_pass -= 1
                 return False
             self.answers_to_lose -= 1
             self.answers_lost += 1

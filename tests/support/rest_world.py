@@ -1,16 +1,21 @@
-"""The REST catalog over a tiered lake, and pyiceberg's REST client on it without a socket."""
+"""The REST catalog over a tiered lake, and pyiceberg's REST client on it without a socket.
+
+`RestWorld` is over a SQL catalog, `FrontWorld` over the REST catalog of another world.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from requests import ConnectionError as ConnectionLost
 from requests import PreparedRequest, Response, Session
 from requests.adapters import BaseAdapter
 
@@ -23,9 +28,17 @@ from streamhouse.storage_service.server.iceberg_errors import iceberg_error
 from tests.support.fake_tiering_service import FakeTieringService
 from tests.support.tiering_world import TieringWorld
 
-__all__ = ["MemoryRestCatalog", "RestWorld"]
+__all__ = ["FakeLiveTables", "FrontWorld", "MemoryRestCatalog", "RestWorld"]
 
-_ENDPOINT = "http://memory/iceberg"
+Answer = tuple[int | None, Any]
+"""A status, None for a connection that breaks, and JSON or a text that is none."""
+
+# Who answers at a host: the newest world of each name.
+_HOSTS: dict[str, Callable[[str, str, Any], Answer]] = {}
+
+
+def _uri(host: str) -> str:
+    return f"http://{host}/iceberg"
 
 
 class FakeLiveTables:
@@ -58,11 +71,13 @@ class FakeLiveTables:
 class RestWorld(TieringWorld):
     """A tiering world whose catalog is served by a `RestCatalogApi`."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    host: ClassVar[str] = "memory"
+
+    def __init__(self, folder: Path, *, catalog: LakeCatalog | None = None) -> None:
+        super().__init__(folder, catalog=catalog)
         self.tables = FakeLiveTables(self.service, self.catalog.properties[SERVICE_ID_PROPERTY])
         self.api = RestCatalogApi(self.catalog, service_id=self.tables.service_id)
-        MemoryRestCatalog.world = self
+        _HOSTS[self.host] = self.call
 
     def __exit__(self, *error: Any) -> None:
         self.api.close()
@@ -70,7 +85,7 @@ class RestWorld(TieringWorld):
 
     def client(self) -> RestCatalog:
         """pyiceberg's REST client on the served catalog."""
-        return MemoryRestCatalog("rest", uri=_ENDPOINT)
+        return MemoryRestCatalog("rest", uri=_uri(self.host))
 
     def call(
         self, method: str, path: str, body: Any = None, **more: Any
@@ -102,38 +117,83 @@ class RestWorld(TieringWorld):
             name=self.catalog.name,
             properties={
                 "py-catalog-impl": f"{__name__}.{MemoryRestCatalog.__name__}",
-                "uri": _ENDPOINT,
+                "uri": _uri(self.host),
                 SERVICE_ID_PROPERTY: self.tables.service_id,
             },
         )
 
 
-class MemoryRestCatalog(RestCatalog):
-    """A REST catalog whose requests go straight into the newest `RestWorld`."""
+class FrontWorld(RestWorld):
+    """A world whose catalog is the REST catalog of `behind`, asked with `token`.
 
-    world: RestWorld
+    `requests` are what reaches it, as `GET config`; `instead` has answers by path that it does not
+    give itself, `before` what happens just before it is asked.
+    """
+
+    host = "front"
+
+    def __init__(self, behind: RestWorld, *, token: str) -> None:
+        _HOSTS["behind"] = self._ask_behind
+        self.behind = behind
+        self.requests: list[str] = []
+        self.instead: dict[str, Answer] = {}
+        self.before: dict[str, Callable[[], Any]] = {}
+        self.is_answer_lost = False
+        described = LakeCatalog(
+            name="front",
+            properties={
+                "py-catalog-impl": f"{__name__}.{MemoryRestCatalog.__name__}",
+                "uri": _uri("behind"),
+                "token": token,
+                SERVICE_ID_PROPERTY: "fedcba9876543210",
+            },
+        )
+        super().__init__(behind.folder, catalog=described)
+
+    def reopen(self) -> None:
+        """Open the catalog behind anew, as after a restart."""
+        self.api.close()
+        self.api = RestCatalogApi(self.catalog, service_id=self.tables.service_id)
+
+    def _ask_behind(self, method: str, path: str, body: Any) -> Answer:
+        bare = path.partition("?")[0]
+        self.requests.append(f"{method} {bare}")
+        if method == "POST" and bare in self.before:
+            self.before.pop(bare)()
+        if (method == "POST" or bare == "config") and bare in self.instead:
+            return self.instead[bare]
+        answer = self.behind.call(method, path, body)
+        return (None, "lost") if method == "POST" and self.is_answer_lost else answer
+
+
+class MemoryRestCatalog(RestCatalog):
+    """A REST catalog whose requests go straight into the newest world of the host's name."""
 
     def _create_session(self) -> Session:
         session = super()._create_session()
-        session.mount("http://memory", _Adapter(MemoryRestCatalog.world))
+        host = urlsplit(self.uri).netloc
+        session.mount(f"http://{host}", _Adapter(host, _HOSTS[host]))
         return session
 
 
 class _Adapter(BaseAdapter):
-    def __init__(self, world: RestWorld) -> None:
+    def __init__(self, host: str, ask: Callable[[str, str, Any], Answer]) -> None:
         super().__init__()
-        self._world = world
+        self._host, self._ask = host, ask
 
     def send(self, request: PreparedRequest, *_: Any, **__: Any) -> Response:
         assert request.url is not None
         assert request.method is not None
-        path = request.url.removeprefix(f"{_ENDPOINT}/v1/")
+        path = request.url.removeprefix(f"{_uri(self._host)}/v1/")
         body = json.loads(request.body) if request.body else None
-        status, value = self._world.call(request.method, path, body)
+        status, value = self._ask(request.method, path, body)
+        if status is None:
+            raise ConnectionLost(value)
         response = Response()
         response.status_code = status
         response.request, response.url = request, request.url
-        response.raw = io.BytesIO(b"" if status == 204 else json.dumps(value).encode())
+        text = value if isinstance(value, str) else json.dumps(value)
+        response.raw = io.BytesIO(b"" if status == 204 else text.encode())
         return response
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from pyiceberg.exceptions import (
 )
 
 from tests.support.rest_world import RestWorld
+from tests.support.table_changes import adding_column
 
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})
 
@@ -98,28 +99,13 @@ def test_of_two_commits_to_one_state_the_second_is_refused(world: RestWorld) -> 
     assert {f"file://{path}" for path in metadata.glob("*.json")} == known
 
 
-def _add_column(client: Any, name: str, column: str) -> dict[str, Any]:
-    """The change of one table as `POST transactions/commit` takes it."""
-    table = client.load_table(f"db.{name}")
-    transaction = table.transaction()
-    with transaction.update_schema() as update:
-        update.add_column(column, table.schema().find_type("a"))
-    return {
-        "identifier": {"namespace": ["db"], "name": name},
-        "requirements": [
-            r.model_dump(mode="json", by_alias=True) for r in transaction._requirements
-        ],
-        "updates": [u.model_dump(mode="json", by_alias=True) for u in transaction._updates],
-    }
-
-
 def test_several_tables_change_together_or_not_at_all(world: RestWorld) -> None:
     client = world.client()
     client.create_namespace("db")
     for name in ("one", "two"):
         client.create_table(f"db.{name}", ROWS.schema)
-    both = {"table-changes": [_add_column(client, name, "c") for name in ("one", "two")]}
-    stale = {"table-changes": [_add_column(client, name, "d") for name in ("one", "two")]}
+    both = {"table-changes": [adding_column(client, f"db.{name}", "c") for name in ("one", "two")]}
+    stale = {"table-changes": [adding_column(client, f"db.{name}", "d") for name in ("one", "two")]}
 
     assert world.call("POST", "transactions/commit", both) == (204, {})
     with client.load_table("db.two").update_schema() as update:
