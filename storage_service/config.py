@@ -28,7 +28,8 @@ DEFAULT_PORT: Final = 8765
 DEFAULT_CATALOG_NAME: Final = "streamhouse"
 CATALOG_ACCESS: Final = ("direct", "service")
 _MIB: Final = 1 << 20
-_CATALOG_KIND_PROPERTIES: Final = ("type", "uri", "py-catalog-impl")
+_IMPL: Final = "py-catalog-impl"
+_CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # What opening files needs, wherever the catalog is.
 _FILE_PROPERTIES: Final = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl", "warehouse")
 
@@ -298,6 +299,9 @@ class ServiceConfig:
             }
         if self.warehouse is not None:
             properties["warehouse"] = self.warehouse
+        if properties.get("uri", "").startswith("postgresql") and _IMPL not in properties:
+            # A pooled connection that was lost while nobody used it is found out before it is used.
+            properties = {"type": "sql", "pool_pre_ping": "true", **properties}
         return LakeCatalog(name=self.catalog_name, properties=properties)
 
     def offered_catalog(self) -> LakeCatalog:

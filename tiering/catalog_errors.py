@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from streamhouse.storage_service.errors import StreamhouseError, UnavailableError, UnsupportedError
+from streamhouse.storage_service.rest_catalog.catalog_errors import sentence_of
 
 __all__ = ["catalog_errors"]
 
@@ -21,4 +22,6 @@ def catalog_errors(doing: str) -> Iterator[None]:
         raise UnsupportedError(f"cannot {doing}: {error}") from error
     except Exception as error:
         # Each catalog has its own errors, without a common root.
-        raise UnavailableError(f"cannot {doing}: {type(error).__name__}: {error}") from error
+        raise UnavailableError(
+            f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}"
+        ) from error

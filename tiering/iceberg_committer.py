@@ -35,6 +35,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.rest_catalog.catalog_errors import sentence_of
 from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.tiering.iceberg_live_files import LiveFiles, LiveFilesCache, live_data_files
@@ -215,6 +216,7 @@ class IcebergLakeTable:
         attempts: _Attempts,
         checkpoint: Callable[[str], None],
     ) -> int:
+        said = ""
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             if attempt:
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
@@ -237,13 +239,15 @@ class IcebergLakeTable:
             if landed is not None:
                 attempts.clean_up(self._table, landed=landed)
                 return landed
-            _logger.warning("commit to lake table %s failed: %s", self.name, error)
+            assert error is not None, "it would have landed"
+            said = f"{type(error).__name__}: {sentence_of(error)}"
+            _logger.warning("commit to lake table %s failed: %s", self.name, said)
             if isinstance(error, _REFUSALS):
                 break
         attempts.clean_up(self._table, landed=None)
         raise UnavailableError(
             f"lake table '{self.name}': {len(attempts.snapshot_ids)} commits failed,"
-            f" the last with {type(error).__name__}: {error}"
+            f" the last with {said}"
         )
 
     def _changes(self, commit: LakeCommit, added: Sequence[DataFile]) -> SnapshotChanges:
@@ -280,7 +284,7 @@ class IcebergLakeTable:
             # Every failure to look means not knowing.
             raise UnknownOutcomeError(
                 f"lake table '{self.name}': a commit may have landed, and the catalog cannot"
-                f" be asked: {error}"
+                f" be asked: {sentence_of(error)}"
             ) from error
         for snapshot_id in attempts.snapshot_ids:
             if has_ancestor(self._table.metadata, snapshot_id):

@@ -46,4 +46,5 @@ def judge_python(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    judge_python("spark35")
+    for name in ("spark35", "postgres"):
+        judge_python(name)

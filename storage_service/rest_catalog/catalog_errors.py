@@ -25,7 +25,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 
-__all__ = ["catalog_errors"]
+__all__ = ["catalog_errors", "sentence_of"]
 
 # The first that fits counts. Their messages name the table or namespace.
 _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
@@ -41,6 +41,7 @@ _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
     (iceberg.ValidationError, InvalidRequestError),
     (iceberg.BadRequestError, InvalidRequestError),
     (NotImplementedError, UnsupportedError),
+    (iceberg.NotInstalledError, UnsupportedError),
     (InvalidModelError, InvalidRequestError),
     (ValueError, InvalidRequestError),
     (KeyError, InvalidRequestError),
@@ -77,12 +78,12 @@ def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
         # Catalogs raise what their database, HTTP or cloud client raises: there is no common root.
         for kind, ours in _KINDS:
             if isinstance(error, kind):
-                raise ours(f"cannot {doing}: {_sentence(error)}") from error
+                raise ours(f"cannot {doing}: {sentence_of(error)}") from error
         refused = _refusal_of(error)
         if refused is not None:
-            raise refused(f"cannot {doing}: {_sentence(error)}") from error
+            raise refused(f"cannot {doing}: {sentence_of(error)}") from error
         lost = UnknownOutcomeError if is_commit else UnavailableError
-        raise lost(f"cannot {doing}: {type(error).__name__}: {_sentence(error)}") from error
+        raise lost(f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}") from error
 
 
 def _refusal_of(error: Exception) -> type[StreamhouseError] | None:
@@ -103,11 +104,14 @@ def _is_of_protocol(text: str) -> bool:
         return False
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: BaseException) -> str:
+    """Return what `error` says, on one line, and of a database's error without the statement."""
     if isinstance(error, InvalidModelError):
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    text = " ".join(str(error).split())[:_SENTENCE_CHARACTERS_MAX]
+    # SQLAlchemy adds the statement, its values and a link to its own manual.
+    said = getattr(error, "orig", None) or error
+    text = " ".join(str(said).split())[:_SENTENCE_CHARACTERS_MAX]
     response: Any = getattr(error.__cause__, "response", None)
     if response is not None and response.status_code in _UNAUTHORIZED:
         return f"the catalog behind this one refused the service's own credentials: {text}"

@@ -30,15 +30,21 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.typedef import Identifier
 
+from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.lake import LakeCatalog
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
 
 TABLES_REMEMBERED_MAX: Final = 64
+# Modules whose package has another name.
+_PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 
 
 def open_catalog(described: LakeCatalog) -> Catalog:
-    """Return the catalog, for who commits to it: of SQL catalogs, the one here."""
+    """Return the catalog, for who commits to it: of SQL catalogs, the one here.
+
+    Raises `UnsupportedError` when a package that the catalog needs is not installed.
+    """
     properties = dict(described.properties)
     if properties.get(TYPE) == "sql":
         del properties[TYPE]
@@ -53,7 +59,14 @@ class LakeSqlCatalog(SqlCatalog):
         # By location: a metadata file never changes.
         self._known: OrderedDict[str, TableMetadata] = OrderedDict()
         self._lock = threading.Lock()
-        super().__init__(name, **properties)
+        try:
+            super().__init__(name, **properties)
+        except ModuleNotFoundError as error:
+            # pyiceberg would only say that it could not make a catalog of this class.
+            raise UnsupportedError(
+                f"catalog '{name}' needs Python's module '{error.name}', which is not installed"
+                f" here: pip install {_PACKAGES.get(error.name or '', error.name)}"
+            ) from error
 
     def commit_table(
         self,

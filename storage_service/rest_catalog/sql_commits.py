@@ -28,6 +28,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.rest_catalog.catalog_errors import sentence_of
 
 __all__ = ["StagedCommit", "commit_staged"]
 
@@ -53,11 +54,13 @@ def commit_staged(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> None:
     """
     with _files_of(catalog, commits), Session(catalog.engine) as session:
         try:
-            for commit in commits:
+            # Always in the same order: two commits would wait for each other's rows for ever.
+            for commit in sorted(commits, key=lambda commit: commit.staged.name()):
                 _replace_row(catalog, session, commit)
         except SQLAlchemyError as error:
             raise UnavailableError(
-                f"catalog '{catalog.name}' could not be asked: {error}; nothing was committed"
+                f"catalog '{catalog.name}' could not be asked: {sentence_of(error)}; nothing was"
+                " committed"
             ) from error
         _end(session, name=catalog.name)
 
@@ -67,8 +70,8 @@ def _end(session: Session, *, name: str) -> None:
         session.commit()
     except Exception as error:
         raise UnknownOutcomeError(
-            f"catalog '{name}' did not say whether it has committed: {error}; load the table before"
-            " committing anew"
+            f"catalog '{name}' did not say whether it has committed: {sentence_of(error)}; load the"
+            " table before committing anew"
         ) from error
 
 

@@ -105,6 +105,18 @@ def test_another_catalog_is_passed_on(tmp_path: Path) -> None:
     assert config.lake_catalog().to_json() == {"name": "glue", "properties": {"type": "glue"}}
 
 
+def test_a_catalog_on_postgresql_finds_lost_connections_out(tmp_path: Path) -> None:
+    uri = "postgresql+psycopg2://me@db/lake"
+
+    found = ServiceConfig(data_dir=tmp_path, catalog_properties={"uri": uri}).lake_catalog()
+    chosen = ServiceConfig(
+        data_dir=tmp_path, catalog_properties={"uri": uri, "pool_pre_ping": "false"}
+    ).lake_catalog()
+
+    assert found.properties == {"type": "sql", "uri": uri, "pool_pre_ping": "true"}
+    assert chosen.properties["pool_pre_ping"] == "false"
+
+
 def _documented(*columns: str) -> list[tuple[str, ...]]:
     """The rows of the document's table with exactly these columns."""
     heading = "| " + " | ".join(columns) + " |\n"

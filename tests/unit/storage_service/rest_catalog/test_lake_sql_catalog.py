@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
+from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import LakeSqlCatalog, open_catalog
 from streamhouse.tiering.iceberg_snapshot import (
@@ -107,3 +109,13 @@ def test_other_kinds_of_commits_do_as_in_pyiceberg(ours: LakeSqlCatalog, judge: 
     assert [s.snapshot_id for s in read.snapshots()] == [first, third, fourth]
     assert read.metadata.refs["kept"].snapshot_id == first
     assert ours.load_table(NAME).metadata == read.metadata
+
+
+def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    described = LakeCatalog(
+        name="lake", properties={"type": "sql", "uri": "postgresql+psycopg2://me@127.0.0.1:9/lake"}
+    )
+
+    with pytest.raises(UnsupportedError, match=r"'psycopg2'.*: pip install psycopg2-binary$"):
+        open_catalog(described)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import sqlalchemy
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NamespaceAlreadyExistsError,
@@ -115,6 +117,31 @@ def test_several_tables_change_together_or_not_at_all(world: RestWorld) -> None:
     assert (status, answer["error"]["type"]) == (409, "CommitFailedException")
     assert client.load_table("db.one").schema().column_names == ["a", "b", "c"]
     assert client.load_table("db.two").schema().column_names == ["a", "b", "c", "e"]
+
+
+def test_rows_of_the_catalog_are_taken_in_one_order(world: RestWorld) -> None:
+    """Whatever order a commit names them in: two commits must not wait for each other."""
+    client = world.client()
+    client.create_namespace("db")
+    for name in ("one", "two"):
+        client.create_table(f"db.{name}", ROWS.schema)
+    changes = [adding_column(client, f"db.{name}", "c") for name in ("two", "one")]
+    catalog = world.api._open.get()
+    assert isinstance(catalog, SqlCatalog)
+    taken: list[str] = []
+    sqlalchemy.event.listen(
+        catalog.engine,
+        "before_cursor_execute",
+        lambda _c, _k, statement, values, *_: (
+            taken.extend(v for v in values if v in ("one", "two"))
+            if statement.startswith("UPDATE")
+            else None
+        ),
+    )
+
+    assert world.call("POST", "transactions/commit", {"table-changes": changes})[0] == 204
+
+    assert taken == ["one", "two"]
 
 
 def test_lists_come_in_pages_to_those_who_ask_for_pages(world: RestWorld) -> None:
