@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,14 +31,22 @@ def read_with_spark35(metadata_location: str, query: str) -> list[dict[str, Any]
     return read_many_with_spark35([(metadata_location, query)])[0]
 
 
-def read_many_with_spark35(requests: list[tuple[str, str]]) -> list[list[dict[str, Any]]]:
-    """The rows of each (metadata location, query) in one Spark session."""
-    return _ask(judge_python("spark35"), "spark35_read", requests)
+def read_many_with_spark35(
+    requests: list[tuple[str, str]], *, buckets: Mapping[str, Path] | None = None
+) -> list[list[dict[str, Any]]]:
+    """The rows of each (metadata location, query) in one Spark session.
+
+    `buckets` says to which folders the objects of S3 buckets have been copied.
+    """
+    copies = [f"{bucket}={folder}" for bucket, folder in (buckets or {}).items()]
+    return _ask(judge_python("spark35"), "spark35_read", requests, *copies)
 
 
-def _ask(python: Path, program: str, requests: list[tuple[str, str]]) -> list[list[dict[str, Any]]]:
+def _ask(
+    python: Path, program: str, requests: list[tuple[str, str]], *arguments: str
+) -> list[list[dict[str, Any]]]:
     done = subprocess.run(
-        [str(python), "-m", f"integration.judges.{program}"],
+        [str(python), "-m", f"integration.judges.{program}", *arguments],
         input=json.dumps(requests),
         capture_output=True,
         text=True,

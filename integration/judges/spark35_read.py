@@ -1,6 +1,8 @@
 """Reads Iceberg tables with Iceberg Java: requests as JSON on stdin, a line of rows each on stdout.
 
-Run by the environment of `spark35-requirements.txt`.
+An argument `bucket=/folder` says where the objects of an S3 bucket have been copied to, as they
+are: no wheel has Java's client of S3. Paths in metadata stay those of the bucket. Run by the
+environment of `spark35-requirements.txt`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -28,8 +31,12 @@ def iceberg_jar() -> str:
     return str(jar)
 
 
-def session(scratch: str) -> SparkSession:
+def session(scratch: str, buckets: Mapping[str, str]) -> SparkSession:
     """A session whose only catalog is an empty one: tables are read by their metadata file."""
+    copies = {
+        f"spark.hadoop.fs.viewfs.mounttable.{bucket}.linkFallback": f"file://{folder}"
+        for bucket, folder in buckets.items()
+    }
     builder = SparkSession.builder.master("local[2]").config("spark.jars", iceberg_jar())
     for key, value in {
         "spark.driver.bindAddress": "127.0.0.1",
@@ -41,6 +48,8 @@ def session(scratch: str) -> SparkSession:
         "spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.default_iceberg.type": "hadoop",
         "spark.sql.catalog.default_iceberg.warehouse": scratch,
+        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+        **copies,
     }.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
@@ -52,7 +61,7 @@ def main() -> None:
     time.tzset()
     requests = json.load(sys.stdin)
     with tempfile.TemporaryDirectory() as scratch:
-        spark = session(scratch)
+        spark = session(scratch, dict(text.split("=", 1) for text in sys.argv[1:]))
         for metadata_location, query in requests:
             path = metadata_location.removeprefix("file://")
             spark.read.format("iceberg").load(path).createOrReplaceTempView("lake_table")

@@ -15,6 +15,7 @@ from pyiceberg.table import Table
 from integration.judges.duckdb_read import connect
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import AlreadyExistsError
+from tests.support.object_store import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -56,21 +57,30 @@ def by_id(table: pa.Table) -> Rows:
 
 
 class Lake:
-    """A catalog that outlives the services that use it."""
+    """A catalog that outlives the services that use it; its files are in a folder or `store`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, store: ObjectStore | None = None) -> None:
         self.folder = folder
+        self.store = store
         (folder / "warehouse").mkdir(parents=True)
         self.properties = {
             "type": "sql",
             "uri": f"sqlite:///{folder / 'catalog.db'}",
             "warehouse": f"file://{folder / 'warehouse'}",
         }
+        self._keys: dict[str, str] = {}
+        if store is not None:
+            self.properties["warehouse"] = f"s3://{BUCKET}/{folder.parent.name}"
+            self.properties |= {"s3.endpoint": store.endpoint, "s3.region": REGION}
+            self._keys = {"s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
 
     @contextlib.contextmanager
     def service(self, name: str, **more: Any) -> Iterator[tuple[ServiceProcess, StreamhouseClient]]:
         """A service with this catalog and a data directory of that name."""
         given = [f"--catalog-property={key}={value}" for key, value in self.properties.items()]
+        if self.store is not None:
+            given.append("--lake-credentials=shared")
+            more = {"env": self.store.environment(), **more}
         with (
             ServiceProcess(self.folder / name, *given, **more) as service,
             StreamhouseClient(service.endpoint) as client,
@@ -82,7 +92,8 @@ class Lake:
 
     @contextlib.contextmanager
     def table(self, name: str) -> Iterator[Table]:
-        with contextlib.closing(load_catalog("streamhouse", **self.properties)) as catalog:
+        properties = {**self.properties, **self._keys}
+        with contextlib.closing(load_catalog("streamhouse", **properties)) as catalog:
             yield catalog.load_table(name)
 
     def judged(self, name: str) -> Rows:
@@ -91,6 +102,8 @@ class Lake:
             found = by_id(table.scan().to_arrow())
             query = f"SELECT id, name, small FROM iceberg_scan('{table.metadata_location}')"
             with connect() as duckdb:
+                if self.store is not None:
+                    duckdb.execute(self.store.duckdb_secret())
                 rows = duckdb.execute(query).fetchall()
         assert sorted(rows) == [(i, r["name"], r["small"]) for i, r in sorted(found.items())]
         return found

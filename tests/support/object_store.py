@@ -129,6 +129,18 @@ class ObjectStore:
             request_timeout=5,
         )
 
+    def duckdb_secret(self) -> str:
+        """The statement that lets DuckDB open the store's objects."""
+        return (
+            f"CREATE SECRET (TYPE s3, KEY_ID '{ACCESS_KEY}', SECRET '{SECRET_KEY}',"
+            f" REGION '{REGION}', ENDPOINT '127.0.0.1:{self.port}', URL_STYLE 'path',"
+            " USE_SSL false)"
+        )
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the whole bucket, as it is, to a folder."""
+        fs.copy_files(BUCKET, str(folder), source_filesystem=self.filesystem())
+
     def keys(self, folder: str = "") -> list[str]:
         """The keys of all objects below `folder`."""
         selector = fs.FileSelector(f"{BUCKET}/{folder}", recursive=True, allow_not_found=True)
