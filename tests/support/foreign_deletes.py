@@ -27,7 +27,15 @@ from pyiceberg.typedef import Record
 
 __all__ = ["commit_delete_files", "equality_delete_file", "position_delete_file"]
 
+_FIELD_ID = "PARQUET:field_id"
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
+# Iceberg Java finds these columns by their field ids only.
+_DELETES = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={_FIELD_ID: str(_PATH_ID)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={_FIELD_ID: str(_POSITION_ID)}),
+    ]
+)
 
 
 def position_delete_file(
@@ -36,9 +44,7 @@ def position_delete_file(
     """Write one file of position deletes: (data file's path, position) pairs."""
     rows = sorted(deleted)
     paths = [path for path, _ in rows]
-    content = pa.table(
-        {"file_path": pa.array(paths), "pos": pa.array([n for _, n in rows], pa.int64())}
-    )
+    content = pa.table({"file_path": paths, "pos": [n for _, n in rows]}, schema=_DELETES)
     bounds = {
         "lower_bounds": {_PATH_ID: paths[0].encode(), _POSITION_ID: struct.pack("<q", 0)},
         "upper_bounds": {_PATH_ID: paths[-1].encode(), _POSITION_ID: struct.pack("<q", 2**40)},
