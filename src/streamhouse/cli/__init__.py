@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
 from streamhouse.storage_service.errors import StreamhouseError
 
 __all__ = ["main"]
@@ -36,6 +37,8 @@ class _LazyGroup(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name == "serve":
+            restart_with_tuned_malloc()
         command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
         return command

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -36,13 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-# With glibc's defaults every large body is mapped and unmapped, page by page: uploads are 3 to 5
-# times slower. The variables are read when a process starts, hence the exec.
-_MALLOC_VARIABLES: Final = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
-}
 
 
 def _limit_options(command: _F) -> _F:
@@ -191,8 +183,7 @@ def command(
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
-    _restart_with_tuned_malloc()
-    # Not at the top: the process is about to be replaced there.
+    # Not at the top: a wrong option is told before all of the service is imported.
     from streamhouse.storage_service.server.listener import run_service
     from streamhouse.storage_service.server.log_format import configure_logging
     from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
@@ -258,11 +249,3 @@ def _optional_secret(path: Path | None, kind: str) -> str | None:
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         click.echo(f"streamhouse: others may read the {kind} file {path}; chmod 600 it", err=True)
     return secret
-
-
-def _restart_with_tuned_malloc() -> None:
-    """Replace this process by itself with malloc tuned; the process id stays."""
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _MALLOC_VARIABLES):
-        return
-    os.environ.update(_MALLOC_VARIABLES)
-    os.execv(sys.executable, sys.orig_argv)
