@@ -7,8 +7,6 @@ tests/simulation/test_tiering_crashes.py; here process, service, catalog and dis
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.tiering.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
+from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -29,7 +28,6 @@ MAINTENANCE_STEPS = (
     "rewrite-staged",
     "rewrite-committed",
 )
-ROOT = Path(__file__).parents[1]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("region", pa.string())])
 
 
@@ -39,8 +37,7 @@ def _rows(start: int, end: int) -> pa.Table:
 
 
 def _run_doomed(endpoint: str, step: str) -> None:
-    program = [sys.executable, "-m", "tests.support.doomed_worker", endpoint, step]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "tests.support.doomed_worker", endpoint, step])
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

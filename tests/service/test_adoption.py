@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from tests.support.adoption_world import KEYED, LOG, Lake, adopt, by_id, check, filled, go_on, rows
+from tests.support.python_process import run_python
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
@@ -57,13 +57,7 @@ def _check_directory(lake: Lake, name: str) -> None:
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from streamhouse.cli import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(["-c", "from streamhouse.cli import main; main()", *arguments])
 
 
 def test_a_table_is_as_it_was_altered_last(lake: Lake) -> None:
@@ -97,6 +91,8 @@ def test_a_table_is_as_it_was_altered_last(lake: Lake) -> None:
 
 _DOOMED = """
 import importlib, os
+from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
+restart_with_tuned_malloc()
 module, name, when = os.environ["DIE_AT"].split()
 module = importlib.import_module("streamhouse.storage_service." + module)
 alive = getattr(module, name)
@@ -126,8 +122,12 @@ def test_an_adoption_that_died_anywhere_is_repeated(lake: Lake, step: str) -> No
     with lake.service("a") as (_, client):
         log, keyed = filled(client)
     lake.lose("a")
-    command = (sys.executable, "-c", _DOOMED, "serve")
-    with lake.service("b", command=command, env={"DIE_AT": step}) as (service, client):
+    command = ("-c", _DOOMED, "serve")
+    # Executed: what is replaced must not have been imported by name before.
+    with lake.service("b", command=command, env={"DIE_AT": step}, is_executed=True) as (
+        service,
+        client,
+    ):
         client.create_database("shop")
         with pytest.raises((UnknownOutcomeError, UnavailableError)):
             client.adopt_table(KEYED, force=True)

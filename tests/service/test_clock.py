@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
@@ -20,7 +19,7 @@ HOUR_S = 3_600
 
 def test_timestamps_never_decrease_and_rows_are_kept_for_their_time(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
-    command = (sys.executable, "-m", "tests.support.clocked_service", str(clock))
+    command = ("-m", "tests.support.clocked_service", str(clock))
     arguments = ("--retention-interval-ms", "50")
     sent = 0
 

@@ -26,6 +26,7 @@ from streamhouse.storage_service.errors import (
     SnapshotNotFoundError,
 )
 from tests.support.iceberg_world import numbered
+from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -76,9 +77,10 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def command(world: World, *arguments: str) -> list[str]:
+    """The arguments of Python that import SOURCE."""
     start = "from streamhouse.cli import main; main()"
     endpoint = ("--endpoint", world.service.endpoint)
-    return [sys.executable, "-c", start, "import", SOURCE, *arguments, *endpoint]
+    return ["-c", start, "import", SOURCE, *arguments, *endpoint]
 
 
 def test_rows_types_and_partitioning_are_taken_over_and_tiered(world: World) -> None:
@@ -88,13 +90,7 @@ def test_rows_types_and_partitioning_are_taken_over_and_tiered(world: World) -> 
         change.add_identity("name")
     table.append(numbered(0, 20))
 
-    done = subprocess.run(
-        command(world, "--as", "shop.clicks", "--bucket-num", "2"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(command(world, "--as", "shop.clicks", "--bucket-num", "2"))
 
     assert done.returncode == 0, done.stderr
     assert "shop.clicks: partitioned by bucket(4, id), name" in done.stdout
@@ -233,7 +229,7 @@ def test_following_imports_appends_until_it_is_stopped(world: World) -> None:
     table = world.source()
     table.append(numbered(0, 5))
     following = subprocess.Popen(
-        command(world, "--as", "shop.clicks", "--follow", "--interval", "0.1"),
+        [sys.executable, *command(world, "--as", "shop.clicks", "--follow", "--interval", "0.1")],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,12 @@ from pyiceberg.catalog import load_catalog
 from streamhouse.client import StreamhouseClient
 from streamhouse.tiering.round import BATCH_STEPS
 from tests.support.command_line import streamhouse
+from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
@@ -115,8 +113,7 @@ class Tables:
 
 
 def _kill_worker(endpoint: str, step: str) -> None:
-    program = [sys.executable, "-m", "tests.support.doomed_worker", endpoint, step]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "tests.support.doomed_worker", endpoint, step])
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -170,7 +170,7 @@ def test_the_lake_library_is_loaded_by_the_first_request_only(tmp_path: Path) ->
         # Its compiled parts are mapped into the process that imported it.
         return "sqlalchemy" in Path(f"/proc/{pid}/maps").read_text()
 
-    with ServiceProcess(tmp_path) as service:
+    with ServiceProcess(tmp_path, is_executed=True) as service:
         with StreamhouseClient(service.endpoint) as client:
             client.create_table("default.t", SCHEMA)
         assert not is_loaded(service.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.cli.tuned_malloc import TUNED_MALLOC
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import UnauthorizedError
 from tests.support.service_process import ServiceProcess
@@ -34,7 +36,10 @@ def _refused(*arguments: str) -> str:
 
 
 def test_it_says_where_it_listens_and_serves_there(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path / "data") as service, StorageClient(service.endpoint) as client:
+    with (
+        ServiceProcess(tmp_path / "data", is_executed=True) as service,
+        StorageClient(service.endpoint) as client,
+    ):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", service.endpoint)
         assert client.list_databases() == ["default"]
 
@@ -43,11 +48,24 @@ def test_it_says_where_it_listens_and_serves_there(tmp_path: Path) -> None:
 def test_a_stop_signal_ends_it_with_code_0_and_no_complaint(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with ServiceProcess(tmp_path) as service:
+    with ServiceProcess(tmp_path, is_executed=True) as service:
         assert service.stop_with(number) == 0
         assert "level=error" not in service.log_text()
         assert "level=warning" not in service.log_text()
         assert "Traceback" not in service.log_text()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is tuned")
+def test_it_replaces_itself_with_malloc_tuned_before_it_does_anything(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("s3cret\n")
+    token_file.chmod(0o644)
+    with ServiceProcess(
+        tmp_path / "data", "--token-file", str(token_file), is_executed=True
+    ) as service:
+        variables = Path(f"/proc/{service.pid}/environ").read_text().split("\0")
+        assert {f"{name}={value}" for name, value in TUNED_MALLOC.items()} <= set(variables)
+        assert service.log_text().count("others may read the token file") == 1
 
 
 def test_a_second_service_on_the_same_data_is_refused(tmp_path: Path) -> None:

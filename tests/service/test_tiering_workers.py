@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +17,11 @@ from streamhouse.storage_service.client import StorageClient, TieringIdle
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.thread_runner import ThreadRunner
+from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 TABLES = [f"default.t{number}" for number in range(6)]
 ROWS = 300
@@ -95,10 +93,7 @@ def test_workers_share_the_tables_and_take_over_those_of_a_dead_one(tmp_path: Pa
             client.create_table(path, SCHEMA, bucket_count=2, properties=properties)
         client.create_table("empty", SCHEMA)
         _append(client, 0)
-        program = [sys.executable, "-m", "tests.support.doomed_worker", service.endpoint]
-        dead = subprocess.run(
-            [*program, "files-written"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        dead = run_python(["-m", "tests.support.doomed_worker", service.endpoint, "files-written"])
         assert dead.returncode == -signal.SIGKILL, dead.stderr
 
         with _worker(service.endpoint, "one"), _worker(service.endpoint, "two"):

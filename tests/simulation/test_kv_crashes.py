@@ -7,8 +7,6 @@ goes on from there without writing anything to the log that is in it.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,19 +15,13 @@ from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_crash_child import POINTS, open_bucket, read_log
 from tests.support.kv_model import identity
 from tests.support.kv_rows import Batch
+from tests.support.python_process import run_python
 
 _LIVES = 3
 
 
 def _live_and_die(directory: Path, seed: int, point: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.kv_crash_child", str(directory), str(seed), point],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(["-m", "tests.support.kv_crash_child", str(directory), str(seed), point])
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionStatus
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from tests.support.in_process_service import open_manager
+from tests.support.python_process import run_python
 from tests.support.transaction_crash_child import (
     BUCKETS,
     CONFIG,
@@ -40,14 +39,7 @@ _TIME = "time of the frame"
 
 def _live_and_die(directory: Path, table: str, step: str, *, first: int, passes: int) -> None:
     module = "tests.support.transaction_crash_child"
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(directory), table, step, str(first), str(passes)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(["-m", module, str(directory), table, step, str(first), str(passes)])
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

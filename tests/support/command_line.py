@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
+
+from tests.support.python_process import run_python
 
 __all__ = ["streamhouse"]
 
@@ -13,18 +14,8 @@ def streamhouse(
     *arguments: object, expect: int = 0, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command; its exit code must be `expect`."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from streamhouse.cli import main; main()",
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=env,
+    done = run_python(
+        ["-c", "from streamhouse.cli import main; main()", *map(str, arguments)], env=env
     )
     assert done.returncode == expect, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done

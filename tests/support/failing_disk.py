@@ -51,7 +51,7 @@ DISK_FAULTS: Final = {
 
 def command(kind: str, first: str | int, count: str | int | Path) -> tuple[str, ...]:
     """Return what starts the service; see the module."""
-    return (sys.executable, "-m", __name__, kind, str(first), str(count))
+    return ("-m", __name__, kind, str(first), str(count))
 
 
 class FailingDisk:
@@ -94,6 +94,10 @@ def counted(first: int, count: int) -> Callable[[], bool]:
 
 def main(kind: str, first: str, count: str, *arguments: str) -> None:
     from streamhouse.cli import main as streamhouse
+    from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
+
+    # `serve` does it first thing; here the service is imported before.
+    restart_with_tuned_malloc()
     from streamhouse.storage_service.server import listener
 
     is_due = Path(count).exists if first == "while" else counted(int(first), int(count))

@@ -1,4 +1,4 @@
-"""A real `streamhouse serve` process for tests: started on a free port, stopped by its own id."""
+"""A real `streamhouse serve` process: started on a free port, stopped by its own id."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tests.support.python_process import ForkedProcess, start_python
+
 __all__ = ["DiedAtStart", "ServiceProcess"]
 
 _READY_PREFIX: Final = "streamhouse listening on "
-_COMMAND: Final = (sys.executable, "-c", "from streamhouse.cli import main; main()", "serve")
+_COMMAND: Final = ("-c", "from streamhouse.cli import main; main()", "serve")
 
 
 class DiedAtStart(AssertionError):
@@ -29,6 +31,8 @@ class ServiceProcess:
 
     Restarting is entering a second one on the same directory. `kill` is kill -9 and leaves the
     directory as a crash would; `terminate` is a clean stop. Both may be called before leaving.
+    `command` is the arguments of Python before those of `serve`. Tests fork the process with
+    everything imported, unless `is_executed`.
     """
 
     def __init__(
@@ -39,15 +43,17 @@ class ServiceProcess:
         command: Sequence[str] = _COMMAND,
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 30.0,
+        is_executed: bool = False,
     ) -> None:
         self._arguments = [*command, "--data-dir", str(data_dir)]
         if "--port" not in extra_args:
             self._arguments += ["--port", "0"]
         self._arguments += extra_args
-        self._env = {**os.environ, **(env or {})}
+        self._env = env
+        self._is_executed = is_executed
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._log: Path | None = None
         self.endpoint = ""
 
@@ -56,12 +62,8 @@ class ServiceProcess:
         self._log = Path(log_name)
         try:
             # Output goes to a file: an unread pipe would stop a talkative service.
-            self._process = subprocess.Popen(
-                self._arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log_fd,
-                env=self._env,
+            self._process = start_python(
+                self._arguments, stderr=log_fd, env=self._env, is_executed=self._is_executed
             )
         finally:
             os.close(log_fd)
@@ -119,7 +121,7 @@ class ServiceProcess:
         """What the process has written to stderr so far."""
         return "" if self._log is None else self._log.read_text("utf-8", "replace")
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | ForkedProcess:
         assert self._process is not None, "the service process is not started"
         return self._process
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import Final, NamedTuple
 
 from tests.support import failing_disk
@@ -48,5 +47,5 @@ def choose_death(chance: random.Random) -> Death:
         return Death(kind, command, seconds + 1.0, goes_on=fault.goes_on)
     step = chance.choice(sorted(SERVICE_STEPS))
     count = chance.choice((1, 1, 2, 5, 20))
-    command = (sys.executable, "-m", "tests.torture.doomed_service", step, str(count))
+    command = ("-m", "tests.torture.doomed_service", step, str(count))
     return Death(step, command, _STEP_WAIT_S, by_itself=True)

@@ -108,11 +108,14 @@ def _dying(function: Callable[..., Any], when: str, count: int) -> Callable[...,
 
 
 def main(step: str, count: str, *arguments: str) -> None:
+    from streamhouse.cli import main as streamhouse
+    from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
+
+    # `serve` does it first thing; here the service is imported before.
+    restart_with_tuned_malloc()
     # The routes are imported first, so that names bound at import are replaced there too.
     importlib.import_module("streamhouse.storage_service.server.service")
     doom(SERVICE_STEPS[step], int(count))
-    from streamhouse.cli import main as streamhouse
-
     sys.argv = ["streamhouse", "serve", *arguments]
     streamhouse()
 

@@ -1,0 +1,86 @@
+"""Programs that tests fork are like executed ones: output, exit codes, signals, environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.python_process import ForkedProcess, run_python, start_python
+
+pytestmark = pytest.mark.slow
+
+
+def _outcome(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; print(sys.argv, __name__); print('complaint', file=sys.stderr); sys.exit(3)",
+        "1 / 0",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import atexit; atexit.register(print, 'at the end'); raise SystemExit('a reason')",
+        "import os; print(os.environ['GIVEN'], os.getcwd()); print(input())",
+        "import threading; threading.Timer(0.01, print, ['a thread is waited for']).start()",
+    ],
+)
+def test_a_forked_program_ends_as_an_executed_one(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["-c", program, "one", "2"]
+    executed = subprocess.run(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GIVEN": "value"},
+    )
+
+    forked = run_python(arguments, env={"GIVEN": "value"})
+
+    assert _outcome(forked) == _outcome(executed)
+
+
+def test_a_module_is_run_as_the_main_one() -> None:
+    done = run_python(["-m", "tests.support.clocked_service", "nowhere", "--no-such-option"])
+
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_signals_reach_it_and_it_knows_nothing_of_the_server() -> None:
+    program = (
+        "import os, signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(7));"
+        " print(len(os.listdir('/dev/fd')), flush=True); signal.pause()"
+    )
+    with Path(os.devnull).open("rb") as nothing:
+        processes = [start_python(["-c", program], stderr=nothing.fileno()) for _ in range(3)]
+    for process in processes:
+        assert isinstance(process, ForkedProcess)
+        assert process.stdout is not None
+        with process.stdout as out:
+            # Three, and the folder itself: no pipe of another program, and not the server's socket.
+            assert out.readline() == b"4\n"
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 7
+        process.kill()
+        assert process.poll() == 7
+
+
+def test_waiting_for_one_that_goes_on_ends() -> None:
+    with Path(os.devnull).open("rb") as nothing:
+        process = start_python(["-c", "import signal; signal.pause()"], stderr=nothing.fileno())
+    assert process.stdout is not None
+    with process.stdout, pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.kill()
+    assert process.wait(30) == -signal.SIGKILL
