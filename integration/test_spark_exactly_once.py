@@ -79,10 +79,11 @@ def test_a_job_that_fails_leaves_nothing(world: SparkWorld) -> None:
         world.write(frame, path)
 
     assert end_offsets(world, path) == 0
-    # What is sent straight to the table stays there.
+    # What is sent straight to the table stays there: a request of each attempt of partition 1,
+    # together more rows than it has. How far partition 0 came is chance.
     with pytest.raises(Exception, match="as planned"):
         world.write(frame, path, **{"write.mode": "direct"})
-    assert end_offsets(world, path) > ROWS
+    assert end_offsets(world, path) > ROWS // 2
 
 
 def test_a_version_of_an_application_is_written_once(world: SparkWorld) -> None:
