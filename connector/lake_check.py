@@ -45,9 +45,9 @@ def lake_problems(
     """Return what is wrong with the lake tables of a table that was tiered, a sentence each.
 
     Always: the table, its snapshot and its tiered offsets, and that each file has its size. With
-    `read_rows` also that no row is there twice, and of log tables without `table.datalake.ttl` that
-    none is missing, and that those of a bucket in `key_offsets` are exactly these. The same of the
-    batch layout, and of the full history, which has every change.
+    `read_rows` also that no row is there twice, and of log tables that none is missing but those
+    that have reached `table.datalake.ttl`, and that those of a bucket in `key_offsets` are exactly
+    these. The same of the batch layout, and of the full history, which has every change.
     """
     expected = key_offsets if read_rows else None
     problems = _problems(catalog, table, lake, log_ends, expected)
@@ -60,6 +60,7 @@ def lake_problems(
             expected,
             LakeRole.BATCH,
             lasting=_lasting(key_offsets, lake.batch.tiered_offsets, lake.tiered_offsets),
+            expired_offsets=lake.expired_offsets,
         )
         problems += [f"batch layout: {problem}" for problem in found]
     if lake.changelog is not None:
@@ -98,6 +99,7 @@ def _side_problems(
     role: LakeRole,
     *,
     lasting: LakeOffsets | None = None,
+    expired_offsets: Mapping[int, int] | None = None,
 ) -> list[str]:
     """Return the problems of the lake table of this role, which is beside the rows' own."""
     side = LakeState(
@@ -105,6 +107,7 @@ def _side_problems(
         table_uuid=known.table_uuid,
         tiered_offsets=known.tiered_offsets,
         truncated_offsets=known.truncated_offsets,
+        expired_offsets=expired_offsets or {},
     )
     return _problems(
         catalog,
@@ -213,11 +216,11 @@ def _row_problems(
         twice = offsets[1:][offsets[1:] == offsets[:-1]]
         if len(twice):
             problems.append(f"bucket {bucket}: offset {twice[0]} is in the lake more than once")
-        start = lake.truncated_offsets.get(bucket, 0)
-        is_whole = not table.is_primary_key_table and table.properties().datalake_ttl_ms is None
-        if is_whole and len(distinct(offsets)) != end - start:
+        start = max(lake.truncated_offsets.get(bucket, 0), lake.expired_offsets.get(bucket, 0))
+        found = distinct(offsets[offsets >= start])
+        if not table.is_primary_key_table and len(found) != max(0, end - start):
             problems.append(
-                f"bucket {bucket}: the lake has {len(distinct(offsets))} of the {end - start} rows"
+                f"bucket {bucket}: the lake has {len(found)} of the {max(0, end - start)} rows"
                 " below its tiered offset"
             )
         # A successor of an expired snapshot may cover more than what is known of.

@@ -61,7 +61,7 @@ def _reads_all_rows(options: ReadOptions) -> bool:
 def _has_whole_tail(state: TableState) -> bool:
     """Whether the log has every row that the layout lacks; switched-off lakes lose some."""
     return all(
-        at.log_start_offset <= max(at.tiered_offset, at.truncated_offset)
+        at.log_start_offset <= max(at.tiered_offset, at.first_offset)
         for at in state.positions.values()
     )
 
@@ -69,12 +69,12 @@ def _has_whole_tail(state: TableState) -> bool:
 def _read_bytes(client: StorageClient, state: TableState, context: ScanContext) -> int:
     positions = state.positions.items()
     tail_rows = sum(
-        at.high_watermark - max(at.tiered_offset, at.truncated_offset) for _, at in positions
+        at.high_watermark - max(at.tiered_offset, at.first_offset) for _, at in positions
     )
     ranges = {
-        bucket: OffsetRange(bucket=bucket, start=at.truncated_offset, end=at.tiered_offset)
+        bucket: OffsetRange(bucket=bucket, start=at.first_offset, end=at.tiered_offset)
         for bucket, at in positions
-        if at.tiered_offset > at.truncated_offset
+        if at.tiered_offset > at.first_offset
     }
     scan = plan_lake(client, state, context, ranges)
     return scan.read_bytes + tail_rows * LOG_ROW_BYTES

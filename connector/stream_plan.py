@@ -116,7 +116,10 @@ def _context(state: TableState, options: ReadOptions, output: Sequence[ScanColum
 def _log_first(
     ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]
 ) -> dict[int, Readable]:
-    """Return `buckets` with the lake left out where the log still holds a small range whole."""
+    """Return `buckets` with the lake left out where the log still holds a small range whole.
+
+    A stream that is behind gets rows there that have expired, too.
+    """
     in_both = {
         bucket: min(buckets[bucket].lake_end, wanted.end) - wanted.start
         for bucket, wanted in ranges.items()
@@ -125,6 +128,6 @@ def _log_first(
     if sum(in_both.values()) > LOG_ROWS_PREFERRED_MAX:
         return dict(buckets)
     return {
-        bucket: replace(has, lake_end=0) if bucket in in_both else has
+        bucket: replace(has, lake_end=0, expired=0) if bucket in in_both else has
         for bucket, has in buckets.items()
     }

@@ -40,18 +40,20 @@ _log = logging.getLogger(__name__)
 class Readable:
     """What one bucket offers a read: lake rows [lake_start, lake_end), log rows [log_start, end).
 
-    `lake_end` is 0 if the lake offers none. Rows below `lake_start` were overwritten.
+    `lake_end` is 0 if the lake offers none. Rows below `lake_start` were overwritten. Those below
+    `expired` have reached their time to live: they are left out, and are no loss.
     """
 
     lake_end: int
     log_start: int
     end: int
     lake_start: int = 0
+    expired: int = 0
 
     @property
     def start(self) -> int:
         """The oldest offset there is."""
-        return self.lake_start if self.lake_end else self.log_start
+        return max(self.lake_start if self.lake_end else self.log_start, self.expired)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
                 log_start=end,
                 end=end,
                 lake_start=at.truncated_offset,
+                expired=at.expired_offset,
             )
         else:
             found[bucket] = Readable(
@@ -86,6 +89,8 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
                 log_start=at.log_start_offset,
                 end=at.high_watermark,
                 lake_start=at.truncated_offset,
+                # The log by itself has what `table.log.ttl` leaves there.
+                expired=0 if part == LOG else at.expired_offset,
             )
     return found
 
@@ -166,6 +171,8 @@ def cut_by_tier(ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readabl
         if wanted.start < (overwritten := min(has.lake_start, wanted.end)):
             lost.append(OffsetRange(bucket=bucket, start=wanted.start, end=overwritten))
             wanted = OffsetRange(bucket=bucket, start=overwritten, end=wanted.end)
+        oldest = max(wanted.start, min(has.expired, wanted.end))
+        wanted = OffsetRange(bucket=bucket, start=oldest, end=wanted.end)
         lake_end = min(max(has.lake_end, wanted.start), wanted.end)
         log_start = min(max(has.log_start, lake_end), wanted.end)
         if wanted.start < lake_end:

@@ -27,12 +27,12 @@ def offsets_at(client: StorageClient, state: TableState, timestamp_us: int) -> d
     older = {
         bucket: OffsetRange(
             bucket=bucket,
-            start=at.truncated_offset,
+            start=at.first_offset,
             end=min(at.log_start_offset, at.tiered_offset),
         )
         for bucket, at in state.positions.items()
         if offsets[bucket] <= at.log_start_offset
-        and at.truncated_offset < min(at.log_start_offset, at.tiered_offset)
+        and at.first_offset < min(at.log_start_offset, at.tiered_offset)
     }
     if not older or state.lake.snapshot_id is None:
         return offsets

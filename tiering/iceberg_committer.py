@@ -148,6 +148,12 @@ class IcebergLakeTable:
         covered = self.covered
         return {} if covered is None else dict(covered.truncated_offsets)
 
+    @property
+    def expired_offsets(self) -> dict[int, int]:
+        """Below which offsets rows have reached their time to live; files may still have them."""
+        covered = self.covered
+        return {} if covered is None else dict(covered.expired_offsets)
+
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
         with catalog_errors(f"read the files of lake table '{self.name}'"):
@@ -189,9 +195,12 @@ class IcebergLakeTable:
         files = [*added, *position_delete_files(commit.deletes)]
         properties = round_properties(
             table_id=self._info.table_id,
-            epoch=commit.epoch,
-            tiered_offsets=commit.tiered_offsets,
-            truncated_offsets=commit.truncated_offsets,
+            covered=CoveredOffsets(
+                epoch=commit.epoch,
+                tiered_offsets=commit.tiered_offsets,
+                truncated_offsets=commit.truncated_offsets,
+                expired_offsets=self.expired_offsets,
+            ),
             role=self.role,
         )
         attempts = _Attempts()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyiceberg.table import Table
@@ -24,14 +25,15 @@ ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
 class TableMemory:
     """What a worker knows of a lake table between two maintenances; losing it costs a look.
 
-    `oldest_us` is when the newest row of the oldest file was written. `small_files` of the `files`
-    may be packed.
+    `oldest_us` is when the newest row of the oldest file was written. No file has only rows below
+    the offsets `expired`. `small_files` of the `files` may be packed.
     """
 
     reader: InventoryReader
     planned_at: int | None = None
     has_more: bool = False
     oldest_us: int | None = None
+    expired: Mapping[int, int] = field(default_factory=dict)
     files: int = 0
     small_files: int = 0
     maintained_at_ms: int | None = None
@@ -72,7 +74,11 @@ class TableMemory:
     def looked(self, inventory: Inventory | None, *, now_ms: int, full_bytes: int) -> None:
         """Remember what the files are; those of later rounds are younger than `now_ms`."""
         files = () if inventory is None else inventory.files
-        known = [f.last_timestamp_us for f in files if f.last_timestamp_us is not None]
+        known = [
+            f.last_timestamp_us
+            for f in files
+            if f.last_timestamp_us is not None and f.bucket is not None
+        ]
         self.oldest_us = min(known, default=now_ms * 1000)
         self.files = len(files)
         self.small_files = sum(not f.is_fixed and f.live_bytes < full_bytes for f in files)

@@ -162,6 +162,7 @@ def _live_file(file: DataFile) -> LiveFile:
     upper: Mapping[int, bytes] = file.upper_bounds or {}
     bucket, offset = lower.get(_BUCKET_ID), lower.get(_OFFSET_ID)
     last, written = upper.get(_OFFSET_ID), upper.get(_TIMESTAMP_ID)
+    begun = lower.get(_TIMESTAMP_ID)
     is_one_bucket = bucket is not None and bucket == upper.get(_BUCKET_ID) and offset is not None
     return LiveFile(
         path=file.file_path,
@@ -172,6 +173,7 @@ def _live_file(file: DataFile) -> LiveFile:
         size_bytes=file.file_size_in_bytes,
         row_count=file.record_count,
         end_offset=None if last is None else struct.unpack("<q", last)[0] + 1,
+        first_timestamp_us=None if begun is None else struct.unpack("<q", begun)[0],
         last_timestamp_us=None if written is None else struct.unpack("<q", written)[0],
         is_fixed=file.file_format is not FileFormat.PARQUET,
     )

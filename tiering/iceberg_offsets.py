@@ -13,6 +13,7 @@ from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
+    EXPIRED_OFFSETS_PROPERTY,
     OWNER_PROPERTIES,
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
@@ -21,7 +22,7 @@ from streamhouse.storage_service.model.lake import (
     LakeRole,
     tiered_offsets_to_property,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
 from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 
 __all__ = [
@@ -36,20 +37,15 @@ __all__ = [
 def round_properties(
     *,
     table_id: int,
-    epoch: int,
-    tiered_offsets: Mapping[int, int],
-    truncated_offsets: Mapping[int, int],
+    covered: CoveredOffsets,
     role: LakeRole = LakeRole.ROWS,
 ) -> dict[str, str]:
-    """Return the snapshot properties of a round; `tiered_offsets` has every bucket."""
-    truncated = {
-        TRUNCATED_OFFSETS_PROPERTY: tiered_offsets_to_property(truncated_offsets),
-    }
-    return (truncated if truncated_offsets else {}) | {
+    """Return the properties of a snapshot of ours that covers so much; every bucket is in it."""
+    return begin_properties(covered) | {
         COMMIT_USER_PROPERTY: COMMIT_USER,
         role.owner_property: str(table_id),
-        TIERING_EPOCH_PROPERTY: str(epoch),
-        TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(tiered_offsets),
+        TIERING_EPOCH_PROPERTY: str(covered.epoch),
+        TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.tiered_offsets),
     }
 
 
@@ -60,6 +56,7 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
         TIERING_EPOCH_PROPERTY,
         TIERED_OFFSETS_PROPERTY,
         TRUNCATED_OFFSETS_PROPERTY,
+        EXPIRED_OFFSETS_PROPERTY,
     )
     found = {key: snapshot[key] for key in kept if key in snapshot}
     return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}

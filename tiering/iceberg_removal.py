@@ -1,12 +1,13 @@
-"""Removal of old rows from a lake table: whole files, by when their newest row was written.
+"""Removal of old rows from a lake table: whole files, all of whose rows are below an offset.
 
-No file is read or written for it. A file of which one row is young enough stays as it is, and so
-does one that does not say when its rows were written.
+What has reached its time to live is said as an offset of each bucket, as within a bucket time never
+goes back: every read of the table begins there, in whichever lake table it finds its rows. So it
+does not matter when which file goes. No file is read or written for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
@@ -15,7 +16,7 @@ from streamhouse.tiering.iceberg_replace import LakeReplacement, commit_replacem
 from streamhouse.tiering.iceberg_snapshot import Operation
 from streamhouse.tiering.maintenance_plan import LiveFile
 
-__all__ = ["Removed", "files_written_before", "remove_files"]
+__all__ = ["Removed", "ends_before", "files_below", "remove_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,37 @@ class Removed:
     size_bytes: int
 
 
-def files_written_before(inventory: Inventory, timestamp_us: int) -> list[LiveFile]:
-    """Return the files all of whose rows are older."""
+def ends_before(files: Iterable[LiveFile], timestamp_us: int) -> dict[int, int]:
+    """Return bucket -> the end of the last file of the rows all of whose rows are older.
+
+    Only buckets that have such a file are named. A file that does not say when its rows were
+    written, or that may have rows of several buckets, counts for nothing.
+    """
+    placed = [f for f in files if f.bucket is not None and f.end_offset is not None]
+    limits: dict[int, int] = {}
+    for file in placed:
+        # Only a table that was adopted from a service whose clock was ahead has such neighbours.
+        if file.first_timestamp_us is not None and file.first_timestamp_us >= timestamp_us:
+            assert file.bucket is not None
+            limits[file.bucket] = min(limits.get(file.bucket, file.start_offset), file.start_offset)
+    ends: dict[int, int] = {}
+    for file in placed:
+        assert file.bucket is not None
+        assert file.end_offset is not None
+        is_old = file.last_timestamp_us is not None and file.last_timestamp_us < timestamp_us
+        if is_old and file.end_offset <= limits.get(file.bucket, file.end_offset):
+            ends[file.bucket] = max(ends.get(file.bucket, 0), file.end_offset)
+    return ends
+
+
+def files_below(files: Iterable[LiveFile], ends: Mapping[int, int]) -> list[LiveFile]:
+    """Return the files that have no row of its bucket at or above its offset in `ends`."""
     return [
         file
-        for file in inventory.files
-        if file.last_timestamp_us is not None and file.last_timestamp_us < timestamp_us
+        for file in files
+        if file.bucket is not None
+        and file.end_offset is not None
+        and file.end_offset <= ends.get(file.bucket, 0)
     ]
 
 
@@ -42,12 +68,15 @@ def remove_files(
     inventory: Inventory,
     files: Collection[LiveFile],
     *,
+    expired_offsets: Mapping[int, int],
     table_id: int,
     epoch: int,
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Removed:
     """Commit a snapshot without `files`, and without the delete files that name no other.
+
+    It says that rows below `expired_offsets` have reached their time to live.
 
     Raises:
         FencedError: another worker has the table now; nothing was removed.
@@ -66,6 +95,7 @@ def remove_files(
             epoch=epoch,
             role=lake_table.role,
             operation=Operation.DELETE,
+            expired_offsets=expired_offsets,
         ),
         check_lease=check_lease,
         checkpoint=checkpoint,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyiceberg.exceptions import CommitFailedException
@@ -55,7 +55,8 @@ COMMIT_ATTEMPTS_MAX: Final = 4
 class LakeReplacement:
     """`added` holds exactly the live rows of `removed`, as of the snapshot `base_sequence`.
 
-    With the operation DELETE there is no `added`: the rows of `removed` are gone.
+    With the operation DELETE there is no `added`: the rows of `removed` are gone, because those
+    below `expired_offsets`, of the buckets that it names, have reached their time to live.
 
     `role` is that of the lake table.
     """
@@ -67,6 +68,7 @@ class LakeReplacement:
     epoch: int
     role: LakeRole = LakeRole.ROWS
     operation: Operation = Operation.REPLACE
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 def commit_replacement(
@@ -114,11 +116,10 @@ def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
             f"lake table '{name}' was advanced by tiering epoch {covered.epoch if covered else 0};"
             f" this worker has epoch {rewrite.epoch}"
         )
+    expired = {**covered.expired_offsets, **rewrite.expired_offsets}
     properties = round_properties(
         table_id=rewrite.table_id,
-        epoch=rewrite.epoch,
-        tiered_offsets=covered.tiered_offsets,
-        truncated_offsets=covered.truncated_offsets,
+        covered=replace(covered, epoch=rewrite.epoch, expired_offsets=expired),
         role=rewrite.role,
     )
     with catalog_errors(f"write metadata of lake table '{name}'"):

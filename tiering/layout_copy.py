@@ -12,6 +12,7 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_inventory import InventoryReader
 from streamhouse.tiering.maintenance_plan import LiveFile
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.parquet_writer import clustered_format
 from streamhouse.tiering.rewrite_task import RewriteTask
 
@@ -45,8 +46,11 @@ def copy_tasks(
             )
     layout = target.layout
     file_bytes = table.properties().datalake_target_file_bytes
+    slice_us = MaintenancePolicy.of(table.properties()).rewrite.slice_us
     groups = [
-        (part, group) for part in ranges for group in _groups(f for f in live if _may_have(f, part))
+        (part, group)
+        for part in ranges
+        for group in _groups((f for f in live if _may_have(f, part)), slice_us)
     ]
     return [
         RewriteTask(
@@ -77,12 +81,16 @@ def _may_have(file: LiveFile, part: OffsetRange) -> bool:
     return file.bucket == part.bucket and file.start_offset < part.end and not is_before
 
 
-def _groups(files: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
-    """Yield the files in the order of the stream, as many at a time as one task takes."""
+def _groups(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
+    """Yield the files in the order of the stream, as many at a time as one task takes.
+
+    Rows of different slices of time come into files of their own, which leave one by one.
+    """
     group: list[LiveFile] = []
     size = 0
     for file in sorted(files, key=lambda file: (file.start_offset, file.path)):
-        if group and size + file.size_bytes > TASK_BYTES_MAX:
+        is_next = bool(group) and file.slice_of(slice_us) != group[-1].slice_of(slice_us)
+        if is_next or (group and size + file.size_bytes > TASK_BYTES_MAX):
             yield group
             group, size = [], 0
         group.append(file)

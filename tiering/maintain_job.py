@@ -104,9 +104,14 @@ def plan_table(
         state = _lake_state(client, path)
         policy = MaintenancePolicy.of(state.table.properties()).on_demand()
         maintainer = _maintainer(client, lake, runner)
+        rows, *sides = _open(lake, state)
+        expired = rows.expired_offsets
         return [
-            (lake_table.name, maintainer.plan(lake_table, policy, path=path))
-            for lake_table in _open(lake, state)
+            (
+                lake_table.name,
+                maintainer.plan(lake_table, policy, path=path, expired_offsets=expired),
+            )
+            for lake_table in (rows, *sides)
         ]
 
 

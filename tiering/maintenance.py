@@ -12,12 +12,13 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake import LakeDebt
+from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
+from streamhouse.storage_service.model.offsets import further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_due import (
@@ -33,7 +34,7 @@ from streamhouse.tiering.iceberg_expiry import (
 )
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
 from streamhouse.tiering.iceberg_orphans import OrphansRemoved, find_orphans, remove_orphans
-from streamhouse.tiering.iceberg_removal import Removed, files_written_before, remove_files
+from streamhouse.tiering.iceberg_removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.iceberg_rewrite import Rewrite, Rewritten
 from streamhouse.tiering.iceberg_schema import METADATA_PROPERTIES
 from streamhouse.tiering.maintenance_plan import (
@@ -73,7 +74,9 @@ class Claim:
     """The claim under which a table is maintained.
 
     `snapshot_id` is the one the service tells readers to use; it stays, whatever its age.
-    `on_snapshot` is told of a snapshot that takes its place.
+    `on_snapshot` is told of a snapshot that takes its place, `on_expired` of the offsets at which
+    the table's rows begin from then on: it returns once every reader that plans goes by them.
+    `expired_offsets` are those that the rows' own lake table says, for those beside it.
     """
 
     epoch: int
@@ -81,6 +84,8 @@ class Claim:
     check: Callable[[], None] = lambda: None
     is_cancelled: Callable[[], bool] = lambda: False
     on_snapshot: Callable[[int], None] = lambda _: None
+    on_expired: Callable[[Mapping[int, int]], None] = lambda _: None
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -97,11 +102,17 @@ class Maintainer:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_due(
-        self, lake_table: IcebergLakeTable, info: TableInfo, *, is_behind: bool = False
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        *,
+        is_behind: bool = False,
+        expired_offsets: Mapping[int, int] | None = None,
     ) -> bool:
         """Whether maintenance is worth its while now: from metadata that is there anyway.
 
-        While a table `is_behind` its log, rounds come first until much more is due.
+        While a table `is_behind` its log, rounds come first until much more is due. Rows below
+        `expired_offsets` are due to leave the batch layout.
         """
         properties = info.properties()
         if not properties.datalake_auto_maintenance:
@@ -115,7 +126,10 @@ class Maintainer:
         return (
             memory.is_rewrite_due(table, patience)
             or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience)
-            or (memory.is_removal_due(table, self._late_us(rules)) and not is_behind)
+            or (
+                self._is_removal_due(lake_table, memory, rules, expired_offsets or {})
+                and not is_behind
+            )
             or (are_orphans_due(table, now_ms=now_ms) and not is_behind)
         )
 
@@ -158,7 +172,12 @@ class Maintainer:
         return replace(found, maintenance_error=next(filter(None, errors), ""))
 
     def plan(
-        self, lake_table: IcebergLakeTable, policy: MaintenancePolicy, *, path: str
+        self,
+        lake_table: IcebergLakeTable,
+        policy: MaintenancePolicy,
+        *,
+        path: str,
+        expired_offsets: Mapping[int, int] | None = None,
     ) -> MaintenancePlan:
         """Return what `maintain` with this policy would do; changes nothing."""
         metadata = lake_table.iceberg.metadata
@@ -173,7 +192,7 @@ class Maintainer:
         )
         return MaintenancePlan(
             inventory=inventory,
-            removable=tuple(self._removable(inventory, policy)),
+            removable=self._removable(lake_table, inventory, policy, expired_offsets or {})[0],
             rewrite=RewritePlan() if inventory is None else _planned(inventory, policy),
             snapshots=len(metadata.snapshots),
             expirable=len(expirable),
@@ -195,7 +214,7 @@ class Maintainer:
         path = str(info.path)
         removed = rewritten = None
         in_use = claim.snapshot_id
-        if is_asked or memory.is_removal_due(table, self._late_us(rules)):
+        if is_asked or self._is_removal_due(lake_table, memory, rules, claim.expired_offsets):
             # First, because what goes need not be packed.
             removed = self._remove_old(lake_table, info, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
@@ -252,20 +271,28 @@ class Maintainer:
         memory: TableMemory,
     ) -> Removed | None:
         inventory = memory.reader.read(lake_table.iceberg)
-        found = self._removable(inventory, rules)
+        found, ends = self._removable(lake_table, inventory, rules, claim.expired_offsets)
         if inventory is None or not found:
             self._look(lake_table, memory, rules)
+            memory.expired = ends
             return None
+        if lake_table.role is LakeRole.ROWS:
+            # From here on no read finds these rows, in whichever lake table and for how long ever
+            # they lie there. They leave that of the batch layout after this one's says so.
+            claim.on_expired(ends)
+            self.checkpoint("expiry-registered")
         removed = remove_files(
             lake_table,
             inventory,
             found,
+            expired_offsets=ends,
             table_id=info.table_id,
             epoch=claim.epoch,
             check_lease=claim.check,
             checkpoint=self.checkpoint,
         )
         self._look(lake_table, memory, rules)
+        memory.expired = ends
         claim.on_snapshot(removed.snapshot_id)
         _logger.info("removed old rows of lake table %s: %s", lake_table.name, removed)
         return removed
@@ -279,12 +306,34 @@ class Maintainer:
             full_bytes=rules.rewrite.full_bytes,
         )
 
+    def _is_removal_due(
+        self,
+        lake_table: IcebergLakeTable,
+        memory: TableMemory,
+        rules: MaintenancePolicy,
+        expired_offsets: Mapping[int, int],
+    ) -> bool:
+        """Whether files may have nothing but rows that are too old."""
+        if lake_table.role is LakeRole.BATCH:
+            return dict(expired_offsets) != dict(memory.expired)
+        is_here = lake_table.role is LakeRole.ROWS
+        return is_here and memory.is_removal_due(lake_table.iceberg, self._late_us(rules))
+
     def _removable(
-        self, inventory: Inventory | None, rules: MaintenancePolicy
-    ) -> Sequence[LiveFile]:
-        if inventory is None or rules.ttl_us is None:
-            return ()
-        return files_written_before(inventory, self.clock_ms() * 1000 - rules.ttl_us)
+        self,
+        lake_table: IcebergLakeTable,
+        inventory: Inventory | None,
+        rules: MaintenancePolicy,
+        expired_offsets: Mapping[int, int],
+    ) -> tuple[tuple[LiveFile, ...], Mapping[int, int]]:
+        """Return the files to remove, and the offsets below which rows are too old."""
+        files = () if inventory is None else inventory.files
+        ends = expired_offsets
+        if lake_table.role is not LakeRole.BATCH:
+            ends = lake_table.expired_offsets
+            if lake_table.role is LakeRole.ROWS and rules.ttl_us is not None:
+                ends = further(ends, ends_before(files, self.clock_ms() * 1000 - rules.ttl_us))
+        return tuple(files_below(files, ends)), ends
 
     def _late_us(self, rules: MaintenancePolicy) -> int | None:
         """Return until when the newest row of a file was written that is overdue to go."""

@@ -38,10 +38,10 @@ _SIZE_SLACK: Final = 1.15
 class LiveFile:
     """One data file of a snapshot; `deletes` names the delete files that name it.
 
-    `bucket` is None when the file may hold rows of several, `end_offset` and `last_timestamp_us`
-    when the file does not say where it ends and when its newest row was written. A file that
-    `is_fixed` is left alone: something that cannot be folded, such as equality deletes, applies to
-    it.
+    `bucket` is None when the file may hold rows of several, `end_offset` and the times when the
+    file does not say where it ends and when its oldest and its newest row were written. A file
+    that `is_fixed` is left alone: something that cannot be folded, such as equality deletes,
+    applies to it.
     """
 
     path: str
@@ -52,6 +52,7 @@ class LiveFile:
     size_bytes: int
     row_count: int
     end_offset: int | None = None
+    first_timestamp_us: int | None = None
     last_timestamp_us: int | None = None
     deleted_rows: int = 0
     deletes: tuple[str, ...] = ()
@@ -67,6 +68,12 @@ class LiveFile:
     def deleted_share(self) -> float:
         """The share of its rows that are deleted."""
         return self.deleted_rows / max(self.row_count, 1)
+
+    def slice_of(self, slice_us: int | None) -> int | None:
+        """Return which slice of time its newest row is in; None when that does not matter."""
+        if slice_us is None or self.last_timestamp_us is None:
+            return None
+        return self.last_timestamp_us // slice_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,15 +234,9 @@ def _neighbours(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[lis
     for neighbours in found.values():
         neighbours.sort(key=lambda file: (file.start_offset, file.path))
         for _, found_in_slice in itertools.groupby(
-            neighbours, key=lambda file: _slice(file, slice_us)
+            neighbours, key=lambda file: file.slice_of(slice_us)
         ):
             yield list(found_in_slice)
-
-
-def _slice(file: LiveFile, slice_us: int | None) -> int | None:
-    if slice_us is None or file.last_timestamp_us is None:
-        return None
-    return file.last_timestamp_us // slice_us
 
 
 def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[RewriteGroup]:

@@ -50,6 +50,7 @@ class TieringClient(Protocol):
         batch: SideLakeState | None = None,
         keep_lease: bool = False,
         truncated_offsets: Mapping[int, int] | None = None,
+        expired_offsets: Mapping[int, int] | None = None,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""

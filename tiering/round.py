@@ -343,6 +343,7 @@ class TieringRound:
             batch=batch,
             keep_lease=keep_lease,
             truncated_offsets=lake_table.truncated_offsets,
+            expired_offsets=lake_table.expired_offsets,
             debt=self._debt(lake_table, sides),
         )
 

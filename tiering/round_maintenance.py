@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
-from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.lease import Lease
@@ -46,6 +46,7 @@ class ClaimedMaintenance:
     registered: LakeState
     tiered_offsets: Mapping[int, int]
     is_stopping: Callable[[], bool] = lambda: False
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def lake_tables(self) -> tuple[IcebergLakeTable, ...]:
@@ -67,17 +68,31 @@ class ClaimedMaintenance:
             return tuple(
                 lake_table
                 for lake_table in self.lake_tables
-                if self.maintainer.is_due(lake_table, self.info, is_behind=is_behind)
+                if self._is_due(lake_table, is_behind=is_behind)
             )
         except Exception:  # the round is done: no bug of maintenance may undo that
             _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
             return ()
 
-    def after_round(self, due: Iterable[IcebergLakeTable]) -> None:
-        """Do what is due and give the claim back; never raises."""
-        for lake_table in due:
+    def _is_due(self, lake_table: IcebergLakeTable, *, is_behind: bool = False) -> bool:
+        return self.maintainer.is_due(
+            lake_table,
+            self.info,
+            is_behind=is_behind,
+            expired_offsets=self.lake_table.expired_offsets,
+        )
+
+    def after_round(self, due: Collection[IcebergLakeTable]) -> None:
+        """Do what is due and give the claim back; never raises.
+
+        Rows that leave one lake table make the others due that have them as well.
+        """
+        began = self.lake_table.expired_offsets
+        for lake_table in self.lake_tables:
             try:
-                self.run(lake_table)
+                have_rows_left = self.lake_table.expired_offsets != began
+                if lake_table in due or (have_rows_left and self._is_due(lake_table)):
+                    self.run(lake_table)
             except FencedError as error:
                 # The next owner of the table goes on.
                 _logger.info("maintenance of lake table %s stopped: %s", lake_table.name, error)
@@ -99,11 +114,17 @@ class ClaimedMaintenance:
             check=self.lease.check,
             is_cancelled=lambda: self.lease.is_lost or self.is_stopping(),
             on_snapshot=lambda _: self.report(keep_lease=True),
+            on_expired=self._expire,
+            expired_offsets=self.lake_table.expired_offsets,
         )
         return self.maintainer.maintain(lake_table, self.info, claim, policy=policy)
 
+    def _expire(self, ends: Mapping[int, int]) -> None:
+        self.expired_offsets = ends
+        self.report(keep_lease=True)
+
     def report(self, *, keep_lease: bool) -> None:
-        """Tell the service which snapshots readers use from now on: the newest."""
+        """Tell the service which snapshots readers use from now on, the newest, and from where."""
         snapshot_id = self.lake_table.snapshot_id
         assert snapshot_id is not None
         self.registered = self.client.complete_tiering(
@@ -116,6 +137,7 @@ class ClaimedMaintenance:
             changelog=self._state_of(LakeRole.CHANGES),
             batch=self._state_of(LakeRole.BATCH),
             keep_lease=keep_lease,
+            expired_offsets=further(self.lake_table.expired_offsets, self.expired_offsets),
             debt=self.maintainer.debt(self.lake_table, self.sides),
         )
 

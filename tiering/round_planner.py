@@ -47,7 +47,7 @@ class RoundPlan:
     """`splits` cover exactly the rows from `base_offsets` to `target_offsets`, largest first.
 
     Both have every bucket of the table. Rows below `truncated_offsets` were overwritten: they are
-    not moved, and none of them is to be left in the lake.
+    not moved, and none of them is to be left in the lake. Nor are rows moved that have expired.
     """
 
     splits: tuple[OffsetRange, ...]
@@ -87,13 +87,13 @@ def plan_round(
                 f" but the log ends at {position.high_watermark}; the lake table belongs to other"
                 " data, or the service was restored from an older copy"
             )
-        if max(start, position.truncated_offset) < position.log_start_offset:
+        if max(start, position.first_offset) < position.log_start_offset:
             raise OffsetOutOfRangeError(
                 f"table '{table}', bucket {bucket}: offsets {start} to"
                 f" {position.log_start_offset - 1} are neither in the lake nor in the log"
             )
     truncated = truncated_offsets(positions)
-    starts = {bucket: max(start, truncated.get(bucket, 0)) for bucket, start in base.items()}
+    starts = {bucket: max(start, positions[bucket].first_offset) for bucket, start in base.items()}
     lags = {bucket: positions[bucket].high_watermark - start for bucket, start in starts.items()}
     if is_primary_key_table:
         lags = {bucket: min(lag, limits.key_bucket_rows_max) for bucket, lag in lags.items()}
@@ -112,7 +112,7 @@ def plan_copy(
     """
     truncated = truncated_offsets(positions)
     base = {bucket: covered.get(bucket, 0) for bucket in sorted(positions)}
-    starts = {bucket: max(start, truncated.get(bucket, 0)) for bucket, start in base.items()}
+    starts = {bucket: max(start, positions[bucket].first_offset) for bucket, start in base.items()}
     lags = {b: max(0, positions[b].log_start_offset - start) for b, start in starts.items()}
     shares = _shares(lags, rows_max=limits.rows_max)
     target = {bucket: starts[bucket] + rows for bucket, rows in shares.items()}

@@ -130,7 +130,9 @@ class SideTable:
 
     def _advance(self, plan: RoundPlan, writer: RoundWriter, step_prefix: str) -> SideLakeState:
         snapshot_id = self.lake_table.snapshot_id
-        if plan.splits or plan.truncated_offsets != self.lake_table.truncated_offsets:
+        # Without rows to move the offsets go past those that have expired.
+        is_moved = plan.target_offsets != plan.base_offsets
+        if is_moved or plan.truncated_offsets != self.lake_table.truncated_offsets:
             landed = writer.advance(self.lake_table, plan, step_prefix=step_prefix)
             writer.drop_leftovers(landed)
             snapshot_id = landed.snapshot_id

@@ -82,6 +82,7 @@ class TieringCalls:
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
         truncated_offsets: Mapping[int, int] | None = None,
+        expired_offsets: Mapping[int, int] | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
@@ -89,7 +90,8 @@ class TieringCalls:
         without one that stays as it is. With `keep_lease` the claim goes on, and ends with a call
         without it. `debt` is what the lake table is made of, for people to look at. Below
         `truncated_offsets` the snapshot has no rows any more, because they were overwritten;
-        without them that stays as it is.
+        without them that stays as it is. No read finds rows below `expired_offsets` any more; those
+        of a bucket never go back.
 
         Raises `FencedError` when `epoch` is not the current one.
         """
@@ -110,6 +112,7 @@ class TieringCalls:
                 "truncated_offsets": None
                 if truncated_offsets is None
                 else {str(b): start for b, start in truncated_offsets.items()},
+                "expired_offsets": {str(b): end for b, end in (expired_offsets or {}).items()},
             },
             is_repeatable=True,
         )

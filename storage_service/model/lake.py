@@ -39,6 +39,7 @@ OWNER_PROPERTIES: Final = (TABLE_ID_PROPERTY, CHANGELOG_OF_PROPERTY, BATCH_OF_PR
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TRUNCATED_OFFSETS_PROPERTY: Final = "streamhouse.truncated-offsets"
+EXPIRED_OFFSETS_PROPERTY: Final = "streamhouse.expired-offsets"
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 REST_CATALOG_PATH: Final = "/iceberg"
 """Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
@@ -140,7 +141,8 @@ class LakeState:
     nobody has. `role` says which lake table this is about: a read of the batch layout looks at a
     state whose rows' snapshot is the layout's. Rounds up to `batch_since_epoch` may have written a
     batch layout that the table has no more. Rows below `truncated_offsets` were overwritten, and
-    no file of the snapshot has them any more.
+    no file of the snapshot has them any more. Those of a log table below `expired_offsets` have
+    reached `table.datalake.ttl`: files that have them may still be there, in any lake table.
     """
 
     snapshot_id: int | None = None
@@ -155,6 +157,7 @@ class LakeState:
     batch_since_epoch: int = 0
     role: LakeRole = LakeRole.ROWS
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -170,6 +173,7 @@ class LakeState:
             "batch_tiered_at_us": self.batch_tiered_at_us,
             "batch_since_epoch": self.batch_since_epoch,
             "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
+            "expired_offsets": {str(b): o for b, o in sorted(self.expired_offsets.items())},
         }
 
     @classmethod
@@ -191,6 +195,7 @@ class LakeState:
             truncated_offsets={
                 int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
             },
+            expired_offsets={int(b): int(o) for b, o in value.get("expired_offsets", {}).items()},
         )
 
 

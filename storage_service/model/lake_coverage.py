@@ -16,26 +16,36 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from streamhouse.storage_service.model.lake import (
+    EXPIRED_OFFSETS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
     tiered_offsets_from_property,
+    tiered_offsets_to_property,
 )
 
-__all__ = ["CoveredOffsets", "SnapshotFacts", "covered_offsets", "offsets_said_by"]
+__all__ = [
+    "CoveredOffsets",
+    "SnapshotFacts",
+    "begin_properties",
+    "covered_offsets",
+    "offsets_said_by",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredOffsets:
     """The end offset per bucket that a snapshot covers, and the epoch that wrote it.
 
-    Rows below `truncated_offsets`, of buckets that have one, were overwritten and taken out.
+    Rows below `truncated_offsets`, of buckets that have one, were overwritten and taken out; those
+    below `expired_offsets` have reached their time to live.
     """
 
     tiered_offsets: Mapping[int, int]
     epoch: int
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +91,19 @@ def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
             truncated_offsets=tiered_offsets_from_property(
                 properties.get(TRUNCATED_OFFSETS_PROPERTY, "{}")
             ),
+            expired_offsets=tiered_offsets_from_property(
+                properties.get(EXPIRED_OFFSETS_PROPERTY, "{}")
+            ),
         )
     except (ValueError, TypeError, AttributeError):
         # Any engine may write properties; no round writes such ones.
         return None
+
+
+def begin_properties(covered: CoveredOffsets) -> dict[str, str]:
+    """Return what a snapshot says of where its rows begin: nothing while that is at offset 0."""
+    said = {
+        TRUNCATED_OFFSETS_PROPERTY: covered.truncated_offsets,
+        EXPIRED_OFFSETS_PROPERTY: covered.expired_offsets,
+    }
+    return {key: tiered_offsets_to_property(offsets) for key, offsets in said.items() if offsets}

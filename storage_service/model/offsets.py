@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BucketPositions", "OffsetRange", "truncated_offsets"]
+__all__ = ["BucketPositions", "OffsetRange", "further", "truncated_offsets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,21 @@ class BucketPositions:
     """Where one bucket stands; no other offset is above the high watermark.
 
     Rows below `truncated_offset` were overwritten: they are no rows of the table any more, in
-    whichever tier they still lie. The log starts at it, or above.
+    whichever tier they still lie. The log starts at it, or above. Rows below `expired_offset`, all
+    of them in the lake, have reached `table.datalake.ttl`: no read of the table finds them, whether
+    a lake table or the log still has them or not.
     """
 
     log_start_offset: int
     high_watermark: int
     tiered_offset: int
     truncated_offset: int = 0
+    expired_offset: int = 0
+
+    @property
+    def first_offset(self) -> int:
+        """Where the bucket's rows begin."""
+        return max(self.truncated_offset, self.expired_offset)
 
     def to_json(self) -> dict[str, int]:
         """Return the JSON form."""
@@ -47,6 +55,7 @@ class BucketPositions:
             "high_watermark": self.high_watermark,
             "tiered_offset": self.tiered_offset,
             "truncated_offset": self.truncated_offset,
+            "expired_offset": self.expired_offset,
         }
 
     @classmethod
@@ -57,9 +66,15 @@ class BucketPositions:
             high_watermark=int(value["high_watermark"]),
             tiered_offset=int(value["tiered_offset"]),
             truncated_offset=int(value.get("truncated_offset", 0)),
+            expired_offset=int(value.get("expired_offset", 0)),
         )
 
 
 def truncated_offsets(positions: Mapping[int, BucketPositions]) -> dict[int, int]:
     """Return where the rows begin of buckets that an overwrite has cut."""
     return {b: at.truncated_offset for b, at in positions.items() if at.truncated_offset}
+
+
+def further(old: Mapping[int, int], new: Mapping[int, int]) -> dict[int, int]:
+    """Return of each bucket that either names the offset that is further."""
+    return {b: max(old.get(b, 0), new.get(b, 0)) for b in sorted({*old, *new})}

@@ -134,11 +134,6 @@ class TableDescriptor:
                 f"{where} table.datalake.ttl is for tables without a primary key; the lake has the"
                 " rows that the table has: delete rows by key instead"
             )
-        if properties.has_batch_layout:
-            raise InvalidSchemaError(
-                f"{where} table.datalake.ttl is for tables without a batch layout, whose files mix"
-                " old rows and new ones: leave out table.datalake.batch-layout.*"
-            )
 
     def batch_layout(self) -> BatchLayout | None:
         """Return the table's second layout in the lake, None when it has none."""

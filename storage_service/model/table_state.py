@@ -34,15 +34,15 @@ class TableState:
     def reached_offsets(self) -> dict[int, int]:
         """Return bucket -> the end offset of the rows that every layout of the table has.
 
-        Rows that were overwritten before they were tiered are no lake's to have.
+        Rows that were overwritten before they were tiered are no lake's to have, and no layout
+        needs rows that have expired.
         """
         reached = {bucket: at.tiered_offset for bucket, at in self.positions.items()}
         if self.table.properties().has_batch_layout:
             batch = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
             reached = {bucket: min(end, batch.get(bucket, 0)) for bucket, end in reached.items()}
         return {
-            bucket: max(end, self.positions[bucket].truncated_offset)
-            for bucket, end in reached.items()
+            bucket: max(end, self.positions[bucket].first_offset) for bucket, end in reached.items()
         }
 
     @property
@@ -63,8 +63,7 @@ class TableState:
             return None
         ends = batch.tiered_offsets
         if any(
-            max(ends[b], at.truncated_offset) < at.log_start_offset
-            for b, at in self.positions.items()
+            max(ends[b], at.first_offset) < at.log_start_offset for b, at in self.positions.items()
         ):
             return None
         return replace(

@@ -129,6 +129,7 @@ class AdoptableLake:
             tiering_epoch=owner.epoch,
             tiered_offsets=dict(ends),
             truncated_offsets=dict(truncated),
+            expired_offsets=dict(self.covered.expired_offsets),
             tiered_at_us=now_us,
             changelog=sides.get(LakeRole.CHANGES),
             batch=batch,

@@ -19,6 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
+    EXPIRED_OFFSETS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     OWNER_PROPERTIES,
     SERVICE_ID_PROPERTY,
@@ -37,6 +38,7 @@ from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
 __all__ = [
     "check_commit",
     "covered_offsets",
+    "is_left_layout",
     "new_foreign_snapshots",
     "owner_of",
     "protecting_table",
@@ -46,6 +48,7 @@ _IDENTITY: Final = (*OWNER_PROPERTIES, SERVICE_ID_PROPERTY)
 _OFFSETS: Final = (
     TIERED_OFFSETS_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
+    EXPIRED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
 )
@@ -147,7 +150,9 @@ def _check_offsets(
             )
         return
     truncated = {} if before is None else before.truncated_offsets
-    if (dict(after.tiered_offsets), after.truncated_offsets) == (dict(old), truncated):
+    expired = {} if before is None else before.expired_offsets
+    said = (dict(after.tiered_offsets), after.truncated_offsets, after.expired_offsets)
+    if said == (dict(old), truncated, expired):
         return
     if not is_round:
         if after.epoch != live.lake.tiering_epoch and _advances(old, after.tiered_offsets):
@@ -172,6 +177,13 @@ def _check_offsets(
                 f"{where}: offset {end} of bucket {bucket} is beyond what is written,"
                 f" {live.high_watermarks[bucket]}"
             )
+
+
+def is_left_layout(metadata: TableMetadata, live: LiveTable) -> bool:
+    """Whether it is the batch layout of a table that has none any more."""
+    is_layout = LakeRole.BATCH.owner_property in metadata.properties
+    has_one = live.info.properties().has_batch_layout or live.lake.batch is not None
+    return is_layout and not has_one
 
 
 def _is_former_layout(base: TableMetadata, before: CoveredOffsets, live: LiveTable) -> bool:

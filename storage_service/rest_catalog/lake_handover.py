@@ -28,11 +28,10 @@ from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
-    TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
     tiered_offsets_to_property,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 
 __all__ = ["NewOwner", "hand_over"]
@@ -48,10 +47,7 @@ class NewOwner:
 
     def properties(self, covered: CoveredOffsets, role: LakeRole) -> dict[str, str]:
         """Return what snapshot and table say alike of a lake table that covers as much."""
-        truncated = {
-            TRUNCATED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.truncated_offsets)
-        }
-        return (truncated if covered.truncated_offsets else {}) | {
+        return begin_properties(covered) | {
             role.owner_property: str(self.table_id),
             TIERING_EPOCH_PROPERTY: str(self.epoch),
             TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.tiered_offsets),

@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.rest_catalog.commit_guard import protecting_table
+from streamhouse.storage_service.rest_catalog.commit_guard import is_left_layout, protecting_table
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
@@ -129,7 +129,7 @@ class TableRoutes:
 
     def drop(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
         """Drop a table, with `purgeRequested` its files too."""
-        self._check_not_live(identifier, "dropped")
+        self._check_droppable(identifier)
         purge = request.query.get("purgeRequested", "false").lower()
         if purge not in ("true", "false"):
             raise InvalidRequestError(f"purgeRequested = '{purge[:20]}' must be true or false")
@@ -148,6 +148,24 @@ class TableRoutes:
         check_new_table(destination, {}, self._tables)
         self._catalog.rename_table(source, destination)
         return RestAnswer(204)
+
+    def _check_droppable(self, identifier: Identifier) -> None:
+        """Raise `ForbiddenError` for a lake table that a streamhouse table has or a reader pinned.
+
+        What a table has left of a batch layout that it has no more is nobody's to keep.
+        """
+        metadata = self._catalog.load_table(identifier).metadata
+        live = protecting_table(metadata, self._tables)
+        if live is None or not is_left_layout(metadata, live):
+            self._check_not_live(identifier, "dropped")
+            return
+        there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        for holder, snapshot_id in sorted(live.pinned.items()):
+            if snapshot_id in there:
+                raise ForbiddenError(
+                    f"lake table '{'.'.join(identifier)}' must not be dropped: reader '{holder}'"
+                    f" has pinned its snapshot {snapshot_id}; drop it when that pin has ended"
+                )
 
     def _check_not_live(self, identifier: Identifier, what: str) -> None:
         live = protecting_table(self._catalog.load_table(identifier).metadata, self._tables)

@@ -267,6 +267,7 @@ def _tiering_routes(service: Service) -> APIRouter:
             batch=_side(body.batch),
             keep_lease=body.keep_lease,
             truncated_offsets=body.truncated_offsets,
+            expired_offsets=body.expired_offsets,
             debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
         )
         return lake.to_json()

@@ -115,6 +115,7 @@ class CompleteTiering(_RequestBody):
     keep_lease: bool = False
     debt: CompletedDebt | None = None
     truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] | None = None
+    expired_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
 
 
 class FailTiering(_RequestBody):

@@ -98,6 +98,7 @@ class OpenTable:
                 high_watermark=tablet.high_watermark,
                 tiered_offset=tiered.get(bucket, 0),
                 truncated_offset=self.truncated_offsets.get(bucket, 0),
+                expired_offset=self.lake.expired_offsets.get(bucket, 0),
             )
             for bucket, tablet in enumerate(self.tablets)
         }
@@ -209,11 +210,13 @@ class OpenTable:
 
     @property
     def row_count(self) -> int:
-        """Rows by key of a primary key table; of a log table all since it was overwritten."""
+        """Rows by key of a primary key table; of a log table those that a read finds.
+
+        That is, all that were neither overwritten nor have expired.
+        """
         if self.key_buckets:
             return sum(bucket.row_count for bucket in self.key_buckets)
-        appended = sum(tablet.high_watermark for tablet in self.tablets)
-        return appended - sum(self.truncated_offsets.values())
+        return sum(at.high_watermark - at.first_offset for at in self.positions().values())
 
     @property
     def untiered_rows(self) -> int:

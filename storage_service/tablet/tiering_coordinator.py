@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.offsets import further
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringAssignment
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -34,36 +35,20 @@ from streamhouse.storage_service.tablet.tiering_reports import (
     has_moved,
 )
 from streamhouse.storage_service.tablet.tiering_round import (
+    ClaimAnswer,
     RoundProgress,
     SeenWorkers,
     TieringRound,
 )
 from streamhouse.storage_service.tablet.tiering_schedule import TableDue, backoff_ms, due
 
-__all__ = ["ClaimAnswer", "TieringCoordinator"]
+__all__ = ["TieringCoordinator"]
 
 _logger = logging.getLogger(__name__)
 
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
 _LOGGED_ERROR_CHARACTERS_MAX: Final = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimAnswer:
-    """An assignment, or why there is none (a stable word) and when to ask again."""
-
-    assignment: TieringAssignment | None
-    reason: str = ""
-    retry_after_ms: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "assignment": None if self.assignment is None else self.assignment.to_json(),
-            "reason": self.reason,
-            "retry_after_ms": self.retry_after_ms,
-        }
 
 
 class TieringCoordinator:
@@ -273,13 +258,14 @@ class TieringCoordinator:
         keep_lease: bool = False,
         debt: LakeDebt | None = None,
         truncated_offsets: Mapping[int, int] | None = None,
+        expired_offsets: Mapping[int, int] | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
         With `changelog` also one of the table's full history, with `batch` one of its batch layout;
         without, those stay as they are, and so do `truncated_offsets`, below which the lake has no
-        rows any more. With `keep_lease` the round goes on, otherwise the table may be claimed
-        again.
+        rows any more. `expired_offsets` only go forward. With `keep_lease` the round goes on,
+        otherwise the table may be claimed again.
         """
         check_table_id(table, table_id)
         state = self.round_of(table)
@@ -295,6 +281,7 @@ class TieringCoordinator:
                 changelog=changelog or lake.changelog,
                 batch=batch_of_report(table, batch, epoch=epoch),
                 truncated_offsets=dict(truncated),
+                expired_offsets=further(lake.expired_offsets, expired_offsets or {}),
             )
             if reported != lake:
                 check_report(table, reported)

@@ -37,6 +37,12 @@ def check_report(table: OpenTable, lake: LakeState) -> None:
         if side is not None:
             recorded = {} if was is None else was.tiered_offsets
             _check_offsets(table, side.tiered_offsets, recorded=recorded)
+    for bucket, end in lake.expired_offsets.items():
+        if end > lake.tiered_offsets.get(bucket, 0):
+            raise InvalidRequestError(
+                f"table '{table.path}', bucket {bucket}: rows up to {end} cannot have expired, as"
+                f" the lake has those up to {lake.tiered_offsets.get(bucket, 0)} only"
+            )
 
 
 def batch_of_report(

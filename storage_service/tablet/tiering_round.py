@@ -11,14 +11,32 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.storage_service.model.lake import LakeDebt
+from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
-__all__ = ["RoundProgress", "SeenWorkers", "TieringRound"]
+__all__ = ["ClaimAnswer", "RoundProgress", "SeenWorkers", "TieringRound"]
 
 AGING_LOOKS_PER_TTL: Final = 10
 AGING_MS_MIN: Final = 60_000
 _WORKERS_MAX: Final = 1_000
 _SEEN_S_MAX: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAnswer:
+    """An assignment, or why there is none (a stable word) and when to ask again."""
+
+    assignment: TieringAssignment | None
+    reason: str = ""
+    retry_after_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "assignment": None if self.assignment is None else self.assignment.to_json(),
+            "reason": self.reason,
+            "retry_after_ms": self.retry_after_ms,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

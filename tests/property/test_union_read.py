@@ -54,6 +54,15 @@ LAYOUTS = (
     {"table.datalake.batch-layout.partition": "region"},
 )
 DEATHS = ("committed", "batch-files-written", "batch-committed")
+# In the rows' own lake table, and the second time in the batch layout.
+AGING_DEATHS = (
+    ("expiry-registered", 1),
+    ("removal-staged", 1),
+    ("removal-committed", 1),
+    ("removal-staged", 2),
+    ("removal-committed", 2),
+)
+TTL_MS = 10_000
 Position = dict[int, int]
 Row = tuple[Any, ...]
 
@@ -69,6 +78,7 @@ steps = st.one_of(
     st.tuples(st.just("overwrite"), st.integers(0, 5)),
     st.tuples(st.just("lay_out"), st.integers(0, 3)),
     st.tuples(st.just("expire"), numbers),
+    st.tuples(st.just("age"), numbers, st.sampled_from([None, *AGING_DEATHS])),
     st.tuples(st.just("rewrite"), st.booleans()),
     st.tuples(
         st.just("read"),
@@ -104,15 +114,41 @@ class Life:
             result = self.world.tier()
             if result.kind == "recovered":
                 return
-            # Other engines see what the service says, row for row.
-            expected = sorted((row.bucket, row.offset) for row in self.world.rows)
-            assert sorted(self.world.addresses()) == expected
+            # Other engines see what the service says, row for row, and old rows for a while.
+            expected = sorted((row.bucket, row.offset) for row in self.rows())
+            assert self.young(self.world.addresses()) == expected
             state = self.world.state()
             if state.lake.batch is not None and not state.has_overwritten_rows:
                 # One that is new, or late, is filled round by round.
                 ends = state.lake.batch.tiered_offsets
                 batch = self.world.addresses(LakeRole.BATCH.lake_name(UnionWorld.PATH))
-                assert sorted(batch) == [(b, o) for b, o in expected if o < ends[b]]
+                assert self.young(batch) == [(b, o) for b, o in expected if o < ends[b]]
+
+    def rows(self) -> list[ModelRow]:
+        """The rows of the table: all but those that have reached their time to live."""
+        first = self.expired()
+        return [row for row in self.world.rows if row.offset >= first[row.bucket]]
+
+    def young(self, addresses: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of the addresses of rows, which may not be gone, those that have not expired."""
+        first = self.expired()
+        return sorted((b, o) for b, o in addresses if o >= first[b])
+
+    def expired(self) -> Position:
+        return {b: at.expired_offset for b, at in self.world.state().positions.items()}
+
+    def age(self, share: float, death: tuple[str, int] | None) -> None:
+        """Time goes by until so many of the rows are too old; a worker looks, and may die at it."""
+        if self.world.state().lake.snapshot_id is None or not self.rows():
+            return
+        rows = sorted(self.rows(), key=lambda row: row.timestamp_us)
+        oldest_ms = rows[round(share * (len(rows) - 1))].timestamp_us // 1_000
+        before = self.rows()
+
+        self.world.age_out(oldest_ms + TTL_MS, death)
+
+        kept = set(self.rows())
+        assert all(row in kept for row in before if row.timestamp_us >= oldest_ms * 1_000)
 
     def overwrite(self, count: int) -> None:
         """All rows go, and in the same step others come."""
@@ -153,43 +189,39 @@ class Life:
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
         given = {key: value for key, value in options.items() if value is not None}
-        expected = [r for r in self.world.rows if where is None or PREDICATES[where](_whole(r))]
+        expected = [r for r in self.rows() if where is None or PREDICATES[where](_whole(r))]
 
         for found in self.world.read_layouts(**given):
             assert _rows(found) == _model_rows(expected, columns or tuple(SCHEMA.names))
 
     def read_tier(self, part: str) -> None:
         at = self.world.state().positions
-        expected = [
-            r
-            for r in self.world.rows
-            if (
-                r.offset < at[r.bucket].tiered_offset
-                if part == "lake"
-                else r.offset >= at[r.bucket].log_start_offset
-            )
-        ]
+        if part == "lake":
+            expected = [r for r in self.rows() if r.offset < at[r.bucket].tiered_offset]
+        else:
+            # The log keeps rows for a time of its own.
+            expected = [r for r in self.world.rows if r.offset >= at[r.bucket].log_start_offset]
 
         found = self.world.read(f"{UnionWorld.PATH}${part}", includeMetadata=True)
 
         assert _rows(found) == _model_rows(expected)
 
     def read_as_of(self, share: float) -> None:
-        if not self.world.rows:
+        rows = self.rows()
+        if not rows:
             return
         # Options take milliseconds, and the world's clock ticks in whole ones.
-        moment = self.world.rows[int(share * (len(self.world.rows) - 1))].timestamp_us // 1_000
+        moment = rows[int(share * (len(rows) - 1))].timestamp_us // 1_000
 
         before = self.world.read(includeMetadata=True, asOfTimestamp=moment)
         after = self.world.read(includeMetadata=True, startingTimestamp=moment + 1)
 
-        rows = self.world.rows
         assert _rows(before) == _model_rows([r for r in rows if r.timestamp_us <= moment * 1_000])
         assert _rows(after) == _model_rows([r for r in rows if r.timestamp_us > moment * 1_000])
 
     def stream(self, *shares: float) -> None:
         tops = {b: at.high_watermark for b, at in self.world.state().positions.items()}
-        first = self.truncated()
+        first = {b: at.first_offset for b, at in self.world.state().positions.items()}
         end = {b: first[b] + round((tops[b] - first[b]) * shares[b]) for b in tops}
         start = {b: first[b] + round((end[b] - first[b]) * shares[BUCKETS + b]) for b in tops}
 
@@ -205,8 +237,14 @@ class Life:
             if any(start[b] < min(first[b], end[b]) for b in first):
                 with pytest.raises(OffsetOutOfRangeError, match="was overwritten"):
                     self.stream_rows(start, end)
-            else:
-                assert self.stream_rows(start, end) == before
+                continue
+            again = self.stream_rows(start, end)
+            # What has expired since may be found in the log, and is not in the lake.
+            first_row = self.expired()
+            assert [r for r in again if r[-2] >= first_row[r[-3]]] == [
+                r for r in before if r[-2] >= first_row[r[-3]]
+            ]
+            assert set(again) <= set(before)
 
     def stream_rows(self, start: Position, end: Position) -> list[Row]:
         options = {"table": UnionWorld.PATH, "endpoint": "http://memory", "minPartitions": "3"}
@@ -256,13 +294,58 @@ def test_reads_equal_the_model(
             SCHEMA,
             bucket_count=BUCKETS,
             partitioned_by=["region"] if partitioned else [],
-            properties=layout,
+            properties={**layout, "table.datalake.ttl": f"{TTL_MS}ms"},
         )
         table = Life(world)
         for name, *arguments in life:
             getattr(table, name)(*arguments)
         table.read(None, None)
         table.replay()
+
+
+aging_steps = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, BUCKETS - 1), st.integers(1, 6)),
+    st.tuples(st.just("tier")),
+    st.tuples(st.just("nibble")),
+    st.tuples(st.just("die"), st.sampled_from(DEATHS)),
+    st.tuples(st.just("lay_out"), st.integers(0, 3)),
+    st.tuples(st.just("expire"), numbers),
+    st.tuples(st.just("age"), numbers, st.sampled_from([None, *AGING_DEATHS])),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    partitioned=st.booleans(),
+    layout=st.sampled_from(LAYOUTS),
+    life=st.lists(
+        st.tuples(st.lists(appends, max_size=3), aging_steps, numbers), min_size=4, max_size=12
+    ),
+)
+def test_both_layouts_have_the_same_rows_while_they_age(
+    partitioned: bool, layout: dict[str, str], life: list[tuple[list[Any], tuple[Any, ...], float]]
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="aging-") as folder,
+        UnionWorld(Path(folder)) as world,
+    ):
+        world.create_table(
+            UnionWorld.PATH,
+            SCHEMA,
+            bucket_count=BUCKETS,
+            partitioned_by=["region"] if partitioned else [],
+            properties={**layout, "table.datalake.ttl": f"{TTL_MS}ms"},
+        )
+        table = Life(world)
+        for appended, (name, *arguments), share in life:
+            for _, *some in appended:
+                table.append(*some)
+                table.tier()
+            getattr(table, name)(*arguments)
+            table.read(None, None)
+            table.read("region = 'eu'", None)
+            table.age(share, None)
+            table.read(None, None)
 
 
 def _whole(row: ModelRow) -> Row:

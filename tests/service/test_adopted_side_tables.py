@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from streamhouse.cli.maintain import command as maintain
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import UnsupportedError
 from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, adopt, by_id, filled, go_on, rows
@@ -126,3 +128,46 @@ def test_rows_that_were_overwritten_stay_gone(lake: Lake) -> None:
         with lake.service(name) as (_, client):
             assert by_id(client.read(LOG)) == log
         lake.lose(name)
+
+
+def test_rows_that_have_expired_stay_gone_from_both_layouts(lake: Lake) -> None:
+    layout = {
+        "table.datalake.batch-layout.sort": "name",
+        "table.datalake.ttl": "1ms",
+        "table.datalake.auto-maintenance": "false",
+    }
+    with lake.service("a") as (_, client):
+        client.create_database("shop")
+        client.create_table(LOG, SCHEMA, bucket_count=2, properties=layout)
+        client.append(LOG, rows(0, 500))
+        tier_once(client, LOG)
+        client.alter_properties(LOG, updates={"table.datalake.ttl": "1h"})
+        assert by_id(client.read(LOG)) == by_id(rows(0, 500))
+        client.alter_properties(LOG, updates={"table.datalake.ttl": "1ms"})
+        found = CliRunner().invoke(maintain, [LOG, "--endpoint", client.endpoint])
+        assert found.exit_code == 0, found.output
+        client.alter_properties(LOG, updates={"table.datalake.ttl": "1h"})
+        client.append(LOG, rows(500, 600))
+        tier_once(client, LOG)
+        before = client.positions(LOG)
+        # Every bucket's rows that were in the lake are gone, and only those.
+        assert sum(at.expired_offset for at in before.values()) == 500
+        young = by_id(rows(500, 600))
+        assert by_id(client.read(LOG)) == by_id(client.read(f"{LOG}$lake")) == young
+        assert client.count(LOG) == len(young)
+        assert lake.judged(LOG) == lake.judged(f"{LOG}$batch") == young
+    lake.lose("a")
+
+    with lake.service("b") as (_, client):
+        client.create_database("shop")
+        client.adopt_table(LOG, force=True)
+        after = client.positions(LOG)
+        assert {b: at.expired_offset for b, at in after.items()} == {
+            b: at.expired_offset for b, at in before.items()
+        }
+        assert client.table_state(LOG).lake.batch is not None
+        assert by_id(client.read(LOG)) == young
+        client.append(LOG, rows(600, 610))
+        tier_once(client, LOG)
+        young |= by_id(rows(600, 610))
+        assert by_id(client.read(LOG)) == lake.judged(f"{LOG}$batch") == young

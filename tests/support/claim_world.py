@@ -10,7 +10,8 @@ from typing import Any
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from streamhouse.storage_service.tablet.tiering_coordinator import ClaimAnswer, TieringCoordinator
+from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.tablet.tiering_round import ClaimAnswer
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 __all__ = ["World", "run"]

@@ -26,7 +26,7 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
-from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 
@@ -172,6 +172,7 @@ class FakeTieringService:
                     high_watermark=log[-1].end_offset if log else 0,
                     tiered_offset=table.lake.tiered_offsets[bucket],
                     truncated_offset=table.truncated.get(bucket, 0),
+                    expired_offset=table.lake.expired_offsets.get(bucket, 0),
                 )
                 for bucket, log in table.batches.items()
             },
@@ -228,6 +229,7 @@ class FakeTieringService:
         batch: SideLakeState | None = None,
         keep_lease: bool = False,
         truncated_offsets: Mapping[int, int] | None = None,
+        expired_offsets: Mapping[int, int] | None = None,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         with self._lock:
@@ -253,7 +255,10 @@ class FakeTieringService:
                 truncated_offsets=table.lake.truncated_offsets
                 if truncated_offsets is None
                 else truncated_offsets,
+                expired_offsets=further(table.lake.expired_offsets, expired_offsets or {}),
             )
+            for bucket, end in table.lake.expired_offsets.items():
+                assert end <= tiered_offsets[bucket]
             table.debt = debt
             if not keep_lease:
                 table.holder = ""

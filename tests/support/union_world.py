@@ -1,7 +1,7 @@
 """A world for read tests: a log in memory, a real Iceberg lake in a folder, and the truth beside.
 
 What the world does to a table (append, tier, expire, rewrite) never changes which rows it has;
-`rows` is what every read must find.
+`rows` is what every read must find, less what its time to live has taken.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from streamhouse.connector.scan_schema import output_columns
 from streamhouse.connector.split_reader import read_split
 from streamhouse.connector.union_read import plan_batch_read, read_table
 from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.tiering.maintenance import Maintainer
 from tests.support.fake_tiering_service import FakeTieringService
 from tests.support.tiering_world import Killed, TieringWorld
 
@@ -139,6 +141,31 @@ class UnionWorld(TieringWorld):
     def expire_log(self, bucket: int, before: int) -> None:
         """Let retention take the log below `before`."""
         self.service.expire_log(self.PATH, bucket, before)
+
+    def age_out(self, now_ms: int, death: tuple[str, int] | None = None) -> None:
+        """Let a worker that has not seen the table before look after it at the time `now_ms`.
+
+        With `death` it dies when it reaches that step for the n-th time.
+        """
+        reached: list[str] = []
+
+        def checkpoint(step: str) -> None:
+            reached.append(step)
+            if death is not None and (step, reached.count(step)) == death:
+                raise Killed
+
+        maintainer = Maintainer(
+            pins=self.service,
+            runner=self.runner,
+            filesystem=LakeFilesystem(self.catalog.properties),
+            checkpoint=checkpoint,
+            clock_ms=lambda: now_ms,
+        )
+        claim = self.service.claim_tiering("test", tables=[self.PATH], include_idle=True)
+        assert isinstance(claim, TieringAssignment)
+        with contextlib.suppress(Killed):
+            self.round(claim, maintainer=maintainer).run()
+        self.service.release(self.PATH)
 
     def rewrite_lake(self, *, keep_bounds: bool = True, role: LakeRole = LakeRole.ROWS) -> None:
         """Compact all files of each partition into one, as a foreign engine does: no properties.

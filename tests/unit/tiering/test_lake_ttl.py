@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import InvalidSchemaError, UnavailableError
-from streamhouse.storage_service.model.lake import TIERED_OFFSETS_PROPERTY
+from streamhouse.storage_service.model.lake import (
+    EXPIRED_OFFSETS_PROPERTY,
+    TIERED_OFFSETS_PROPERTY,
+)
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintenance import Maintainer
 from streamhouse.tiering.maintenance_report import plan_text, report_text
@@ -175,6 +179,161 @@ def _idle_claim(lake: MaintenanceWorld) -> TieringAssignment:
     answer = lake.service.claim_tiering("test", tables=["db.t"], include_idle=True)
     assert isinstance(answer, TieringAssignment)
     return answer
+
+
+SORT = {"table.datalake.batch-layout.sort": "id"}
+BATCH = "db.t$batch"
+
+
+def _aged(lake: MaintenanceWorld) -> dict[int, int]:
+    state = lake.service.table_state("db.t")
+    return {b: at.expired_offset for b, at in state.positions.items() if at.expired_offset}
+
+
+def test_rows_leave_both_layouts(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties={**TTL, **SORT})
+    maintainer = _maintainer(lake)
+    for _ in range(60):
+        lake.service.sleep(5)
+        lake.append(3)
+        lake.round(lake.claim(), maintainer=maintainer).run()
+        first = _aged(lake).get(0, 0)
+        end = _positions(lake)[0].high_watermark
+        # What is below has left both, file by file; what is above is in both.
+        assert lake.addresses() == lake.addresses(BATCH) == [(0, n) for n in range(first, end)]
+
+    assert 110 <= first <= 180 - 3 * TTL_S // 5
+    assert len(lake.lake_table(BATCH).inspect.files()) < 40
+    state = lake.service.table_state("db.t").lake
+    assert state.batch is not None
+    assert state.batch.snapshot_id == lake.lake_table(BATCH).metadata.current_snapshot_id
+    assert state.batch.tiered_offsets == {0: 180}
+
+
+def test_rows_that_expired_are_masked_where_files_still_have_them(lake: MaintenanceWorld) -> None:
+    lake.create_table(partitioned_by=["truncate(10, id)"], properties={**TTL, **SORT})
+    # In the rows' own lake table the first ten have a file, in the layout all share one.
+    lake.append(10)
+    lake.service.sleep(TTL_S)
+    lake.tier_rows(10)
+    lake.service.sleep(1)
+
+    report = lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
+
+    assert report.kind == "maintained"
+    assert _aged(lake) == {0: 10}
+    assert lake.addresses() == [(0, n) for n in range(10, 20)]
+    assert lake.addresses(BATCH) == [(0, n) for n in range(20)]
+    in_batch = lake.service.table_state("db.t").in_batch_layout()
+    assert in_batch is not None
+    assert in_batch.positions[0].first_offset == 10
+
+
+def test_a_layout_that_lags_gets_no_rows_that_have_expired(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    for _ in range(3):
+        lake.service.sleep(TTL_S / 2)
+        lake.tier_rows(10)
+    lake.service.sleep(TTL_S / 2 + 1)
+    # Two files have left before the table gets its layout, and the log still has all rows.
+    lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
+    assert _aged(lake) == {0: 20}
+    lake.service.change_layout("db.t", SORT)
+
+    lake.tier_rows(5)
+
+    assert lake.addresses(BATCH) == [(0, n) for n in range(20, 35)]
+    state = lake.service.table_state("db.t").lake
+    assert state.batch is not None
+    assert state.batch.tiered_offsets == {0: 35}
+
+
+def test_a_layout_without_young_rows_is_filled_without_one(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    lake.tier_rows(10)
+    lake.service.sleep(TTL_S * 1.2)
+    lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
+    lake.service.change_layout("db.t", SORT)
+    lake.service.expire_log("db.t", 0, 10)
+
+    for _ in range(2):
+        lake.round(_idle_claim(lake)).run()
+        state = lake.service.table_state("db.t").lake
+        assert state.batch is not None
+        assert state.batch.tiered_offsets == {0: 10}
+    lake.tier_rows(5)
+
+    assert lake.addresses(BATCH) == [(0, n) for n in range(10, 15)]
+
+
+def test_what_has_expired_is_said_by_every_snapshot_from_then_on(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    lake.tier_rows(10)
+    lake.service.sleep(TTL_S * 1.2)
+    lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
+    lake.tier_rows(5)
+
+    summary = lake.lake_table().metadata.snapshots[-1].summary
+    assert summary is not None
+    assert summary.additional_properties[EXPIRED_OFFSETS_PROPERTY] == '{"0": 10}'
+    assert lake.lake_table().properties[EXPIRED_OFFSETS_PROPERTY] == '{"0": 10}'
+    # A service whose state was restored from before learns it with the next round.
+    known = lake.service.table_state("db.t").lake
+    lake.service.set_lake("db.t", replace(known, expired_offsets={}))
+    lake.tier_rows(5)
+    assert _aged(lake) == {0: 10}
+
+
+def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=TTL)
+    lake.service.sleep(TTL_S)
+    lake.tier_rows(10)
+    # As after an adoption: the next rows are older by the clock that wrote them.
+    lake.service.sleep(-TTL_S / 2)
+    lake.tier_rows(10)
+    lake.service.sleep(TTL_S + 1)
+
+    lake.maintain(_maintainer(lake), policy=lake.on_demand())
+
+    assert lake.addresses() == [(0, n) for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        ("expiry-registered", 1),
+        ("removal-staged", 1),
+        ("removal-committed", 1),
+        ("removal-staged", 2),
+        ("removal-committed", 2),
+    ],
+)
+def test_a_worker_may_die_between_the_layouts(lake: MaintenanceWorld, step: str, nth: int) -> None:
+    lake.create_table(properties={**TTL, **SORT})
+    lake.tier_rows(10)
+    lake.service.sleep(TTL_S * 1.2)
+    lake.tier_rows(10)
+    reached = []
+
+    def checkpoint(at: str) -> None:
+        reached.append(at)
+        if (at, reached.count(at)) == (step, nth):
+            raise Killed
+
+    with pytest.raises(Killed):
+        lake.round(_idle_claim(lake), maintainer=_maintainer(lake, checkpoint=checkpoint)).run()
+    lake.service.release("db.t")
+
+    # Readers of either layout begin at the same offset from the first of these steps on, and no
+    # layout lacks a row from there on.
+    first = _aged(lake)[0]
+    assert first == 10
+    for table in ("db.t", BATCH):
+        assert {(0, n) for n in range(first, 20)} <= set(lake.addresses(table))
+    for _ in range(2):
+        lake.round(_idle_claim(lake), maintainer=_maintainer(lake)).run()
+    for table in ("db.t", BATCH):
+        assert lake.addresses(table) == [(0, n) for n in range(10, 20)]
 
 
 def test_without_it_rows_stay_for_ever(lake: MaintenanceWorld) -> None:

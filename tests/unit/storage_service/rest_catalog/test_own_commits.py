@@ -97,3 +97,40 @@ def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
         with pytest.raises(ForbiddenError, match="must not be dropped"):
             world.client().drop_table(("db", "t$changelog"))
         assert world.in_lake() == world.live
+
+
+@pytest.mark.parametrize("is_purged", [False, True], ids=["dropped", "purged"])
+def test_a_batch_layout_may_be_dropped_once_the_table_has_none(
+    tmp_path: Path, is_purged: bool
+) -> None:
+    sort = {"table.datalake.batch-layout.sort": "region"}
+    with _RestKeyWorld(tmp_path) as world:
+        world.create_key_table(properties=sort)
+        world.serve_tiering_through_rest()
+        world.upsert(*({"id": i, "region": f"r{i}", "amount": 1.0} for i in range(5)))
+        world.catch_up()
+        client = world.client()
+        drop = client.purge_table if is_purged else client.drop_table
+        with pytest.raises(ForbiddenError, match="must not be dropped"):
+            drop(("db", "t$batch"))
+        world.service.change_layout("db.t", {})
+        snapshot = client.load_table(("db", "t$batch")).current_snapshot()
+        assert snapshot is not None
+        world.tables.pinned["somebody"] = snapshot.snapshot_id
+        with pytest.raises(ForbiddenError, match="'somebody' has pinned its snapshot"):
+            drop(("db", "t$batch"))
+        world.tables.pinned.clear()
+        with pytest.raises(ForbiddenError, match="must not be dropped"):
+            drop(("db", "t"))
+
+        drop(("db", "t$batch"))
+
+        assert not client.table_exists(("db", "t$batch"))
+        world.catch_up()
+        assert world.in_lake() == world.live
+        # Should the table get one again, it is made and filled anew.
+        world.service.change_layout("db.t", sort)
+        world.upsert({"id": 9, "region": "new", "amount": 2.0})
+        world.catch_up()
+        found = client.load_table(("db", "t$batch")).scan().to_arrow()
+        assert sorted(found["id"].to_pylist()) == [0, 1, 2, 3, 4, 9]

@@ -89,7 +89,7 @@ def test_a_round_that_ran_meanwhile_registers_rows_but_no_layout(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "updates",
-    [{SORT: "nobody"}, {PARTITION: "day(id)"}, {SORT: "id", "table.datalake.ttl": "1d"}],
+    [{SORT: "nobody"}, {PARTITION: "day(id)"}],
 )
 def test_a_layout_that_cannot_be_leaves_all_as_it_was(
     tmp_path: Path, updates: dict[str, Any]
