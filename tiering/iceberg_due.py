@@ -7,12 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.storage_service.model.lake import LakeDebt
-from streamhouse.tiering.iceberg_expiry import ExpiryRules, expirable_snapshots
+from streamhouse.tiering.iceberg_expiry import (
+    ExpiryRules,
+    expirable_snapshots,
+    expiry_times_ms,
+)
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
 
-__all__ = ["ORPHANS_PROPERTY", "TableMemory", "are_orphans_due", "is_expiry_due"]
+__all__ = ["ORPHANS_PROPERTY", "TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
 
 # A round adds a file a bucket and partition, so there is nothing to merge before that many.
 ROUNDS_BETWEEN_PLANS: Final = 8
@@ -84,13 +89,49 @@ class TableMemory:
         self.small_files = sum(not f.is_fixed and f.live_bytes < full_bytes for f in files)
 
 
-def is_expiry_due(table: Table, rules: ExpiryRules, *, now_ms: int, patience: int = 1) -> bool:
-    """Whether there are enough snapshots to expire for one more commit."""
+def is_expiry_due(
+    table: Table, rules: ExpiryRules, *, now_ms: int, patience: int = 1, is_idle: bool = False
+) -> bool:
+    """Whether there are enough snapshots to expire for one more commit.
+
+    Of a table that `is_idle` no more come, so those that are left are enough, once all may go.
+    """
+    if is_idle and (last_ms := _last_expiry_ms(table, rules)) is not None:
+        return last_ms <= now_ms
     found = expirable_snapshots(table.metadata, rules, now_ms=now_ms)
     return len(found) >= SNAPSHOTS_BETWEEN_EXPIRIES * patience
 
 
-def are_orphans_due(table: Table, *, now_ms: int) -> bool:
-    """Whether a day has passed since somebody looked for orphans of the table."""
+def are_orphans_due(table: Table, *, now_ms: int, idle_age_ms_min: int | None = None) -> bool:
+    """Whether a day has passed since somebody looked for orphans of the table.
+
+    With `idle_age_ms_min` it is of a table that is idle: a look is due once all that the workers
+    of its rounds may have left is as old as that, and then no more.
+    """
+    if idle_age_ms_min is not None:
+        idle_ms = _last_orphans_ms(table, idle_age_ms_min)
+        return idle_ms is not None and idle_ms <= now_ms
     last_ms = table.metadata.properties.get(ORPHANS_PROPERTY)
     return last_ms is not None and int(last_ms) + _ORPHANS_EVERY_MS < now_ms
+
+
+def idle_due_ms(table: Table, rules: ExpiryRules, *, orphan_age_ms_min: int) -> int | None:
+    """Return when there is something to tidy though no rows come any more; None: never again."""
+    times = (_last_expiry_ms(table, rules), _last_orphans_ms(table, orphan_age_ms_min))
+    return min((time for time in times if time is not None), default=None)
+
+
+def _last_expiry_ms(table: Table, rules: ExpiryRules) -> int | None:
+    """Return when every snapshot that is to go may go."""
+    times = expiry_times_ms(table.metadata, rules)
+    return max(times.values(), default=None)
+
+
+def _last_orphans_ms(table: Table, age_ms_min: int) -> int | None:
+    """Return when files that the last round's worker may have left are old enough to go."""
+    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+    if snapshot is None:
+        return None
+    last_ms = int(table.metadata.properties.get(ORPHANS_PROPERTY, "0"))
+    old_ms = snapshot.timestamp_ms + age_ms_min
+    return None if last_ms > old_ms else max(old_ms, last_ms + _ORPHANS_EVERY_MS) + 1

@@ -35,7 +35,14 @@ from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
 from streamhouse.tiering.catalog_errors import catalog_errors
 
-__all__ = ["Expired", "ExpiryRules", "expirable_snapshots", "expire_snapshots", "reachable_files"]
+__all__ = [
+    "Expired",
+    "ExpiryRules",
+    "expirable_snapshots",
+    "expire_snapshots",
+    "expiry_times_ms",
+    "reachable_files",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +70,14 @@ def expirable_snapshots(
     metadata: TableMetadata, rules: ExpiryRules, *, now_ms: int, pinned: Collection[int] = ()
 ) -> list[int]:
     """Return the ids of the snapshots to expire, oldest first. Reads nothing but the metadata."""
+    times = expiry_times_ms(metadata, rules, pinned=pinned)
+    return [snapshot_id for snapshot_id, time_ms in times.items() if time_ms <= now_ms]
+
+
+def expiry_times_ms(
+    metadata: TableMetadata, rules: ExpiryRules, *, pinned: Collection[int] = ()
+) -> dict[int, int]:
+    """Return when each snapshot may be expired that does not stay as things are, oldest first."""
     newest = sorted(metadata.snapshots, key=lambda s: s.sequence_number or 0, reverse=True)
     kept = {ref.snapshot_id for ref in metadata.refs.values()}
     kept |= set(pinned)
@@ -70,13 +85,13 @@ def expirable_snapshots(
         kept.add(metadata.current_snapshot_id)
     kept |= {snapshot.snapshot_id for snapshot in newest[: rules.count_min]}
     superseded_ms = _superseded_ms(metadata)
-    return [
-        snapshot.snapshot_id
+    return {
+        snapshot.snapshot_id: superseded_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms)
+        + rules.age_ms_min
+        + 1
         for snapshot in reversed(newest)
         if snapshot.snapshot_id not in kept
-        and superseded_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms)
-        < now_ms - rules.age_ms_min
-    ]
+    }
 
 
 def _superseded_ms(metadata: TableMetadata) -> Mapping[int, int]:

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
@@ -25,67 +25,32 @@ from streamhouse.tiering.iceberg_due import (
     ORPHANS_PROPERTY,
     TableMemory,
     are_orphans_due,
+    idle_due_ms,
     is_expiry_due,
 )
-from streamhouse.tiering.iceberg_expiry import (
-    Expired,
-    expirable_snapshots,
-    expire_snapshots,
-)
+from streamhouse.tiering.iceberg_expiry import Expired, expirable_snapshots, expire_snapshots
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
 from streamhouse.tiering.iceberg_orphans import OrphansRemoved, find_orphans, remove_orphans
 from streamhouse.tiering.iceberg_removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.iceberg_rewrite import Rewrite, Rewritten
 from streamhouse.tiering.iceberg_schema import METADATA_PROPERTIES
-from streamhouse.tiering.maintenance_plan import (
-    LiveFile,
-    RewritePlan,
-    plan_rewrite,
-)
+from streamhouse.tiering.maintenance_claim import Claim, Pins
+from streamhouse.tiering.maintenance_plan import LiveFile, RewritePlan, plan_rewrite
 from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.ports import TaskRunner
 
-__all__ = [
-    "Claim",
-    "Maintainer",
-    "Pins",
-]
+__all__ = ["Maintainer"]
 
 _logger = logging.getLogger(__name__)
 
 # So many times more must be due while rows wait in the log.
 PATIENCE_BEHIND: Final = 8
+IDLE_PAUSE_MS: Final = 3_600_000
 _TABLES_REMEMBERED_MAX: Final = 256
 ERROR_CHARACTERS_MAX: Final = 1_000
 _PAUSE_S_FIRST: Final = 60.0
 _PAUSE_S_MAX: Final = 3_600.0
-
-
-class Pins(Protocol):
-    """Where readers pin snapshots: the storage service."""
-
-    def pinned_snapshots(self, path: str) -> dict[str, int]:
-        """See `StorageClient.pinned_snapshots`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The claim under which a table is maintained.
-
-    `snapshot_id` is the one the service tells readers to use; it stays, whatever its age.
-    `on_snapshot` is told of a snapshot that takes its place, `on_expired` of the offsets at which
-    the table's rows begin from then on: it returns once every reader that plans goes by them.
-    `expired_offsets` are those that the rows' own lake table says, for those beside it.
-    """
-
-    epoch: int
-    snapshot_id: int | None
-    check: Callable[[], None] = lambda: None
-    is_cancelled: Callable[[], bool] = lambda: False
-    on_snapshot: Callable[[int], None] = lambda _: None
-    on_expired: Callable[[Mapping[int, int]], None] = lambda _: None
-    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -107,12 +72,13 @@ class Maintainer:
         info: TableInfo,
         *,
         is_behind: bool = False,
+        is_idle: bool = False,
         expired_offsets: Mapping[int, int] | None = None,
     ) -> bool:
         """Whether maintenance is worth its while now: from metadata that is there anyway.
 
-        While a table `is_behind` its log, rounds come first until much more is due. Rows below
-        `expired_offsets` are due to leave the batch layout.
+        While a table `is_behind` its log, rounds come first until much more is due. One that
+        `is_idle` is tidied to the end. Rows below `expired_offsets` are due to leave the layout.
         """
         properties = info.properties()
         if not properties.datalake_auto_maintenance:
@@ -125,13 +91,41 @@ class Maintainer:
         rules = MaintenancePolicy.of(properties)
         return (
             memory.is_rewrite_due(table, patience)
-            or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience)
+            or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
             or (
                 self._is_removal_due(lake_table, memory, rules, expired_offsets or {})
                 and not is_behind
             )
-            or (are_orphans_due(table, now_ms=now_ms) and not is_behind)
+            or (
+                are_orphans_due(
+                    table,
+                    now_ms=now_ms,
+                    idle_age_ms_min=rules.orphan_age_ms_min if is_idle else None,
+                )
+                and not is_behind
+            )
         )
+
+    def due_again_us(self, lake_tables: Iterable[IcebergLakeTable], info: TableInfo) -> int | None:
+        """Return when to look at the lake tables again even if no more rows come; None: never."""
+        properties = info.properties()
+        if not properties.datalake_auto_maintenance:
+            return None
+        rules = MaintenancePolicy.of(properties)
+        times = []
+        for lake_table in lake_tables:
+            due_ms = idle_due_ms(
+                lake_table.iceberg, rules.expiry, orphan_age_ms_min=rules.orphan_age_ms_min
+            )
+            memory = self._memory(lake_table)
+            paused_s = max(0.0, memory.paused_until_s - self.monotonic_s())
+            not_before = [self.clock_ms() + int(paused_s * 1000)]
+            if memory.maintained_at_ms is not None:
+                # What it left may be pinned: that has time.
+                not_before.append(memory.maintained_at_ms + IDLE_PAUSE_MS)
+            if due_ms is not None:
+                times.append(max(due_ms, *not_before))
+        return min(times) * 1000 if times else None
 
     def maintain(
         self,
@@ -229,7 +223,8 @@ class Maintainer:
         }
         orphans = OrphansRemoved()
         now_ms = self.clock_ms()
-        if is_asked or are_orphans_due(table, now_ms=now_ms):
+        idle_ms = _idle_age(rules, claim.is_idle)
+        if is_asked or are_orphans_due(table, now_ms=now_ms, idle_age_ms_min=idle_ms):
             claim.check()
             orphans = remove_orphans(
                 table,
@@ -240,7 +235,8 @@ class Maintainer:
             self.checkpoint("orphans-removed")
             properties[ORPHANS_PROPERTY] = str(now_ms)
         expired = Expired()
-        if is_asked or properties or is_expiry_due(table, rules.expiry, now_ms=now_ms):
+        is_due = is_expiry_due(table, rules.expiry, now_ms=now_ms, is_idle=claim.is_idle)
+        if is_asked or properties or is_due:
             if ORPHANS_PROPERTY not in table.metadata.properties:
                 # The first look comes a day after the first maintenance.
                 properties.setdefault(ORPHANS_PROPERTY, str(now_ms))
@@ -393,3 +389,7 @@ class Maintainer:
 
 def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:
     return plan_rewrite(inventory.files, inventory.deletes, policy.rewrite)
+
+
+def _idle_age(policy: MaintenancePolicy, is_idle: bool) -> int | None:
+    return policy.orphan_age_ms_min if is_idle else None

@@ -51,6 +51,7 @@ class TieringClient(Protocol):
         keep_lease: bool = False,
         truncated_offsets: Mapping[int, int] | None = None,
         expired_offsets: Mapping[int, int] | None = None,
+        maintenance_due_us: int | None = None,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""

@@ -202,7 +202,12 @@ class TieringRound:
         sides = [side.lake_table for side in (history, layout) if side is not None]
         maintenance = self._maintenance(lake_table, sides, lease, plan)
         with self._maintenance_turn(maintenance) as untidy:
-            registered = report(batch=batch, sides=sides, keep_lease=bool(untidy))
+            registered = report(
+                batch=batch,
+                sides=sides,
+                keep_lease=bool(untidy),
+                due_us=None if maintenance is None else maintenance.due_again_us(),
+            )
             writer.drop_leftovers(landed)
             is_moved = plan.splits or is_behind or batch not in (None, state.lake.batch)
             written = [file for result in landed.results for file in result.files]
@@ -294,6 +299,7 @@ class TieringRound:
             registered=self.assignment.state.lake,
             tiered_offsets=plan.target_offsets,
             is_stopping=self.is_stopping,
+            is_idle=not (plan.splits or lake_table.truncated_offsets != plan.truncated_offsets),
         )
 
     def _recover(
@@ -308,7 +314,9 @@ class TieringRound:
         table = str(self.assignment.state.table.path)
         _logger.info("table %s: lake snapshot %s was not reported; registering", table, snapshot_id)
         changelog = None if history is None else history.as_it_is()
-        self._complete(lake_table, snapshot_id, covered, changelog=changelog)
+        # If nothing waits, the next claim of the table is to tidy it: at once.
+        due_us = None if self.maintainer is None else 0
+        self._complete(lake_table, snapshot_id, covered, changelog=changelog, due_us=due_us)
         known = self.assignment.state.lake.batch
         waiting = dict.fromkeys(covered, 0) if known is None else known.tiered_offsets
         return RoundResult(
@@ -330,6 +338,7 @@ class TieringRound:
         batch: SideLakeState | None = None,
         sides: Sequence[IcebergLakeTable] = (),
         keep_lease: bool = False,
+        due_us: int | None = None,
     ) -> LakeState:
         table = self.assignment.state.table
         return self.client.complete_tiering(
@@ -342,6 +351,7 @@ class TieringRound:
             changelog=changelog,
             batch=batch,
             keep_lease=keep_lease,
+            maintenance_due_us=due_us,
             truncated_offsets=lake_table.truncated_offsets,
             expired_offsets=lake_table.expired_offsets,
             debt=self._debt(lake_table, sides),

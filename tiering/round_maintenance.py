@@ -17,7 +17,8 @@ from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.lease import Lease
-from streamhouse.tiering.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintenance_claim import Claim
 from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenanceReport
 from streamhouse.tiering.ports import TieringClient
@@ -33,7 +34,7 @@ class ClaimedMaintenance:
 
     `registered` is what the service last said it knows of them: what readers use. `tiered_offsets`
     are those that `lake_table` covers. `sides` are the full history and the batch layout, as far as
-    the table has them.
+    the table has them. Nothing waits for a table that `is_idle`.
     """
 
     maintainer: Maintainer
@@ -47,6 +48,7 @@ class ClaimedMaintenance:
     tiered_offsets: Mapping[int, int]
     is_stopping: Callable[[], bool] = lambda: False
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    is_idle: bool = False
 
     @property
     def lake_tables(self) -> tuple[IcebergLakeTable, ...]:
@@ -61,9 +63,10 @@ class ClaimedMaintenance:
 
         `positions` say whether rows of this table still wait, `is_busy` whether other tables do.
         """
-        is_behind = is_busy or any(
+        is_late = any(
             end < positions[bucket].high_watermark for bucket, end in self.tiered_offsets.items()
         )
+        is_behind = is_busy or is_late
         try:
             return tuple(
                 lake_table
@@ -79,6 +82,7 @@ class ClaimedMaintenance:
             lake_table,
             self.info,
             is_behind=is_behind,
+            is_idle=self.is_idle,
             expired_offsets=self.lake_table.expired_offsets,
         )
 
@@ -116,8 +120,13 @@ class ClaimedMaintenance:
             on_snapshot=lambda _: self.report(keep_lease=True),
             on_expired=self._expire,
             expired_offsets=self.lake_table.expired_offsets,
+            is_idle=self.is_idle,
         )
         return self.maintainer.maintain(lake_table, self.info, claim, policy=policy)
+
+    def due_again_us(self) -> int | None:
+        """Return when the table is to be claimed again though no rows come to it."""
+        return self.maintainer.due_again_us(self.lake_tables, self.info)
 
     def _expire(self, ends: Mapping[int, int]) -> None:
         self.expired_offsets = ends
@@ -137,6 +146,7 @@ class ClaimedMaintenance:
             changelog=self._state_of(LakeRole.CHANGES),
             batch=self._state_of(LakeRole.BATCH),
             keep_lease=keep_lease,
+            maintenance_due_us=self.due_again_us(),
             expired_offsets=further(self.lake_table.expired_offsets, self.expired_offsets),
             debt=self.maintainer.debt(self.lake_table, self.sides),
         )

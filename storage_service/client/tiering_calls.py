@@ -83,6 +83,7 @@ class TieringCalls:
         debt: LakeDebt | None = None,
         truncated_offsets: Mapping[int, int] | None = None,
         expired_offsets: Mapping[int, int] | None = None,
+        maintenance_due_us: int | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
@@ -91,7 +92,8 @@ class TieringCalls:
         without it. `debt` is what the lake table is made of, for people to look at. Below
         `truncated_offsets` the snapshot has no rows any more, because they were overwritten;
         without them that stays as it is. No read finds rows below `expired_offsets` any more; those
-        of a bucket never go back.
+        of a bucket never go back. At `maintenance_due_us` the table wants to be claimed even if no
+        more rows come to it.
 
         Raises `FencedError` when `epoch` is not the current one.
         """
@@ -112,6 +114,7 @@ class TieringCalls:
                 "truncated_offsets": None
                 if truncated_offsets is None
                 else {str(b): start for b, start in truncated_offsets.items()},
+                "maintenance_due_us": maintenance_due_us,
                 "expired_offsets": {str(b): end for b, end in (expired_offsets or {}).items()},
             },
             is_repeatable=True,

@@ -143,6 +143,7 @@ class LakeState:
     batch layout that the table has no more. Rows below `truncated_offsets` were overwritten, and
     no file of the snapshot has them any more. Those of a log table below `expired_offsets` have
     reached `table.datalake.ttl`: files that have them may still be there, in any lake table.
+    At `maintenance_due_us` there is something to tidy even if no more rows come; None: nothing.
     """
 
     snapshot_id: int | None = None
@@ -158,6 +159,7 @@ class LakeState:
     role: LakeRole = LakeRole.ROWS
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    maintenance_due_us: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -174,6 +176,7 @@ class LakeState:
             "batch_since_epoch": self.batch_since_epoch,
             "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
             "expired_offsets": {str(b): o for b, o in sorted(self.expired_offsets.items())},
+            "maintenance_due_us": self.maintenance_due_us,
         }
 
     @classmethod
@@ -196,6 +199,7 @@ class LakeState:
                 int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
             },
             expired_offsets={int(b): int(o) for b, o in value.get("expired_offsets", {}).items()},
+            maintenance_due_us=value.get("maintenance_due_us"),
         )
 
 

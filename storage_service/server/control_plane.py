@@ -268,6 +268,7 @@ def _tiering_routes(service: Service) -> APIRouter:
             keep_lease=body.keep_lease,
             truncated_offsets=body.truncated_offsets,
             expired_offsets=body.expired_offsets,
+            maintenance_due_us=body.maintenance_due_us,
             debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
         )
         return lake.to_json()

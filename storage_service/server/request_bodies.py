@@ -116,6 +116,7 @@ class CompleteTiering(_RequestBody):
     debt: CompletedDebt | None = None
     truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] | None = None
     expired_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
+    maintenance_due_us: Annotated[int, Field(ge=0)] | None = None
 
 
 class FailTiering(_RequestBody):

@@ -175,7 +175,10 @@ class TieringCoordinator:
         if layout is not None and (oldest_us is None or layout.urgency > urgency.urgency):
             urgency = layout
         is_idle = oldest_us is None and layout is None
-        if is_idle and not (include_idle or state.is_aging(table, now_s)):
+        is_untidy = state.is_aging(table, now_s) or state.is_untidy(
+            table, now_s=now_s, now_us=self._clock_us()
+        )
+        if is_idle and not (include_idle or is_untidy):
             # A row that is written this moment is due so much later.
             return "nothing_to_tier", urgency
         if state.lease_until_s > now_s:
@@ -229,6 +232,8 @@ class TieringCoordinator:
                 state=table.state(),
                 is_batch_due=force
                 or include_idle
+                # There is nothing to bring to it, but it is to be maintained.
+                or (oldest_us is None and layout is None)
                 or is_every_round
                 or self.is_early
                 or (layout is not None and not layout.wait_ms),
@@ -259,13 +264,14 @@ class TieringCoordinator:
         debt: LakeDebt | None = None,
         truncated_offsets: Mapping[int, int] | None = None,
         expired_offsets: Mapping[int, int] | None = None,
+        maintenance_due_us: int | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
         With `changelog` also one of the table's full history, with `batch` one of its batch layout;
         without, those stay as they are, and so do `truncated_offsets`, below which the lake has no
         rows any more. `expired_offsets` only go forward. With `keep_lease` the round goes on,
-        otherwise the table may be claimed again.
+        otherwise the table may be claimed again, from `maintenance_due_us` on without new rows.
         """
         check_table_id(table, table_id)
         state = self.round_of(table)
@@ -289,9 +295,12 @@ class TieringCoordinator:
                 has_come = has_moved(lake.batch, reported.batch)
                 batch_us = now_us if has_come else lake.batch_tiered_at_us
                 lake = replace(reported, tiered_at_us=now_us, batch_tiered_at_us=batch_us)
-            await self.record(
-                table, replace(lake, tiering_worker=state.worker_id if keep_lease else "")
+            lake = replace(
+                lake,
+                tiering_worker=state.worker_id if keep_lease else "",
+                maintenance_due_us=lake.maintenance_due_us if keep_lease else maintenance_due_us,
             )
+            await self.record(table, lake)
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
             state.debt = debt.after(state.debt) if debt else state.debt
             self._count_round(table, state)

@@ -98,6 +98,15 @@ class TieringRound:
         is_time = since_ms is None or since_ms >= max(AGING_MS_MIN, ttl_ms // AGING_LOOKS_PER_TTL)
         return is_time and now_s >= self.paused_until_s and table.lake.snapshot_id is not None
 
+    def is_untidy(self, table: OpenTable, *, now_s: float, now_us: int) -> bool:
+        """Whether the worker of the last round has said that there is something to tidy by now."""
+        due_us = table.lake.maintenance_due_us
+        if due_us is None or now_us < due_us or not table.properties.datalake_auto_maintenance:
+            return False
+        since_ms = self.since_last_ms(now_s)
+        # Whatever a worker says, a table that nobody writes to is claimed once a minute at most.
+        return (since_ms is None or since_ms >= AGING_MS_MIN) and now_s >= self.paused_until_s
+
     def since_last_ms(self, now_s: float) -> int | None:
         """Return how long ago the last round ended; None when there was none."""
         return None if self.ended_at_s is None else int((now_s - self.ended_at_s) * 1000)

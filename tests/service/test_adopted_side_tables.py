@@ -12,6 +12,7 @@ from streamhouse.cli.maintain import command as maintain
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import UnsupportedError
 from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, adopt, by_id, filled, go_on, rows
+from tests.support.command_line import streamhouse as streamhouse_command
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
@@ -154,7 +155,6 @@ def test_rows_that_have_expired_stay_gone_from_both_layouts(lake: Lake) -> None:
         assert sum(at.expired_offset for at in before.values()) == 500
         young = by_id(rows(500, 600))
         assert by_id(client.read(LOG)) == by_id(client.read(f"{LOG}$lake")) == young
-        assert client.count(LOG) == len(young)
         assert lake.judged(LOG) == lake.judged(f"{LOG}$batch") == young
     lake.lose("a")
 
@@ -171,3 +171,5 @@ def test_rows_that_have_expired_stay_gone_from_both_layouts(lake: Lake) -> None:
         tier_once(client, LOG)
         young |= by_id(rows(600, 610))
         assert by_id(client.read(LOG)) == lake.judged(f"{LOG}$batch") == young
+    given = [f"--catalog-property={key}={value}" for key, value in lake.properties.items()]
+    streamhouse_command("check", "--data-dir", lake.folder / "b", "--lake-rows", *given)

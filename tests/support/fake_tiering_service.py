@@ -230,6 +230,7 @@ class FakeTieringService:
         keep_lease: bool = False,
         truncated_offsets: Mapping[int, int] | None = None,
         expired_offsets: Mapping[int, int] | None = None,
+        maintenance_due_us: int | None = None,
         debt: LakeDebt | None = None,
     ) -> LakeState:
         with self._lock:
@@ -255,6 +256,9 @@ class FakeTieringService:
                 truncated_offsets=table.lake.truncated_offsets
                 if truncated_offsets is None
                 else truncated_offsets,
+                maintenance_due_us=table.lake.maintenance_due_us
+                if keep_lease
+                else maintenance_due_us,
                 expired_offsets=further(table.lake.expired_offsets, expired_offsets or {}),
             )
             for bucket, end in table.lake.expired_offsets.items():

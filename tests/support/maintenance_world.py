@@ -7,7 +7,8 @@ from typing import Any
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
-from streamhouse.tiering.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintenance_claim import Claim
 from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintenance_report import MaintenanceReport
 from streamhouse.tiering.round import RoundResult

@@ -67,6 +67,53 @@ def test_a_table_whose_rows_leave_the_lake_is_looked_after_when_nobody_writes(
     run(tmp_path, scenario)
 
 
+def test_a_table_that_went_idle_is_handed_out_once_when_something_is_due(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table("quiet")
+        granted = await world.granted(tables=[table])
+        due_us = world._clock_us() + 3_600_000_000
+        await world.complete(table, granted.epoch, maintenance_due_us=due_us, keep_lease=True)
+        # What counts is what the round says when it ends.
+        assert table.lake.maintenance_due_us is None
+        await world.complete(table, granted.epoch, maintenance_due_us=due_us)
+        world.seconds += 3_599
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+        world.seconds += 1
+        granted = await world.granted(force=False)
+        assert granted.is_batch_due
+        assert (await world.claim("two", force=False)).reason == "leased"
+        # It says that nothing will be due again, and costs nothing from then on.
+        await world.complete(table, granted.epoch)
+        world.seconds += 1e6
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_due_survives_a_restart_and_never_makes_a_table_busy(tmp_path: Path) -> None:
+    async def before(world: World) -> None:
+        table = await world.table("quiet")
+        granted = await world.granted(tables=[table])
+        await world.complete(table, granted.epoch, maintenance_due_us=0)
+
+    async def after(world: World) -> None:
+        (table,) = world.manager.open_tables()
+        for _ in range(3):
+            granted = await world.granted(force=False)
+            # A worker that can never tidy it.
+            await world.complete(table, granted.epoch, maintenance_due_us=0)
+            world.seconds += 59
+            assert (await world.claim(force=False)).reason == "nothing_to_tier"
+            world.seconds += 1
+        off = {"table.datalake.auto-maintenance": "false"}
+        await world.manager.alter_properties(table.path, updates=off, removals=())
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+    run(tmp_path, before)
+    run(tmp_path, after)
+
+
 def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         bad = await world.table("bad", properties=SHORT)

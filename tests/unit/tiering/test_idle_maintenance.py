@@ -1,0 +1,135 @@
+"""A table that nobody writes to any more is tidied once, when that is due, and then left alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.tiering.maintenance import IDLE_PAUSE_MS, Maintainer
+from tests.support.maintenance_world import MaintenanceWorld
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+FEW = {
+    "table.datalake.snapshot.min-count": "1",
+    "table.datalake.snapshot.max-age": "1h",
+    "table.datalake.orphan.min-age": "3d",
+}
+
+
+class _Clock:
+    """Begins now, as the lake's snapshots have the time of day, and goes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ms = time.time_ns() // 1_000_000 + 60_000
+
+    def maintainer(self, lake: MaintenanceWorld) -> Maintainer:
+        return lake.maintainer(clock_ms=lambda: self.now_ms)
+
+
+def _due_ms(lake: MaintenanceWorld) -> int | None:
+    due_us = lake.service.table_state("db.t").lake.maintenance_due_us
+    return None if due_us is None else due_us // 1_000
+
+
+def _claim(lake: MaintenanceWorld) -> TieringAssignment:
+    answer = lake.service.claim_tiering("test", tables=["db.t"], include_idle=True)
+    assert isinstance(answer, TieringAssignment)
+    return answer
+
+
+def _look_after(lake: MaintenanceWorld, maintainer: Maintainer) -> None:
+    assert lake.round(_claim(lake), maintainer=maintainer).run().kind == "maintained"
+
+
+@pytest.mark.parametrize("is_same_worker", [True, False], ids=["same-worker", "another"])
+def test_its_snapshots_expire_and_its_orphans_go(
+    lake: MaintenanceWorld, is_same_worker: bool
+) -> None:
+    clock = _Clock()
+    worker = clock.maintainer(lake)
+    lake.create_table(properties=FEW)
+    for _ in range(4):
+        lake.append(5)
+        lake.round(lake.claim(), maintainer=worker).run()
+    [*_, last] = lake.lake_table().metadata.snapshots
+    orphan = lake.data_files()[0].with_name("left-by-a-dead-worker.parquet")
+    orphan.write_bytes(b"")
+    assert len(lake.lake_table().metadata.snapshots) == 4
+    # All of them at once: when the youngest that goes was replaced so long ago.
+    assert _due_ms(lake) == last.timestamp_ms + HOUR_MS + 1
+
+    # Before that there is nothing to do, and that costs no commit.
+    before = lake.lake_table().metadata_location
+    _look_after(lake, worker)
+    assert lake.lake_table().metadata_location == before
+
+    clock.now_ms = last.timestamp_ms + HOUR_MS + 1
+    worker = worker if is_same_worker else clock.maintainer(lake)
+    _look_after(lake, worker)
+    assert [s.snapshot_id for s in lake.lake_table().metadata.snapshots] == [last.snapshot_id]
+    due_ms = _due_ms(lake)
+    assert due_ms is not None
+    assert last.timestamp_ms + 3 * DAY_MS <= due_ms <= clock.now_ms + 3 * DAY_MS
+    assert orphan.exists()
+
+    # Files of rounds that died are old enough to be looked for then, and no new ones come.
+    clock.now_ms = max(due_ms, time.time_ns() // 1_000_000 + 3 * DAY_MS + 60_000)
+    worker = worker if is_same_worker else clock.maintainer(lake)
+    _look_after(lake, worker)
+    assert not orphan.exists()
+    assert _due_ms(lake) is None
+    lake.check()
+
+    # Rows that come make it due anew.
+    lake.append(5)
+    lake.round(lake.claim(), maintainer=worker).run()
+    assert _due_ms(lake) is not None
+
+
+def test_what_a_reader_pins_is_tried_again_later(lake: MaintenanceWorld) -> None:
+    clock = _Clock()
+    worker = clock.maintainer(lake)
+    lake.create_table(properties=FEW)
+    for _ in range(3):
+        lake.append(5)
+        lake.round(lake.claim(), maintainer=worker).run()
+    first, *_, last = lake.lake_table().metadata.snapshots
+    lake.service.pin_snapshot("db.t", first.snapshot_id, holder="reader")
+    clock.now_ms = last.timestamp_ms + HOUR_MS + 1
+
+    _look_after(lake, worker)
+
+    left = {s.snapshot_id for s in lake.lake_table().metadata.snapshots}
+    assert left == {first.snapshot_id, last.snapshot_id}
+    assert _due_ms(lake) == clock.now_ms + IDLE_PAUSE_MS
+
+
+def test_all_its_lake_tables_are_tidied(lake: MaintenanceWorld) -> None:
+    clock = _Clock()
+    worker = clock.maintainer(lake)
+    lake.create_table(
+        properties=FEW
+        | {
+            "table.datalake.batch-layout.sort": "id",
+            "table.datalake.batch-layout.freshness": "10h",
+        }
+    )
+    for _ in range(3):
+        lake.append(5)
+        lake.round(lake.claim(), maintainer=worker).run()
+    clock.now_ms += 2 * HOUR_MS
+
+    _look_after(lake, worker)
+
+    for name in ("db.t", "db.t$batch"):
+        assert len(lake.lake_table(name).metadata.snapshots) == 1
+
+
+def test_without_auto_maintenance_nothing_is_due(lake: MaintenanceWorld) -> None:
+    lake.create_table(properties=FEW | {"table.datalake.auto-maintenance": "false"})
+    lake.append(5)
+    lake.round(lake.claim(), maintainer=_Clock().maintainer(lake)).run()
+    assert _due_ms(lake) is None
