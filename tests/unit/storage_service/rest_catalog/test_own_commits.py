@@ -79,6 +79,26 @@ def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
         assert len(list(world.lake_table().scan().plan_files())) < 12
 
 
+def test_rows_leave_both_layouts(tmp_path: Path) -> None:
+    with _RestMaintenanceWorld(tmp_path) as world:
+        sort = {"table.datalake.batch-layout.sort": "id"}
+        world.create_table(properties=sort | {"table.datalake.ttl": "100s"})
+        world.serve_tiering_through_rest()
+        world.tier_rows(10)
+        world.service.sleep(120)
+        world.append(10)
+        maintainer = world.maintainer(clock_ms=lambda: world.service.now_ms)
+        world.round(world.claim(), maintainer=maintainer).run()
+
+        for name in ("db.t", "db.t$batch"):
+            assert world.addresses(name) == [(0, n) for n in range(10, 20)]
+        # What has left is the rounds' to say.
+        table = world.client().load_table("db.t")
+        said = {"streamhouse.expired-offsets": '{"0": 15}'}
+        with pytest.raises(ForbiddenError, match="expired-offsets"):
+            table.transaction().set_properties(said).commit_transaction()
+
+
 def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
     with _RestKeyWorld(tmp_path) as world:
         world.create_key_table(properties={"table.datalake.changelog": "true"})
