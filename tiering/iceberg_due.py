@@ -9,19 +9,22 @@ from typing import Final
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
-from streamhouse.storage_service.model.lake import LakeDebt
+from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
+from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_expiry import (
     ExpiryRules,
     expirable_snapshots,
     expiry_times_ms,
 )
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 
 __all__ = ["ORPHANS_PROPERTY", "TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
 
 # A round adds a file a bucket and partition, so there is nothing to merge before that many.
 ROUNDS_BETWEEN_PLANS: Final = 8
 SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
+_REMOVALS_EVERY_MS_MIN: Final = 60_000
 _ORPHANS_EVERY_MS: Final = 86_400_000
 ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
 
@@ -55,14 +58,47 @@ class TableMemory:
             return is_cut_off or rounds >= ROUNDS_BETWEEN_PLANS * patience
         return head.file_count >= ROUNDS_BETWEEN_PLANS * patience
 
-    def is_removal_due(self, table: Table, before_us: int | None) -> bool:
-        """Whether a file may have no row written since `before_us`; None: rows stay for ever."""
-        if before_us is None:
+    def is_removal_due(
+        self,
+        lake_table: IcebergLakeTable,
+        policy: MaintenancePolicy,
+        expired_offsets: Mapping[int, int],
+        *,
+        now_ms: int,
+    ) -> bool:
+        """Whether a file may have nothing but rows that have reached their time to live.
+
+        Of a batch layout that is what has rows below `expired_offsets` alone.
+        """
+        if lake_table.role is LakeRole.BATCH:
+            return dict(expired_offsets) != dict(self.expired)
+        if lake_table.role is not LakeRole.ROWS or policy.ttl_us is None:
             return False
         if self.oldest_us is None:
             # Nothing but a look at the files tells how old they are.
-            return head_of(table).file_count > 0
-        return self.oldest_us < before_us
+            return head_of(lake_table.iceberg).file_count > 0
+        return self.oldest_us < now_ms * 1000 - policy.ttl_us - policy.ttl_slack_us
+
+    def removal_due_ms(
+        self,
+        lake_table: IcebergLakeTable,
+        policy: MaintenancePolicy,
+        expired_offsets: Mapping[int, int],
+        *,
+        now_ms: int,
+    ) -> int | None:
+        """Return when `is_removal_due` even if no more rows come; None: rows stay for ever."""
+        if lake_table.role is LakeRole.BATCH:
+            return now_ms if dict(expired_offsets) != dict(self.expired) else None
+        if lake_table.role is not LakeRole.ROWS or policy.ttl_us is None:
+            return None
+        if head_of(lake_table.iceberg).file_count == 0:
+            return now_ms + policy.ttl_us // 1000
+        soon_ms = now_ms + max(_REMOVALS_EVERY_MS_MIN, policy.ttl_slack_us // 1000)
+        if self.oldest_us is None:
+            return soon_ms
+        due_ms = (self.oldest_us + policy.ttl_us + policy.ttl_slack_us) // 1000 + 1
+        return due_ms if due_ms > now_ms else soon_ms
 
     def debt_of(self, debt: LakeDebt) -> LakeDebt:
         """Return what is known of the table besides what its metadata says."""

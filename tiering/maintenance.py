@@ -93,7 +93,7 @@ class Maintainer:
             memory.is_rewrite_due(table, patience)
             or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
             or (
-                self._is_removal_due(lake_table, memory, rules, expired_offsets or {})
+                memory.is_removal_due(lake_table, rules, expired_offsets or {}, now_ms=now_ms)
                 and not is_behind
             )
             or (
@@ -106,7 +106,12 @@ class Maintainer:
             )
         )
 
-    def due_again_us(self, lake_tables: Iterable[IcebergLakeTable], info: TableInfo) -> int | None:
+    def due_again_us(
+        self,
+        lake_tables: Iterable[IcebergLakeTable],
+        info: TableInfo,
+        expired_offsets: Mapping[int, int],
+    ) -> int | None:
         """Return when to look at the lake tables again even if no more rows come; None: never."""
         properties = info.properties()
         if not properties.datalake_auto_maintenance:
@@ -119,12 +124,16 @@ class Maintainer:
             )
             memory = self._memory(lake_table)
             paused_s = max(0.0, memory.paused_until_s - self.monotonic_s())
-            not_before = [self.clock_ms() + int(paused_s * 1000)]
-            if memory.maintained_at_ms is not None:
-                # What it left may be pinned: that has time.
-                not_before.append(memory.maintained_at_ms + IDLE_PAUSE_MS)
+            not_before_ms = self.clock_ms() + int(paused_s * 1000)
+            removal_ms = memory.removal_due_ms(
+                lake_table, rules, expired_offsets, now_ms=self.clock_ms()
+            )
+            if removal_ms is not None:
+                times.append(max(removal_ms, not_before_ms))
             if due_ms is not None:
-                times.append(max(due_ms, *not_before))
+                # What was left may be pinned: that has time.
+                again_ms = (memory.maintained_at_ms or 0) + IDLE_PAUSE_MS
+                times.append(max(due_ms, not_before_ms, again_ms))
         return min(times) * 1000 if times else None
 
     def maintain(
@@ -208,7 +217,9 @@ class Maintainer:
         path = str(info.path)
         removed = rewritten = None
         in_use = claim.snapshot_id
-        if is_asked or self._is_removal_due(lake_table, memory, rules, claim.expired_offsets):
+        if is_asked or memory.is_removal_due(
+            lake_table, rules, claim.expired_offsets, now_ms=self.clock_ms()
+        ):
             # First, because what goes need not be packed.
             removed = self._remove_old(lake_table, info, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
@@ -302,19 +313,6 @@ class Maintainer:
             full_bytes=rules.rewrite.full_bytes,
         )
 
-    def _is_removal_due(
-        self,
-        lake_table: IcebergLakeTable,
-        memory: TableMemory,
-        rules: MaintenancePolicy,
-        expired_offsets: Mapping[int, int],
-    ) -> bool:
-        """Whether files may have nothing but rows that are too old."""
-        if lake_table.role is LakeRole.BATCH:
-            return dict(expired_offsets) != dict(memory.expired)
-        is_here = lake_table.role is LakeRole.ROWS
-        return is_here and memory.is_removal_due(lake_table.iceberg, self._late_us(rules))
-
     def _removable(
         self,
         lake_table: IcebergLakeTable,
@@ -330,12 +328,6 @@ class Maintainer:
             if lake_table.role is LakeRole.ROWS and rules.ttl_us is not None:
                 ends = further(ends, ends_before(files, self.clock_ms() * 1000 - rules.ttl_us))
         return tuple(files_below(files, ends)), ends
-
-    def _late_us(self, rules: MaintenancePolicy) -> int | None:
-        """Return until when the newest row of a file was written that is overdue to go."""
-        if rules.ttl_us is None:
-            return None
-        return self.clock_ms() * 1000 - rules.ttl_us - rules.ttl_slack_us
 
     def _rewrite(
         self,

@@ -63,10 +63,9 @@ class ClaimedMaintenance:
 
         `positions` say whether rows of this table still wait, `is_busy` whether other tables do.
         """
-        is_late = any(
+        is_behind = is_busy or any(
             end < positions[bucket].high_watermark for bucket, end in self.tiered_offsets.items()
         )
-        is_behind = is_busy or is_late
         try:
             return tuple(
                 lake_table
@@ -125,8 +124,14 @@ class ClaimedMaintenance:
         return self.maintainer.maintain(lake_table, self.info, claim, policy=policy)
 
     def due_again_us(self) -> int | None:
-        """Return when the table is to be claimed again though no rows come to it."""
-        return self.maintainer.due_again_us(self.lake_tables, self.info)
+        """Return when the table is to be claimed again though no rows come. Never raises."""
+        try:
+            return self.maintainer.due_again_us(
+                self.lake_tables, self.info, self.lake_table.expired_offsets
+            )
+        except Exception:  # the round is done: no bug of maintenance may undo that
+            _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
+            return None
 
     def _expire(self, ends: Mapping[int, int]) -> None:
         self.expired_offsets = ends

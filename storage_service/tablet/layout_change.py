@@ -21,7 +21,7 @@ async def changing_layout(
 
     If that is another batch layout, what is in the former one counts no more: readers turn to the
     rows' own lake table, and a round that runs may go on, but its layout is not registered. A
-    crash in between leaves the former layout, to be made anew.
+    crash in between leaves the former layout, to be made anew. What is due is looked for anew.
     """
     async with tiering.round_of(table).lock:
         if table.info.descriptor.batch_layout() != changed.descriptor.batch_layout():
@@ -32,4 +32,7 @@ async def changing_layout(
                 batch_since_epoch=table.lake.tiering_epoch,
             )
             await tiering.record(table, lake)
+        if table.lake.maintenance_due_us and changed.properties() != table.properties:
+            # When something is due depends on the properties: a worker is to look again.
+            await tiering.record(table, replace(table.lake, maintenance_due_us=0))
         yield

@@ -89,7 +89,12 @@ class TieringRound:
         self.ended_at_s = now_s
 
     def is_aging(self, table: OpenTable, now_s: float) -> bool:
-        """Whether old rows may be due to leave the lake, though no new ones come to it."""
+        """Whether old rows may be due to leave the lake, though no new ones come to it.
+
+        That is for tables whose worker has not said when they are.
+        """
+        if table.lake.maintenance_due_us is not None:
+            return False
         properties = table.properties
         ttl_ms = properties.datalake_ttl_ms
         if ttl_ms is None or not properties.datalake_auto_maintenance:

@@ -128,6 +128,24 @@ def test_all_its_lake_tables_are_tidied(lake: MaintenanceWorld) -> None:
         assert len(lake.lake_table(name).metadata.snapshots) == 1
 
 
+def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: MaintenanceWorld) -> None:
+    ttl_ms = 10 * HOUR_MS
+    sort = {"table.datalake.batch-layout.sort": "id"}
+    lake.create_table(properties=sort | {"table.datalake.ttl": "10h"})
+    worker = lake.maintainer(clock_ms=lambda: lake.service.now_ms)
+    lake.append(5)
+    written_ms = lake.service.now_ms
+    lake.round(lake.claim(), maintainer=worker).run()
+    due_ms = _due_ms(lake)
+    assert due_ms == written_ms + ttl_ms * 11 // 10 + 1
+
+    lake.service.sleep((due_ms - written_ms) / 1_000)
+    _look_after(lake, worker)
+    assert lake.addresses() == lake.addresses("db.t$batch") == []
+    # Nothing is left to become old.
+    assert _due_ms(lake) == lake.service.now_ms + ttl_ms
+
+
 def test_without_auto_maintenance_nothing_is_due(lake: MaintenanceWorld) -> None:
     lake.create_table(properties=FEW | {"table.datalake.auto-maintenance": "false"})
     lake.append(5)

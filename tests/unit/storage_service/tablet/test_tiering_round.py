@@ -114,6 +114,22 @@ def test_what_is_due_survives_a_restart_and_never_makes_a_table_busy(tmp_path: P
     run(tmp_path, after)
 
 
+def test_changed_properties_make_a_worker_look_again(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table("quiet", properties={"table.datalake.ttl": "400d"})
+        granted = await world.granted(tables=[table])
+        await world.complete(table, granted.epoch, maintenance_due_us=1 << 60)
+        world.seconds += 1e6
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+        shorter = {"table.datalake.ttl": "1h"}
+        await world.manager.alter_properties(table.path, updates=shorter, removals=())
+
+        assert (await world.granted(force=False)).state.table.path == table.path
+
+    run(tmp_path, scenario)
+
+
 def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         bad = await world.table("bad", properties=SHORT)
