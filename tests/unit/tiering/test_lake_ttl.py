@@ -183,6 +183,7 @@ def _idle_claim(lake: MaintenanceWorld) -> TieringAssignment:
 
 SORT = {"table.datalake.batch-layout.sort": "id"}
 BATCH = "db.t$batch"
+REMOVAL_STEPS = ("staged", "committed")
 
 
 def _aged(lake: MaintenanceWorld) -> dict[int, int]:
@@ -300,13 +301,7 @@ def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: MaintenanceW
 
 @pytest.mark.parametrize(
     ("step", "nth"),
-    [
-        ("expiry-registered", 1),
-        ("removal-staged", 1),
-        ("removal-committed", 1),
-        ("removal-staged", 2),
-        ("removal-committed", 2),
-    ],
+    [("expiry-registered", 1), *((f"removal-{s}", n) for n in (1, 2) for s in REMOVAL_STEPS)],
 )
 def test_a_worker_may_die_between_the_layouts(lake: MaintenanceWorld, step: str, nth: int) -> None:
     lake.create_table(properties={**TTL, **SORT})
