@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import ForbiddenError, InvalidRequestError
+from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["command"]
 
@@ -36,28 +38,36 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
 
 
 def _overview(client: StorageClient) -> Table:
-    overview = Table()
-    overview.add_column("table", no_wrap=True)
-    for heading in ("columns", "buckets", "rows", "in the log", "in the lake", "untiered"):
-        overview.add_column(heading, justify="right")
-    overview.add_column("tiering")
     rounds = _rounds(client)
-    for path in client.list_tables():
-        state = client.table_state(path)
-        positions = state.positions.values()
-        rows = sum(p.high_watermark - p.truncated_offset for p in positions)
-        tiered = sum(max(p.tiered_offset - p.truncated_offset, 0) for p in positions)
-        overview.add_row(
-            path,
-            str(len(state.table.schema.columns)),
-            str(state.table.bucket_count),
-            f"{rows:,}",
-            f"{sum(p.high_watermark - p.log_start_offset for p in positions):,}",
-            f"{tiered:,}",
-            f"{rows - tiered:,}",
-            _tiering(rounds.get(path), is_tiered=state.table.properties().datalake_enabled),
-        )
+    rows = [_row(client.table_state(path), rounds.get(path)) for path in client.list_tables()]
+    headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
+    # Narrow: 80 columns are few. Names are folded when they must be, figures never.
+    overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading, cells in zip(headings, zip(*rows, strict=True) if rows else [()] * 7, strict=True):
+        if heading == "table":
+            overview.add_column(heading, overflow="fold")
+        elif heading != "tiering":
+            overview.add_column(heading, justify="right", min_width=max(map(len, cells), default=0))
+        elif any(cells):
+            overview.add_column(heading)
+    for row in rows:
+        overview.add_row(*row[: len(overview.columns)])
     return overview
+
+
+def _row(state: TableState, status: dict[str, Any] | None) -> tuple[str, ...]:
+    positions = state.positions.values()
+    rows = sum(p.high_watermark - p.truncated_offset for p in positions)
+    tiered = sum(max(p.tiered_offset - p.truncated_offset, 0) for p in positions)
+    return (
+        str(state.table.path),
+        str(state.table.bucket_count),
+        f"{rows:,}",
+        f"{sum(p.high_watermark - p.log_start_offset for p in positions):,}",
+        f"{tiered:,}",
+        f"{rows - tiered:,}",
+        _tiering(status, is_tiered=state.table.properties().datalake_enabled),
+    )
 
 
 def _rounds(client: StorageClient) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`streamhouse tables --sizes` against a real service."""
+"""`streamhouse tables` against a real service: rows and bytes of every table."""
 
 from __future__ import annotations
 
@@ -22,6 +22,23 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name",
 
 def _rows(count: int) -> pa.Table:
     return pa.table({"id": range(count), "name": [f"n{i}" for i in range(count)]}, schema=SCHEMA)
+
+
+def test_no_figure_is_cut_off_in_80_columns(tmp_path: Path) -> None:
+    name = "default.a_table_with_a_name_that_is_long_for_a_terminal"
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table(name, SCHEMA, bucket_count=2)
+        client.append(name, _rows(1_234_567))
+        tier_once(client, name)
+        client.append(name, _rows(10))
+
+        shown = CliRunner().invoke(command, ["--endpoint", service.endpoint], env={"COLUMNS": "80"})
+
+        assert shown.exit_code == 0, shown.output
+        heading, _, *lines = [line.split() for line in shown.output.splitlines()]
+        assert " ".join(heading) == "table buckets rows in the log in the lake untiered"
+        assert lines[0][1:] == ["2", "1,234,577", "1,234,577", "1,234,567", "10"]
+        assert lines[0][0] + "".join(line[0] for line in lines[1:] if line) == name
 
 
 def test_bytes_hot_cold_and_doubled(tmp_path: Path) -> None:
