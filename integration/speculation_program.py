@@ -11,8 +11,7 @@ the first goes on waiting until Spark kills it. Every attempt leaves files in FO
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import streamhouse
+from integration.attempt_steps import staged_rows, until
 from streamhouse.client import StreamhouseClient
 
 ROWS = 200_000
@@ -30,8 +30,7 @@ VERSION = 0
 TABLES = ("raced.both", "raced.killed", "raced.direct", "raced.stream")
 SOURCE = "raced.source"
 
-_WAIT_S = 120.0
-_PAUSE_S = 0.05
+_ALONE = "the other attempt did not come"
 
 
 def raced(frame: DataFrame, table: str, *, endpoint: str, folder: Path) -> DataFrame:
@@ -52,12 +51,12 @@ def raced(frame: DataFrame, table: str, *, endpoint: str, folder: Path) -> DataF
         if attempt == 0:
             yield from batches
             twin_ended = marks / "ended-1"
-            _until(lambda: twin_ended.exists() and not is_ended_by_spark)
+            until(lambda: twin_ended.exists() and not is_ended_by_spark, what=_ALONE)
         else:
             rows = list(batches)
             others = 2 * ROWS - sum(batch.num_rows for batch in rows)
             with StreamhouseClient(endpoint) as client:
-                _until(lambda: _stored(client, table, is_direct=is_direct) > others)
+                until(lambda: _stored(client, table, is_direct=is_direct) > others, what=_ALONE)
             yield from rows
         (marks / f"ended-{attempt}").touch()
 
@@ -68,18 +67,7 @@ def _stored(client: StreamhouseClient, table: str, *, is_direct: bool) -> int:
     """Return how many rows of the job are in the service, those of all attempts."""
     if is_direct:
         return sum(at.high_watermark for at in client.positions(table).values())
-    # Not left as a context: that would abort what the job has begun.
-    joined = client.begin_transaction(
-        table, operation="append", app_id=APP, version=VERSION, join=True
-    )
-    return int(joined.status()["row_count"])
-
-
-def _until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline, "the other attempt did not come"
-        time.sleep(_PAUSE_S)  # sleep: the other attempt is in another process, of Spark's
+    return staged_rows(client, table, app_id=APP, version=VERSION)
 
 
 def main(endpoint: str, folder: Path) -> None:

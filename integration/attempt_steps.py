@@ -1,0 +1,31 @@
+"""What tasks of test programs need to meet each other, and what they have staged so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from streamhouse.client import StreamhouseClient
+
+__all__ = ["staged_rows", "until"]
+
+_WAIT_S: Final = 120.0
+_PAUSE_S: Final = 0.05
+
+
+def until(is_true: Callable[[], bool], *, what: str) -> None:
+    """Return once it is; fail the task when it never is."""
+    deadline = time.monotonic() + _WAIT_S
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(_PAUSE_S)  # sleep: what it waits for is in another process, of Spark's
+
+
+def staged_rows(client: StreamhouseClient, table: str, *, app_id: str, version: int) -> int:
+    """Return how many rows all attempts have staged in the transaction of that version."""
+    # Not left as a context: that would abort what the job has begun.
+    joined = client.begin_transaction(
+        table, operation="append", app_id=app_id, version=version, join=True
+    )
+    return int(joined.status()["row_count"])
