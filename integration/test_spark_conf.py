@@ -33,6 +33,8 @@ def submit(spark_home: Path, *options: str, keys: set[str]) -> dict[str, Any]:
         "SPARK_CONF_DIR": str(SPARK_CONF),
         "PYSPARK_PYTHON": sys.executable,
     }
+    # The tests' own, which every JVM mentions on stderr.
+    environment.pop("JAVA_TOOL_OPTIONS", None)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=180, check=False
     )
