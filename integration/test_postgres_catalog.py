@@ -127,7 +127,10 @@ def world(
         *("--catalog-property=type=sql", f"--catalog-property=uri={uri}"),
     )
     with (
-        ServiceProcess(folder / "data", *arguments, env=server.environment()) as service,
+        # Executed: the driver is on the Python path of this process only.
+        ServiceProcess(
+            folder / "data", *arguments, env=server.environment(), is_executed=True
+        ) as service,
         StreamhouseClient(service.endpoint) as client,
         contextlib.closing(SqlCatalog("streamhouse", uri=uri, pool_pre_ping="true")) as judge,
     ):
