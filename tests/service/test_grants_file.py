@@ -35,6 +35,11 @@ def _client(service: ServiceProcess, name: str) -> StreamhouseClient:
     return StreamhouseClient(service.endpoint, token=f"{name}-token")
 
 
+def _list_until_refused(client: StreamhouseClient) -> None:
+    for _ in range(10_000):
+        client.list_tables()
+
+
 def test_each_token_does_what_it_is_granted_until_the_file_changes(tmp_path: Path) -> None:
     grants = tmp_path / "grants.toml"
     admin, worker = '"admin:*"', '"write:service", "read:default.*"'
@@ -61,8 +66,7 @@ def test_each_token_does_what_it_is_granted_until_the_file_changes(tmp_path: Pat
                     break
             _write(grants, admin=admin)
             with pytest.raises(UnauthorizedError):
-                for _ in range(10_000):
-                    client.list_tables()
+                _list_until_refused(client)
         log = service.log_text()
     assert "event=grants_not_reloaded" in log
     assert "event=grants_reloaded tokens=1" in log
