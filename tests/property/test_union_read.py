@@ -7,8 +7,9 @@ and again after everything else happened: a replay must give the same rows.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -285,18 +286,7 @@ class Life:
 def test_reads_equal_the_model(
     partitioned: bool, layout: dict[str, str], life: list[tuple[Any, ...]]
 ) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="union-read-") as folder,
-        UnionWorld(Path(folder)) as world,
-    ):
-        world.create_table(
-            UnionWorld.PATH,
-            SCHEMA,
-            bucket_count=BUCKETS,
-            partitioned_by=["region"] if partitioned else [],
-            properties={**layout, "table.datalake.ttl": f"{TTL_MS}ms"},
-        )
-        table = Life(world)
+    with _table(partitioned, layout) as table:
         for name, *arguments in life:
             getattr(table, name)(*arguments)
         table.read(None, None)
@@ -327,18 +317,7 @@ def test_both_layouts_have_the_same_rows_while_they_age(
     layout: dict[str, str],
     life: list[tuple[list[Row], Row, Row]],
 ) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="aging-") as folder,
-        UnionWorld(Path(folder)) as world,
-    ):
-        world.create_table(
-            UnionWorld.PATH,
-            SCHEMA,
-            bucket_count=BUCKETS,
-            partitioned_by=["region"] if partitioned else [],
-            properties={**layout, "table.datalake.ttl": f"{TTL_MS}ms"},
-        )
-        table = Life(world)
+    with _table(partitioned, layout) as table:
         for appended, (name, *arguments), aging in life:
             for _, *some in appended:
                 table.append(*some)
@@ -348,6 +327,22 @@ def test_both_layouts_have_the_same_rows_while_they_age(
             table.age(*aging)
             table.read(None, None)
             table.read("region = 'eu'", None)
+
+
+@contextlib.contextmanager
+def _table(partitioned: bool, layout: Mapping[str, str]) -> Iterator[Life]:
+    with (
+        tempfile.TemporaryDirectory(prefix="union-read-") as folder,
+        UnionWorld(Path(folder)) as world,
+    ):
+        world.create_table(
+            UnionWorld.PATH,
+            SCHEMA,
+            bucket_count=BUCKETS,
+            partitioned_by=["region"] if partitioned else [],
+            properties={**layout, "table.datalake.ttl": f"{TTL_MS}ms"},
+        )
+        yield Life(world)
 
 
 def _whole(row: ModelRow) -> Row:
