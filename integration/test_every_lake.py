@@ -44,7 +44,7 @@ WRITERS: Final = (
     "tests/service/test_overwrites.py",
     "tests/service/test_rest_catalog.py",
     "tests/service/test_schema_evolution.py",
-    "tests/service/test_table_sizes.py",
+    "tests/service/test_tables_command.py",
     "tests/service/test_tiering_workers.py",
     "tests/simulation/test_maintenance_day.py",
     "tests/simulation/test_tiering_crashes.py",

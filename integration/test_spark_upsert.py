@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from integration.spark_world import SparkWorld, last_line, world
+from streamhouse.storage_service.errors import DatabaseExistsError
 
 __all__ = ["world"]
 
@@ -25,6 +27,8 @@ ACCOUNTS = pa.schema(
 
 
 def accounts(world: SparkWorld, path: str, **options: Any) -> str:
+    with contextlib.suppress(DatabaseExistsError):
+        world.client.create_database("shop")
     world.client.create_table(path, ACCOUNTS, primary_key=["id"], bucket_count=2, **options)
     return path
 
