@@ -100,7 +100,7 @@ class Maintainer:
                 are_orphans_due(
                     table,
                     now_ms=now_ms,
-                    idle_age_ms_min=rules.orphan_age_ms_min if is_idle else None,
+                    idle_age_ms_min=_idle_age(rules, is_idle),
                 )
                 and not is_behind
             )

@@ -57,8 +57,8 @@ def _overview(client: StorageClient) -> Table:
 
 def _row(state: TableState, status: dict[str, Any] | None) -> tuple[str, ...]:
     positions = state.positions.values()
-    rows = sum(p.high_watermark - p.truncated_offset for p in positions)
-    tiered = sum(max(p.tiered_offset - p.truncated_offset, 0) for p in positions)
+    rows = sum(p.high_watermark - p.first_offset for p in positions)
+    tiered = sum(max(p.tiered_offset - p.first_offset, 0) for p in positions)
     return (
         str(state.table.path),
         str(state.table.bucket_count),
