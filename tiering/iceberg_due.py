@@ -17,6 +17,7 @@ from streamhouse.tiering.iceberg_expiry import (
     expiry_times_ms,
 )
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
+from streamhouse.tiering.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintenance_policy import MaintenancePolicy
 
 __all__ = ["ORPHANS_PROPERTY", "TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
@@ -34,11 +35,13 @@ class TableMemory:
     """What a worker knows of a lake table between two maintenances; losing it costs a look.
 
     `oldest_us` is when the newest row of the oldest file was written. No file has only rows below
-    the offsets `expired`. `small_files` of the `files` may be packed.
+    the offsets `expired`. `small_files` of the `files` may be packed. The last plan was one for
+    the limits `planned_for`, and is nothing to go by for others.
     """
 
     reader: InventoryReader
     planned_at: int | None = None
+    planned_for: RewriteLimits | None = None
     has_more: bool = False
     oldest_us: int | None = None
     expired: Mapping[int, int] = field(default_factory=dict)
@@ -49,10 +52,10 @@ class TableMemory:
     failures: int = 0
     paused_until_s: float = 0.0
 
-    def is_rewrite_due(self, table: Table, patience: int = 1) -> bool:
+    def is_rewrite_due(self, table: Table, limits: RewriteLimits, patience: int = 1) -> bool:
         """Whether so many rounds came since the last plan that there may be files to merge."""
         head = head_of(table)
-        if self.planned_at is not None:
+        if self.planned_at is not None and self.planned_for == limits:
             rounds = head.sequence_number - self.planned_at
             is_cut_off = self.has_more and patience == 1
             return is_cut_off or rounds >= ROUNDS_BETWEEN_PLANS * patience

@@ -90,7 +90,7 @@ class Maintainer:
         table, now_ms = lake_table.iceberg, self.clock_ms()
         rules = MaintenancePolicy.of(properties)
         return (
-            memory.is_rewrite_due(table, patience)
+            memory.is_rewrite_due(table, rules.rewrite, patience)
             or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
             or (
                 memory.is_removal_due(lake_table, rules, expired_offsets or {}, now_ms=now_ms)
@@ -223,7 +223,7 @@ class Maintainer:
             # First, because what goes need not be packed.
             removed = self._remove_old(lake_table, info, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
-        if is_asked or memory.is_rewrite_due(table):
+        if is_asked or memory.is_rewrite_due(table, rules.rewrite):
             rewritten = self._rewrite(lake_table, info, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.
@@ -342,6 +342,7 @@ class Maintainer:
             return None
         plan = _planned(inventory, rules)
         memory.planned_at, memory.has_more = inventory.sequence_number, plan.has_more
+        memory.planned_for = rules.rewrite
         self.checkpoint("rewrite-planned")
         if plan.is_empty:
             self._look(lake_table, memory, rules)

@@ -144,6 +144,7 @@ class LakeState:
     no file of the snapshot has them any more. Those of a log table below `expired_offsets` have
     reached `table.datalake.ttl`: files that have them may still be there, in any lake table.
     At `maintenance_due_us` there is something to tidy even if no more rows come; None: nothing.
+    Rounds up to `altered_in_epoch` may say so of properties that the table has no more.
     """
 
     snapshot_id: int | None = None
@@ -160,6 +161,7 @@ class LakeState:
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
     maintenance_due_us: int | None = None
+    altered_in_epoch: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -177,6 +179,7 @@ class LakeState:
             "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
             "expired_offsets": {str(b): o for b, o in sorted(self.expired_offsets.items())},
             "maintenance_due_us": self.maintenance_due_us,
+            "altered_in_epoch": self.altered_in_epoch,
         }
 
     @classmethod
@@ -200,6 +203,7 @@ class LakeState:
             },
             expired_offsets={int(b): int(o) for b, o in value.get("expired_offsets", {}).items()},
             maintenance_due_us=value.get("maintenance_due_us"),
+            altered_in_epoch=int(value.get("altered_in_epoch", 0)),
         )
 
 

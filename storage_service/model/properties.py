@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
@@ -225,6 +225,10 @@ class TableProperties:
     def has_batch_layout(self) -> bool:
         """Whether a second lake table is kept for batch reads."""
         return bool(self.datalake_batch_partition or self.datalake_batch_sort)
+
+    def of_lake(self) -> dict[str, Any]:
+        """Return those of the lake: what is due to be tidied there depends on no others."""
+        return {key: value for key, value in asdict(self).items() if key.startswith("datalake_")}
 
     @classmethod
     def parse(cls, properties: Mapping[str, str], *, table: str) -> TableProperties:

@@ -136,6 +136,8 @@ class AdoptableLake:
             batch_tiered_at_us=None if batch is None else now_us,
             # What a layout has that is not known is not gone on from.
             batch_since_epoch=owner.epoch,
+            # Nobody may ever write to it: what the former owner left to tidy is looked for now.
+            maintenance_due_us=0,
         )
 
     def _last_epoch(self) -> int:

@@ -34,9 +34,9 @@ from streamhouse.storage_service.tablet.key_schema import change_key_schema, che
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.key_writes import write_keys
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
-from streamhouse.storage_service.tablet.layout_change import changing_layout
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.property_change import changing_properties
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
 from streamhouse.storage_service.tablet.table_adoption import Adoptable, adopt_table
 from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
@@ -253,7 +253,7 @@ class TabletManager:
         async with self.changing_files:
             table = self.table(path)
             info = self._registry.with_properties(path, updates=updates, removals=removals)
-            async with changing_layout(self.tiering, table, info):
+            async with changing_properties(self.tiering, table, info):
                 table.info = await self._run_blocking(self._registry.keep, info)
             for tablet in table.tablets:
                 tablet.change_segment_bytes_max(info.properties().log_segment_bytes)

@@ -32,6 +32,7 @@ from streamhouse.storage_service.tablet.tiering_reports import (
     batch_of_report,
     check_report,
     check_table_id,
+    due_of_report,
     has_moved,
 )
 from streamhouse.storage_service.tablet.tiering_round import (
@@ -298,7 +299,9 @@ class TieringCoordinator:
             lake = replace(
                 lake,
                 tiering_worker=state.worker_id if keep_lease else "",
-                maintenance_due_us=lake.maintenance_due_us if keep_lease else maintenance_due_us,
+                maintenance_due_us=lake.maintenance_due_us
+                if keep_lease
+                else due_of_report(table, maintenance_due_us, epoch=epoch),
             )
             await self.record(table, lake)
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""

@@ -13,6 +13,7 @@ __all__ = [
     "batch_of_report",
     "check_report",
     "check_table_id",
+    "due_of_report",
     "has_moved",
 ]
 
@@ -52,6 +53,12 @@ def batch_of_report(
     known = table.lake
     is_former = 0 < epoch <= known.batch_since_epoch
     return known.batch if batch is None or is_former else batch
+
+
+def due_of_report(table: OpenTable, due_us: int | None, *, epoch: int) -> int | None:
+    """Return when the table is due to be tidied, of which the round `epoch` said `due_us`."""
+    # It began with properties that were changed meanwhile: a worker is to look again at once.
+    return 0 if epoch <= table.lake.altered_in_epoch else due_us
 
 
 def has_moved(before: SideLakeState | None, after: SideLakeState | None) -> bool:

@@ -17,9 +17,10 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.tablet.clock import clock_us
 from tests.support.adoption_world import KEYED, LOG, Lake, adopt, by_id, check, filled, go_on, rows
 from tests.support.python_process import run_python
-from tests.support.tier_once import tier_once
+from tests.support.tier_once import run_due, tier_once
 
 pytestmark = pytest.mark.slow
 
@@ -225,3 +226,39 @@ def test_a_table_whose_catalog_is_lost_too_is_registered_first(lake: Lake) -> No
         client.create_database("shop")
         client.adopt_table(LOG, force=True)
         assert by_id(client.read(LOG)) == log
+
+
+FEW = {"table.datalake.snapshot.min-count": "1", "table.datalake.snapshot.max-age": "1ms"}
+
+
+def test_what_the_former_owner_left_is_tidied_though_nobody_writes(lake: Lake) -> None:
+    with lake.service("a") as (_, client):
+        log, keyed = filled(client, **FEW)
+    lake.lose("a")
+    with lake.service("b") as (_, client):
+        adopt(client)
+        with lake.table(KEYED) as table:
+            assert len(table.metadata.snapshots) > 2
+    # What is due is known after a restart, too.
+    with lake.service("b") as (_, client):
+        assert sorted(run_due(client)) == [f"{LOG} maintained", f"{KEYED} maintained"]
+        with lake.table(KEYED) as table:
+            assert len(table.metadata.snapshots) == 1
+        check(client, log, keyed)
+        # Once, and then when it is time for orphans.
+        due_us = client.table_state(KEYED).lake.maintenance_due_us
+        assert due_us is not None
+        assert due_us > clock_us() + 2 * 86_400_000_000
+        go_on(client, lake, log, keyed)
+
+
+def test_properties_that_are_changed_make_a_worker_look_though_nobody_writes(lake: Lake) -> None:
+    with lake.service("a") as (_, client):
+        filled(client, **{"table.datalake.auto-maintenance": "false"})
+        tier_once(client)
+        assert client.table_state(KEYED).lake.maintenance_due_us is None
+        client.alter_properties(KEYED, updates=FEW, removals=["table.datalake.auto-maintenance"])
+    with lake.service("a") as (_, client):
+        assert run_due(client) == [f"{KEYED} maintained"]
+        with lake.table(KEYED) as table:
+            assert len(table.metadata.snapshots) == 1

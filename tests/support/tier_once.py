@@ -1,31 +1,61 @@
-"""One tiering round in this process: everything in the log of some tables goes to the lake."""
+"""A tiering worker in this process: everything in the log goes to the lake, or only what is due."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.client import StorageClient, TieringIdle
 
-__all__ = ["tier_once"]
+if TYPE_CHECKING:
+    from streamhouse.tiering.service import TieringService
+
+__all__ = ["run_due", "tier_once"]
 
 
 def tier_once(
     client: StorageClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> int:
     """Tier `tables` (none: all) and return how many rows went to the lake."""
-    from streamhouse.tiering.iceberg_lake import IcebergLake
-    from streamhouse.tiering.service import TieringService
-    from streamhouse.tiering.thread_runner import ThreadRunner
-
-    wanted: Sequence[str] | None = tables or None
-    lake = IcebergLake(client.lake_catalog())
-    try:
-        summaries = TieringService(
-            client=client, lake=lake, runner=ThreadRunner(threads), token=token, tables=wanted
-        ).run_once()
-    finally:
-        lake.close()
+    with _worker(client, *tables, token=token, threads=threads) as worker:
+        summaries = worker.run_once()
     for summary in summaries:
         if summary.error is not None:
             raise summary.error
     return sum(summary.row_count for summary in summaries)
+
+
+def run_due(client: StorageClient, *tables: str) -> list[str]:
+    """Run the rounds of `tables` (none: all) that are due; return what each did, in order.
+
+    That is what a worker gets that comes now and asks for no table by force.
+    """
+    done = []
+    with _worker(client, *tables) as worker:
+        while not isinstance(
+            answer := client.claim_tiering("w", tables=worker.tables), TieringIdle
+        ):
+            done.append(f"{answer.state.table.path} {worker._run_round(answer).kind}")
+    return done
+
+
+@contextlib.contextmanager
+def _worker(
+    client: StorageClient, *tables: str, token: str | None = None, threads: int = 2
+) -> Iterator[TieringService]:
+    from streamhouse.tiering.iceberg_lake import IcebergLake
+    from streamhouse.tiering.service import TieringService
+    from streamhouse.tiering.thread_runner import ThreadRunner
+
+    lake = IcebergLake(client.lake_catalog())
+    try:
+        yield TieringService(
+            client=client,
+            lake=lake,
+            runner=ThreadRunner(threads),
+            token=token,
+            tables=tables or None,
+        )
+    finally:
+        lake.close()

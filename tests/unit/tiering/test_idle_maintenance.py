@@ -151,3 +151,19 @@ def test_without_auto_maintenance_nothing_is_due(lake: MaintenanceWorld) -> None
     lake.append(5)
     lake.round(lake.claim(), maintainer=_Clock().maintainer(lake)).run()
     assert _due_ms(lake) is None
+
+
+def test_a_plan_for_other_limits_is_made_anew(lake: MaintenanceWorld) -> None:
+    worker = _Clock().maintainer(lake)
+    lake.create_table(properties=FEW | {"table.datalake.target-file-bytes": "1kb"})
+    for _ in range(9):
+        lake.append(5)
+        lake.round(lake.claim(), maintainer=worker).run()
+    # Each of them has the size that was wanted.
+    assert len(lake.data_files()) == 9
+
+    lake.service.change_layout("db.t", {"table.datalake.target-file-bytes": "128mb"})
+    _look_after(lake, worker)
+
+    assert len(list(lake.lake_table().scan().plan_files())) == 1
+    lake.check()

@@ -105,6 +105,7 @@ def test_a_lake_table_says_what_its_table_is(world: RestWorld) -> None:
         tiered_offsets={0: 0, 1: 0, 2: 1},
         tiered_at_us=77,
         batch_since_epoch=2,
+        maintenance_due_us=0,
     )
 
 

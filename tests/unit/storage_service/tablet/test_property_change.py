@@ -1,4 +1,4 @@
-"""A table gets, changes and loses its batch layout: what is registered, what is not any more."""
+"""A table gets other properties: what is registered, what is not any more, and what is due now."""
 
 from __future__ import annotations
 
@@ -104,5 +104,90 @@ def test_a_layout_that_cannot_be_leaves_all_as_it_was(
 
         assert table.lake == before == _kept(tmp_path, table)
         assert table.info.descriptor.properties == {PARTITION: "bucket(2, id)"}
+
+    run(tmp_path, scenario)
+
+
+_NOTHING = {"table.datalake.auto-maintenance": "false"}
+_LAKE_CHANGES: list[dict[str, str]] = [
+    {"table.datalake.auto-maintenance": "true"},
+    {"table.datalake.ttl": "1h"},
+    {"table.datalake.snapshot.max-age": "1min"},
+    {"table.datalake.snapshot.min-count": "1"},
+    {"table.datalake.orphan.min-age": "1d"},
+    {"table.datalake.target-file-bytes": "1gb"},
+]
+
+
+@pytest.mark.parametrize("updates", _LAKE_CHANGES, ids=lambda updates: next(iter(updates)))
+def test_a_table_of_which_nothing_was_due_is_looked_at_with_other_properties(
+    tmp_path: Path, updates: dict[str, str]
+) -> None:
+    is_off = "table.datalake.auto-maintenance" in updates
+
+    async def before(world: World) -> None:
+        table = await world.table("t", properties=_NOTHING if is_off else {})
+        granted = await world.granted(tables=[table])
+        await world.complete(table, granted.epoch, maintenance_due_us=None)
+        world.seconds += 1e6
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+        await world.manager.alter_properties(table.path, updates=updates, removals=())
+
+    async def after(world: World) -> None:
+        (table,) = world.manager.open_tables()
+        granted = await world.granted(force=False)
+        # It has looked with these properties: what it says counts.
+        await world.complete(table, granted.epoch, maintenance_due_us=1 << 60)
+        world.seconds += 1e6
+        assert (await world.claim(force=False)).reason == "nothing_to_tier"
+
+    run(tmp_path, before)
+    # Also if the service dies right after the change.
+    run(tmp_path, after)
+
+
+def test_what_a_round_that_ran_meanwhile_says_is_due_is_not_believed(tmp_path: Path) -> None:
+    async def before(world: World) -> None:
+        table = await world.table("t")
+        granted = await world.granted(tables=[table])
+        updates = {"table.datalake.ttl": "1h"}
+        await world.manager.alter_properties(table.path, updates=updates, removals=())
+        # Its worker knows of no time to live.
+        await world.complete(table, granted.epoch, keep_lease=True)
+
+    async def after(world: World) -> None:
+        (table,) = world.manager.open_tables()
+        await world.complete(table, 1, maintenance_due_us=None)
+        assert table.lake.maintenance_due_us == 0
+        world.seconds += 60
+        granted = await world.granted(force=False)
+        assert granted.epoch == 2
+
+        await world.complete(table, 2, maintenance_due_us=77)
+        assert table.lake.maintenance_due_us == 77
+
+    run(tmp_path, before)
+    run(tmp_path, after)
+
+
+def test_other_changes_wake_no_worker(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table("t")
+        updates = {"table.datalake.ttl": "1h"}
+        await world.manager.alter_properties(table.path, updates=updates, removals=())
+        # There is no lake table yet.
+        assert table.lake.maintenance_due_us is None
+        granted = await world.granted(tables=[table])
+        await world.complete(table, granted.epoch, maintenance_due_us=1 << 60)
+        before = table.lake
+
+        for updates in (
+            {"table.datalake.ttl": "60min"},
+            {"table.log.ttl": "1h"},
+            {"table.log.segment-bytes": "1mb"},
+        ):
+            await world.manager.alter_properties(table.path, updates=updates, removals=())
+
+        assert table.lake == before == _kept(tmp_path, table)
 
     run(tmp_path, scenario)

@@ -1,4 +1,4 @@
-"""A table gets, changes or loses its batch layout: what may still be reported of the former."""
+"""A table gets other properties: what may still be reported of the former, and what is due now."""
 
 from __future__ import annotations
 
@@ -10,29 +10,37 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
-__all__ = ["changing_layout"]
+__all__ = ["changing_properties"]
 
 
 @contextlib.asynccontextmanager
-async def changing_layout(
+async def changing_properties(
     tiering: TieringCoordinator, table: OpenTable, changed: TableInfo
 ) -> AsyncIterator[None]:
     """Keep rounds from being claimed and reported while the table becomes `changed`.
 
     If that is another batch layout, what is in the former one counts no more: readers turn to the
     rows' own lake table, and a round that runs may go on, but its layout is not registered. A
-    crash in between leaves the former layout, to be made anew. What is due is looked for anew.
+    crash in between leaves the former layout, to be made anew.
+
+    If other properties of the lake changed, a worker is to look now what is to be tidied: nobody
+    may write to the table any more, and a round that runs looks with the former ones.
     """
     async with tiering.round_of(table).lock:
+        lake = table.lake
         if table.info.descriptor.batch_layout() != changed.descriptor.batch_layout():
             lake = replace(
-                table.lake,
+                lake,
                 batch=None,
                 batch_tiered_at_us=None,
-                batch_since_epoch=table.lake.tiering_epoch,
+                batch_since_epoch=lake.tiering_epoch,
             )
-            await tiering.record(table, lake)
-        if table.lake.maintenance_due_us and changed.properties() != table.properties:
-            # When something is due depends on the properties: a worker is to look again.
-            await tiering.record(table, replace(table.lake, maintenance_due_us=0))
+        if table.properties.of_lake() != changed.properties().of_lake():
+            lake = replace(
+                lake,
+                # Of a lake table that nobody has made yet nothing is due.
+                maintenance_due_us=None if lake.snapshot_id is None else 0,
+                altered_in_epoch=lake.tiering_epoch,
+            )
+        await tiering.record(table, lake)
         yield
