@@ -29,6 +29,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.storage_service.errors import (
     FencedError,
+    NotFoundError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
@@ -285,12 +286,17 @@ class IcebergLakeTable:
         """Reload the table; return the snapshot of ours that landed, or None to try again.
 
         Raises `FencedError` when the table now covers other offsets than the round started from,
-        `UnavailableError` when another engine rewrote files that the round deletes rows of.
+        `UnavailableError` when another engine rewrote files that the round deletes rows of,
+        `NotFoundError` when the table is gone.
         """
         try:
             self._table = self._table.catalog.load_table(self._table.name())
+        except NoSuchTableError as error:
+            raise NotFoundError(
+                f"lake table '{self.name}' was dropped while a round wrote to it; nothing was added"
+            ) from error
         except Exception as error:
-            # Every failure to look means not knowing.
+            # Every other failure to look means not knowing.
             raise UnknownOutcomeError(
                 f"lake table '{self.name}': a commit may have landed, and the catalog cannot"
                 f" be asked: {sentence_of(error)}"

@@ -125,11 +125,7 @@ class IcebergLake:
                     )
                 except (NoSuchTableError, NoSuchNamespaceError):
                     if state is not None and state.snapshot_id is not None:
-                        raise NotFoundError(
-                            f"lake table '{'.'.join(identifier)}' is not in catalog"
-                            f" '{self._described.name}', but rows were tiered to it (snapshot"
-                            f" {state.snapshot_id}): restore it, or use the catalog it is in"
-                        ) from None
+                        raise self._not_found(identifier, state.snapshot_id, role) from None
                     return create_lake_table(catalog, table, service_id=service_id, role=role)
             except StreamhouseError:
                 raise
@@ -140,6 +136,17 @@ class IcebergLake:
                     raise
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
+
+    def _not_found(
+        self, identifier: tuple[str, str], snapshot_id: int, role: LakeRole
+    ) -> NotFoundError:
+        where = f"lake table '{'.'.join(identifier)}' is not in catalog '{self._described.name}'"
+        if role is LakeRole.BATCH:
+            return NotFoundError(f"{where}: the next round that has rows for it makes it anew")
+        return NotFoundError(
+            f"{where}, but rows were tiered to it (snapshot {snapshot_id}): restore it, or use the"
+            " catalog it is in"
+        )
 
     def _open_catalog(self) -> Catalog:
         with self._lock:

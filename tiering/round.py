@@ -196,9 +196,8 @@ class TieringRound:
         layout = batch = None
         if is_batch_due(self.assignment):
             # The service knows of the rows first: nothing from here on makes them wait.
-            report(keep_lease=True)
-            layout = SideTable.batch_layout(self.lake, self.assignment)
-            batch = layout.catch_up(lake_table, writer, self.limits)
+            known = report(keep_lease=True)
+            layout, batch = self._bring_layout(lake_table, writer, known)
         sides = [side.lake_table for side in (history, layout) if side is not None]
         maintenance = self._maintenance(lake_table, sides, lease, plan)
         with self._maintenance_turn(maintenance) as untidy:
@@ -220,10 +219,47 @@ class TieringRound:
                 file_count=len(written),
                 size_bytes=sum(file.size_bytes for file in written),
                 seconds=time.monotonic() - started_s,
-                batch_offsets=None if batch is None else batch.tiered_offsets,
+                batch_offsets=self._batch_offsets(batch),
             )
             self._tidy(maintenance, untidy, registered)
         return result
+
+    def _bring_layout(
+        self, rows: IcebergLakeTable, writer: RoundWriter, known: LakeState
+    ) -> tuple[SideTable | None, SideLakeState | None]:
+        """Bring rows into the batch layout, unless the table has another by now, or none.
+
+        Its lake table may be dropped then, at any moment; what was brought would count no more.
+        """
+        if self._is_former(known):
+            return None, None
+        try:
+            layout = SideTable.batch_layout(self.lake, self.assignment)
+            return layout, layout.catch_up(rows, writer, self.limits)
+        except FencedError:
+            raise
+        except StreamhouseError as error:
+            path = self.assignment.state.table.path
+            with contextlib.suppress(StreamhouseError):
+                known = self.client.table_state(str(path)).lake
+            if not self._is_former(known):
+                raise
+            _logger.info("table %s has lost the batch layout of this round: %s", path, error)
+            return None, None
+
+    def _is_former(self, known: LakeState) -> bool:
+        """Whether the table has lost the batch layout that it had when it was claimed."""
+        return self.assignment.epoch <= known.batch_since_epoch
+
+    def _batch_offsets(self, batch: SideLakeState | None) -> Mapping[int, int] | None:
+        """Return the offsets of the batch layout, where it is due."""
+        if not is_batch_due(self.assignment):
+            return None
+        return (
+            dict.fromkeys(self.assignment.state.positions, 0)
+            if batch is None
+            else batch.tiered_offsets
+        )
 
     def _tidy(
         self,
@@ -317,15 +353,13 @@ class TieringRound:
         # If nothing waits, the next claim of the table is to tidy it: at once.
         due_us = None if self.maintainer is None else 0
         self._complete(lake_table, snapshot_id, covered, changelog=changelog, due_us=due_us)
-        known = self.assignment.state.lake.batch
-        waiting = dict.fromkeys(covered, 0) if known is None else known.tiered_offsets
         return RoundResult(
             table=table,
             kind="recovered",
             snapshot_id=snapshot_id,
             tiered_offsets=covered,
             # The layout that is due is left to the next round.
-            batch_offsets=waiting if is_batch_due(self.assignment) else None,
+            batch_offsets=self._batch_offsets(self.assignment.state.lake.batch),
         )
 
     def _complete(

@@ -55,8 +55,14 @@ class SideTable:
 
     @classmethod
     def batch_layout(cls, lake: IcebergLake, assignment: TieringAssignment) -> SideTable:
-        """Open the table's batch layout, which it has."""
-        return cls._open(lake, assignment, assignment.state.lake.batch, LakeRole.BATCH)
+        """Open the table's batch layout, which it has.
+
+        A copy can be made anew: if somebody dropped its lake table, that is what happens.
+        """
+        opened = cls._open(lake, assignment, None, LakeRole.BATCH)
+        known = assignment.state.lake.batch
+        is_known = known is not None and known.table_uuid == opened.lake_table.uuid
+        return replace(opened, known=known if is_known else None)
 
     @classmethod
     def _open(

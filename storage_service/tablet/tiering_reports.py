@@ -34,7 +34,11 @@ def check_report(table: OpenTable, lake: LakeState) -> None:
     """
     known = table.lake
     _check_offsets(table, lake.tiered_offsets, recorded=known.tiered_offsets)
-    for side, was in ((lake.changelog, known.changelog), (lake.batch, known.batch)):
+    batch = known.batch
+    if batch is not None and lake.batch is not None and batch.table_uuid != lake.batch.table_uuid:
+        # Somebody dropped its lake table: it is filled anew, from the first row on.
+        batch = None
+    for side, was in ((lake.changelog, known.changelog), (lake.batch, batch)):
         if side is not None:
             recorded = {} if was is None else was.tiered_offsets
             _check_offsets(table, side.tiered_offsets, recorded=recorded)

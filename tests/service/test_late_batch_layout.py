@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import ForbiddenError
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.tiering.round import BATCH_STEPS
@@ -213,3 +215,73 @@ def test_a_layout_is_changed_dropped_and_given_again(tmp_path: Path, access: str
                     tables.check_layouts()
         assert service.terminate() == 0
     streamhouse("check", "--data-dir", tmp_path, "--lake-rows")
+
+
+@pytest.mark.parametrize("step", ["", "committed", *BATCH_STEPS])
+def test_a_layout_is_given_again_after_its_lake_table_was_dropped(
+    tmp_path: Path, step: str
+) -> None:
+    """Reads by either layout say the same after each step, whoever dies."""
+    options = (*OPTIONS, "--catalog-access", "service" if step else "direct")
+    with (
+        ServiceProcess(tmp_path, *options) as service,
+        StreamhouseClient(service.endpoint) as client,
+    ):
+        tables = Tables(client)
+        _alter(client, {SORT: "region, id"})
+        tables.lose_log()
+        tables.check_layouts()
+
+        for layout in ({SORT: "id"}, {}, {SORT: "region"}):
+            _alter(client, layout)
+            if layout:
+                with pytest.raises(ForbiddenError, match="must not be dropped"):
+                    _drop_layouts(service.endpoint, is_purged=True)
+        _alter(client, {})
+        tables.check()
+        tables.write()
+        tier_once(client)
+        _drop_layouts(service.endpoint, is_purged=False)
+        tables.check()
+        tables.write()
+        _alter(client, {"table.datalake.batch-layout.partition": "bucket(3, id)"})
+        tables.check()
+        if step:
+            _kill_worker(service.endpoint, step)
+            tables.check()
+            # Of what it has left in one of them, nothing is gone on from.
+            _alter(client, {})
+            _drop_layouts(service.endpoint, is_purged=True)
+            tables.check()
+            service.kill()
+    with ServiceProcess(tmp_path, *options) as service:
+        with StreamhouseClient(service.endpoint) as client:
+            tables.client = client
+            _alter(client, {SORT: "region, id"})
+            tables.write()
+            tier_once(client)
+            tables.check_layouts()
+            tables.write()
+            tier_once(client)
+            tables.check_layouts()
+        assert service.terminate() == 0
+    streamhouse("check", "--data-dir", tmp_path, "--lake-rows")
+
+
+def _alter(client: StreamhouseClient, layout: dict[str, str]) -> None:
+    keys = (SORT, "table.datalake.batch-layout.partition")
+    for name in ("logged", "keyed"):
+        removals = [key for key in keys if key not in layout]
+        client.alter_properties(name, updates=layout, removals=removals)
+
+
+def _drop_layouts(endpoint: str, *, is_purged: bool) -> None:
+    """Drop those that are there, over the REST catalog."""
+    with contextlib.closing(
+        load_catalog("rest", type="rest", uri=endpoint + "/iceberg")
+    ) as catalog:
+        for name in ("logged", "keyed"):
+            identifier = ("default", f"{name}$batch")
+            if catalog.table_exists(identifier):
+                drop = catalog.purge_table if is_purged else catalog.drop_table
+                drop(identifier)

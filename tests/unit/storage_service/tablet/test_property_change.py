@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import InvalidSchemaError, UnknownColumnError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    InvalidSchemaError,
+    UnknownColumnError,
+)
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
@@ -83,6 +88,23 @@ def test_a_round_that_ran_meanwhile_registers_rows_but_no_layout(tmp_path: Path)
         # The next one brings them into the layout there is.
         await _round(world, table, 2)
         assert table.lake.batch == _batch(2)
+
+    run(tmp_path, scenario)
+
+
+def test_only_another_lake_table_of_the_layout_may_begin_anew(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table("t", properties={SORT: "id"})
+        await _round(world, table, 1)
+        await world.append(table)
+        granted = await world.granted(tables=[table])
+        fewer = replace(_batch(2), tiered_offsets={0: 0, 1: 0})
+        with pytest.raises(InvalidRequestError, match="offset 0 would go back from 1"):
+            await world.complete(table, granted.epoch, tiered_offsets=ENDS, batch=fewer)
+        # Somebody dropped the one there was.
+        anew = replace(fewer, table_uuid="another")
+        await world.complete(table, granted.epoch, tiered_offsets=ENDS, batch=anew)
+        assert table.lake.batch == anew
 
     run(tmp_path, scenario)
 
