@@ -68,10 +68,12 @@ class TableMemory:
         expired_offsets: Mapping[int, int],
         *,
         now_ms: int,
+        patience: int = 1,
     ) -> bool:
         """Whether a file may have nothing but rows that have reached their time to live.
 
-        Of a batch layout that is what has rows below `expired_offsets` alone.
+        Of a batch layout that is what has rows below `expired_offsets` alone. With `patience` so
+        many slices of that time must have gone by since.
         """
         if lake_table.role is LakeRole.BATCH:
             return dict(expired_offsets) != dict(self.expired)
@@ -80,7 +82,7 @@ class TableMemory:
         if self.oldest_us is None:
             # Nothing but a look at the files tells how old they are.
             return head_of(lake_table.iceberg).file_count > 0
-        return self.oldest_us < now_ms * 1000 - policy.ttl_us - policy.ttl_slack_us
+        return self.oldest_us < now_ms * 1000 - policy.ttl_us - patience * policy.ttl_slack_us
 
     def removal_due_ms(
         self,

@@ -92,9 +92,8 @@ class Maintainer:
         return (
             memory.is_rewrite_due(table, rules.rewrite, patience)
             or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
-            or (
-                memory.is_removal_due(lake_table, rules, expired_offsets or {}, now_ms=now_ms)
-                and not is_behind
+            or memory.is_removal_due(
+                lake_table, rules, expired_offsets or {}, now_ms=now_ms, patience=patience
             )
             or (
                 are_orphans_due(

@@ -127,6 +127,25 @@ def test_a_table_that_lags_behind_is_tiered_first(lake: MaintenanceWorld) -> Non
     assert not maintainer.is_due(lake.open(), info, is_behind=True)
 
 
+def test_old_rows_leave_later_while_others_wait_in_the_log_but_they_do(
+    lake: MaintenanceWorld,
+) -> None:
+    info = lake.create_table(properties={"table.datalake.ttl": "100s"})
+    maintainer = lake.maintainer(clock_ms=lambda: lake.service.now_ms)
+    lake.append(3)
+    lake.round(lake.claim(), maintainer=maintainer).run()
+    due: dict[bool, list[int]] = {False: [], True: []}
+
+    for age_s in range(10, 201, 10):
+        lake.service.sleep(10)
+        for is_behind, ages_s in due.items():
+            if maintainer.is_due(lake.open(), info, is_behind=is_behind):
+                ages_s.append(age_s)
+
+    # A slice late, and eight slices late.
+    assert [min(ages_s) for ages_s in due.values()] == [120, 190]
+
+
 def test_old_lake_tables_get_the_properties_that_keep_metadata_small(
     lake: MaintenanceWorld,
 ) -> None:
