@@ -16,9 +16,7 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
 from streamhouse.connector.options import BATCH, as_options, read_options
-from streamhouse.connector.scan_schema import output_columns
-from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.union_read import plan_batch_read, read_table
+from streamhouse.connector.union_read import read_table
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
@@ -27,6 +25,7 @@ from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintenance import Maintainer
 from tests.support.fake_tiering_service import FakeTieringService
+from tests.support.layout_reads import read_layouts
 from tests.support.tiering_world import Killed, TieringWorld
 
 __all__ = ["FakeReadService", "ModelRow", "UnionWorld", "die_in_round"]
@@ -198,24 +197,7 @@ class UnionWorld(TieringWorld):
 
     def read_layouts(self, **options: Any) -> list[pa.Table]:
         """Read the rows with metadata from the layout the planner takes, and from the other one."""
-        given = as_options(options | {"includeMetadata": True})
-        read = read_options(given | {"table": self.PATH, "endpoint": "http://memory"}, use=BATCH)
-        state = self.state()
-        output = output_columns(
-            state.table.schema, columns=read.columns, include_metadata=True, table=self.PATH
-        )
-        found = []
-        for seen in (state, state.in_batch_layout()):
-            if seen is not None:
-                plan = plan_batch_read(self.client, seen, read, output)
-                batches = [
-                    batch
-                    for split in plan.splits
-                    for batch in read_split(split, plan.context, client=self.client)
-                ]
-                schema = plan.context.output_schema
-                found.append(pa.Table.from_batches(batches, schema=schema))
-        return found
+        return read_layouts(self.client, self.state(), endpoint="http://memory", **options)
 
     def state(self) -> TableState:
         """One cut of the table."""

@@ -22,15 +22,39 @@ __all__ = ["SERVICE_STEPS", "Step"]
 
 
 class Step(NamedTuple):
-    """A point in the service: before or after `function` of `module`."""
+    """A point in the service: before or after `function` of `module`.
+
+    With `only` just the calls count of whose arguments it is true.
+    """
 
     module: str
     function: str
     when: Literal["before", "after"]
+    only: Callable[..., bool] | None = None
+
+
+def _expires_rows(directory: Any, table: Any, state: Any) -> bool:
+    """Whether a lake state says of rows that they have expired that were not before."""
+    from streamhouse.storage_service.tablet.lake_store import load_lake_state
+
+    return bool(load_lake_state(directory, table).expired_offsets != state.expired_offsets)
+
+
+def _removes_files(_: Any, commits: Any) -> bool:
+    """Whether a commit to the catalog takes files out of a table and adds none."""
+    snapshots = (commit.staged.current_snapshot() for commit in commits)
+    return any(
+        snapshot is not None
+        and snapshot.summary is not None
+        and snapshot.summary.operation.value == "delete"
+        for snapshot in snapshots
+    )
 
 
 _SERVICE: Final = "streamhouse.storage_service"
 _FILES: Final = f"{_SERVICE}.tablet.transaction_files"
+_LAKE_STORE: Final = f"{_SERVICE}.tablet.lake_store"
+_CATALOG: Final = f"{_SERVICE}.rest_catalog.sql_commits"
 
 SERVICE_STEPS: Final = {
     "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),
@@ -66,8 +90,14 @@ SERVICE_STEPS: Final = {
     ),
     "parts-dropping": Step(_FILES, "TransactionFiles.drop_parts", "before"),
     "outcomes-folded": Step(_FILES, "TransactionFiles.fold", "after"),
-    "lake-state-saving": Step(f"{_SERVICE}.tablet.lake_store", "save_lake_state", "before"),
-    "lake-state-saved": Step(f"{_SERVICE}.tablet.lake_store", "save_lake_state", "after"),
+    "lake-state-saving": Step(_LAKE_STORE, "save_lake_state", "before"),
+    "lake-state-saved": Step(_LAKE_STORE, "save_lake_state", "after"),
+    "expiry-saving": Step(_LAKE_STORE, "save_lake_state", "before", _expires_rows),
+    "expiry-saved": Step(_LAKE_STORE, "save_lake_state", "after", _expires_rows),
+    "lake-committing": Step(_CATALOG, "commit_staged", "before"),
+    "lake-committed": Step(_CATALOG, "commit_staged", "after"),
+    "removal-committing": Step(_CATALOG, "commit_staged", "before", _removes_files),
+    "removal-committed": Step(_CATALOG, "commit_staged", "after", _removes_files),
 }
 """Step name -> where it is."""
 
@@ -78,7 +108,7 @@ def doom(step: Step, count: int) -> None:
     *owners, name = step.function.split(".")
     owner: Any = functools.reduce(getattr, owners, module)
     function = getattr(owner, name)
-    doomed = _dying(function, step.when, count)
+    doomed = _dying(function, step, count)
     setattr(owner, name, doomed)
     if owner is module:
         # Who imported the function by name has the old one.
@@ -87,7 +117,7 @@ def doom(step: Step, count: int) -> None:
                 setattr(other, name, doomed)
 
 
-def _dying(function: Callable[..., Any], when: str, count: int) -> Callable[..., Any]:
+def _dying(function: Callable[..., Any], step: Step, count: int) -> Callable[..., Any]:
     # next() of a counter is atomic: commit, reader and writer threads meet here.
     reached = itertools.count(1)
 
@@ -97,10 +127,12 @@ def _dying(function: Callable[..., Any], when: str, count: int) -> Callable[...,
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if when == "before":
+        # Asked before: the call may change what the answer goes by.
+        counts = step.only is None or step.only(*args, **kwargs)
+        if counts and step.when == "before":
             die_if_due()
         result = function(*args, **kwargs)
-        if when == "after":
+        if counts and step.when == "after":
             die_if_due()
         return result
 

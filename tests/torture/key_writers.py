@@ -139,7 +139,7 @@ class SchemaChanger(Writer):
     """
 
     _LAYOUT: Final = "table.datalake.batch-layout."
-    _LAYOUT_CHANCE: Final = 0.06
+    LAYOUT_CHANCE = 0.06
 
     def __init__(self, gate: Gate, ledger: SchemaLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ class SchemaChanger(Writer):
     def write(self) -> int:
         # Seldom: each change is a new version for good.
         threading.Event().wait(self.random.uniform(0.1, 0.5))
-        if self.random.random() < self._LAYOUT_CHANCE:
+        if self.random.random() < self.LAYOUT_CHANCE:
             self._lay_out()
             return 0
         old = self.random.choice(sorted(self.ledger.there)) if self.ledger.there else None
@@ -208,3 +208,9 @@ class SchemaChanger(Writer):
                     raise
             pause.wait(0.1)
         self.ledger.changed(gone=gone, come=come)
+
+
+class LayoutChanger(SchemaChanger):
+    """One that changes the layout as often as the columns."""
+
+    LAYOUT_CHANCE = 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,17 +18,19 @@ class AppendLedger:
     """Appends to one log table. Thread-safe.
 
     `acknowledged`: row -> the bucket and offset it was acknowledged at, -1 where that is not told,
-    of the rows that no `take_acknowledged` has taken. `sent`: every row ever sent.
+    of the rows that no `take_acknowledged` has taken. `sent`: every row ever sent, and when it was
+    sent first, in microseconds since 1970: the service's timestamp of the row is not below.
     """
 
     acknowledged: dict[RowId, tuple[int, int]] = field(default_factory=dict)
-    sent: set[RowId] = field(default_factory=set)
+    sent: dict[RowId, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sending(self, rows: Iterable[RowId]) -> None:
         """Note rows before they are sent."""
+        now_us = time.time_ns() // 1000
         with self._lock:
-            self.sent.update(rows)
+            self.sent.update((row, now_us) for row in rows)
 
     def stored(self, places: Mapping[RowId, tuple[int, int]]) -> None:
         """Note an acknowledgement."""
@@ -44,6 +47,11 @@ class AppendLedger:
         """Return the highest number of a row ever sent, 0 before the first."""
         with self._lock:
             return max((number for _, number in self.sent), default=0)
+
+    def sent_us(self, row: RowId) -> int:
+        """Return when a row was sent first; an error for one that never was."""
+        with self._lock:
+            return self.sent[row]
 
     def unsent(self, rows: Iterable[RowId]) -> list[RowId]:
         """Return those of `rows` that nobody sent."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from streamhouse.client import StreamhouseClient
+from tests.torture.aging import AgingChecker
 from tests.torture.checkers import (
     KeyChecker,
     KeyTransactionChecker,
@@ -17,11 +18,17 @@ from tests.torture.key_writers import (
     AddingWriter,
     KeyTransactionWriter,
     KeyWriter,
+    LayoutChanger,
     SchemaChanger,
     VersionedWriter,
 )
 from tests.torture.ledger import AppendLedger, KeyLedger, SchemaLedger
-from tests.torture.overwrites import OverwriteChecker, Overwriter
+from tests.torture.overwrites import (
+    AgingOverwriteChecker,
+    AgingOverwriter,
+    OverwriteChecker,
+    Overwriter,
+)
 from tests.torture.writers import (
     KEY_SCHEMA,
     LOG_SCHEMA,
@@ -31,7 +38,7 @@ from tests.torture.writers import (
     Writer,
 )
 
-__all__ = ["BUCKETS", "Checker", "Place", "create_tables", "places"]
+__all__ = ["BUCKETS", "Checker", "CutChecker", "Place", "create_tables", "places"]
 
 BUCKETS: Final = 3
 
@@ -60,6 +67,19 @@ _VERSIONED: Final = {
 }
 
 
+# The log of the first and the last keeps all rows: there every row is seen before it has gone.
+_TTLS_MS: Final = {"aging": 1_500, "aging_layout": 2_500, "aging_overwritten": 500}
+
+
+def _aging(properties: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the properties of a log table whose rows age; a cut is read while files go."""
+    return {
+        **properties,
+        "table.datalake.ttl": f"{_TTLS_MS[name]}ms",
+        "table.datalake.snapshot.max-age": "5s",
+    }
+
+
 class Checker(Protocol):
     """Judges one table."""
 
@@ -70,6 +90,13 @@ class Checker(Protocol):
     def check_lake(self, client: StreamhouseClient) -> None: ...
 
     def check_at_end(self, client: StreamhouseClient) -> None: ...
+
+
+@runtime_checkable
+class CutChecker(Checker, Protocol):
+    """Judges one table also while it is written to."""
+
+    def check_cut(self, client: StreamhouseClient) -> int: ...
 
 
 class Place(NamedTuple):
@@ -88,6 +115,11 @@ _LOGS: Final[dict[str, Mapping[str, str]]] = {
     "transactions": _SHORT_LOG,
     # A cut is read over both tiers, while rounds replace the files.
     "overwritten": {**_SIDE_LOG, "table.datalake.snapshot.max-age": "30s"},
+    "aging": _aging(_LAKE, "aging"),
+    "aging_layout": _aging(_SIDE_LOG, "aging_layout"),
+    "aging_overwritten": _aging(
+        {**_LAKE, "table.datalake.batch-layout.sort": "number"}, "aging_overwritten"
+    ),
 }
 _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "keys": _NO_LAKE,
@@ -110,6 +142,11 @@ def create_tables(client: StreamhouseClient) -> None:
 
 def places() -> Iterator[Place]:
     """Yield who writes where."""
+    yield from _lasting_places()
+    yield from _aging_places()
+
+
+def _lasting_places() -> Iterator[Place]:
     for name in ("log", "lake_log"):
         rows = AppendLedger()
         yield Place(LogChecker(name, rows), name, Appender, rows, 2)
@@ -131,3 +168,14 @@ def places() -> Iterator[Place]:
     for name, kind in (("sums", AddingWriter), ("versioned", VersionedWriter)):
         keys = KeyLedger()
         yield Place(KeyChecker(name, keys), name, kind, keys, 1)
+
+
+def _aging_places() -> Iterator[Place]:
+    for name in ("aging", "aging_layout"):
+        rows = AppendLedger()
+        yield Place(AgingChecker(name, rows, _TTLS_MS[name]), name, Appender, rows, 1)
+        yield Place(None, name, ImpatientAppender, rows, 1)
+    name, columns = "aging_layout", SchemaLedger()
+    yield Place(SchemaChecker(name, columns), name, LayoutChanger, columns, 1)
+    name, rows = "aging_overwritten", AppendLedger()
+    yield Place(AgingOverwriteChecker(name, rows, _TTLS_MS[name]), name, AgingOverwriter, rows, 1)

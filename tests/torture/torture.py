@@ -17,6 +17,7 @@ their own, so a seed repeats the plan of a run, not each of its interleavings.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import secrets
 import shutil
@@ -38,18 +39,16 @@ from streamhouse.tiering.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once
+from tests.torture.aging import AgingChecker
 from tests.torture.checkers import (
     KeyChecker,
-    KeyTransactionChecker,
     LogChecker,
-    TransactionChecker,
     is_unreachable,
 )
 from tests.torture.deaths import Death, choose_death
 from tests.torture.follower import Follower
 from tests.torture.ledger import KeyLedger
-from tests.torture.overwrites import OverwriteChecker
-from tests.torture.tables import BUCKETS, Checker, create_tables, places
+from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
 from tests.torture.writers import PATIENCE_S, Gate, Writer
 
 __all__ = ["Report", "torture"]
@@ -66,6 +65,7 @@ _SERVICE_LIMITS: Final = (
 _MAINTENANCE_STEPS: Final = (
     *("rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"),
     *("snapshots-expired", "files-found", "orphans-removed"),
+    *("expiry-registered", "removal-staged", "removal-committed"),
 )
 _WORKER_STEPS: Final = (*ROUND_STEPS, *HISTORY_STEPS, *BATCH_STEPS, *_MAINTENANCE_STEPS)
 _WORKERS: Final = 2
@@ -79,7 +79,8 @@ class Report:
     eras: int = 0
     deaths: Counter[str] = field(default_factory=Counter)
     checks: int = 0
-    worker_deaths: int = 0
+    worker_deaths: Counter[str] = field(default_factory=Counter)
+    rows_aged: int = 0
     rows_written: int = 0
     calls: int = 0
     rows_judged: int = 0
@@ -90,10 +91,11 @@ class Report:
         """Return the report for people."""
         return (
             f"seed {self.seed}: {self.eras} eras, {self.deaths.total()} deaths of the service of"
-            f" {len(self.deaths)} kinds, {self.worker_deaths} of tiering workers,"
+            f" {len(self.deaths)} kinds, {self.worker_deaths.total()} of tiering workers,"
             f" {self.checks} directories checked, {self.calls:,} calls,"
-            f" {self.rows_written:,} rows written, {self.rows_judged:,} judgements of rows,"
-            f" {self.cuts_judged:,} cuts judged on the run, {self.seconds:,.0f} s, no violation"
+            f" {self.rows_written:,} rows written, {self.rows_aged:,} gone of old age,"
+            f" {self.rows_judged:,} judgements of rows, {self.cuts_judged:,} cuts judged on the"
+            f" run, {self.seconds:,.0f} s, no violation"
         )
 
 
@@ -129,7 +131,7 @@ class _Era:
         self._checkers: list[Checker] = []
         self._writers: list[Writer] = []
         self._followers: list[tuple[Follower, Callable[[], dict[int, int]]]] = []
-        self._workers: list[subprocess.Popen[bytes] | None] = [None] * _WORKERS
+        self._workers: list[tuple[str, subprocess.Popen[bytes]] | None] = [None] * _WORKERS
 
     def run(self, lives: int) -> None:
         """Live, die, be judged; again and again."""
@@ -246,20 +248,20 @@ class _Era:
 
     def _judge_cuts_until(self, is_over: Callable[[], bool], seconds: float) -> None:
         """While the service lives: every cut of the transactions' tables has whole ones only."""
-        kinds = (TransactionChecker, KeyTransactionChecker, OverwriteChecker)
-        cuts = [c for c in self._checkers if isinstance(c, kinds)]
+        cuts = [c for c in self._checkers if isinstance(c, CutChecker)]
         deadline_s = time.monotonic() + seconds
         pause = threading.Event()
         with StreamhouseClient(self._endpoint, timeout_s=0.1) as client:
-            while not is_over() and time.monotonic() < deadline_s:
+            for checker in itertools.cycle(cuts):
+                if is_over() or time.monotonic() >= deadline_s:
+                    break
                 try:
-                    for checker in cuts:
-                        checker.check_cut(client)
-                        self._report.cuts_judged += 1
+                    checker.check_cut(client)
+                    self._report.cuts_judged += 1
                 except StreamhouseError as error:
                     if not is_unreachable(error):
                         raise
-                pause.wait(0.02)
+                pause.wait(0.005)
 
     def _last_judgement(self) -> None:
         with self._service(None), StreamhouseClient(self._endpoint) as client:
@@ -269,6 +271,8 @@ class _Era:
                 checker.check_at_end(client)
                 if client.describe_table(checker.table).properties().datalake_enabled:
                     checker.check_lake(client)
+                if isinstance(checker, AgingChecker):
+                    self._report.rows_aged += checker.rows_aged
             for follower, ends in self._followers:
                 follower.wait_for(ends(), _QUIET_WAIT_S)
         streamhouse("check", "--data-dir", self._directory, "--lake-rows")
@@ -282,23 +286,24 @@ class _Era:
     def _keep_workers(self) -> None:
         """See that tiering workers run, all for all tables; most of them are doomed too."""
         for place, worker in enumerate(self._workers):
-            if worker is not None and worker.poll() is None:
+            if worker is not None and worker[1].poll() is None:
                 continue
             if worker is not None:
-                self._report.worker_deaths += 1
+                self._report.worker_deaths[worker[0]] += 1
             step = self._random.choice((*_WORKER_STEPS, *_WORKER_STEPS, "never"))
             count = str(self._random.choice((1, 3, 10)))
             command = ("-m", "tests.torture.tiering_worker", self._endpoint, step, count)
             with (self._directory / "worker.log").open("ab") as log:
-                self._workers[place] = subprocess.Popen(
+                process = subprocess.Popen(
                     (sys.executable, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
+            self._workers[place] = step, process
 
     def _stop_workers(self) -> None:
         for place, worker in enumerate(self._workers):
             if worker is not None:
-                worker.kill()
-                worker.wait()
+                worker[1].kill()
+                worker[1].wait()
             self._workers[place] = None
 
 
@@ -317,8 +322,9 @@ def main() -> None:
     sys.stderr.write(f"seed {seed}\n")
     report = torture(seed=seed, seconds=given.minutes * 60)
     sys.stdout.write(report.text() + "\n")
-    for kind, count in sorted(report.deaths.items()):
-        sys.stdout.write(f"  {kind}: {count}\n")
+    for who, deaths in (("service", report.deaths), ("tiering worker", report.worker_deaths)):
+        for kind, count in sorted(deaths.items()):
+            sys.stdout.write(f"  {who}, {kind}: {count}\n")
 
 
 if __name__ == "__main__":
