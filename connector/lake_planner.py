@@ -45,6 +45,8 @@ from streamhouse.storage_service.model.schema import (
     TIMESTAMP_COLUMN,
     Schema,
 )
+from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
+from streamhouse.storage_service.rest_catalog.lake_rest_catalog import with_rest_catalog
 
 __all__ = ["LakeTable", "load_table", "open_lake_table"]
 
@@ -89,14 +91,15 @@ def open_lake_table(
 def load_table(catalog: LakeCatalog, table: str) -> Table | None:
     """Return an Iceberg table as it is now, None if the catalog has none of that name."""
     key = (catalog.name, tuple(sorted(catalog.properties.items())))
-    with _lock:
-        if key not in _catalogs:
-            _catalogs[key] = _load_catalog(catalog)
-        opened = _catalogs[key]
-    try:
-        return opened.load_table(table)
-    except (NoSuchNamespaceError, NoSuchTableError):
-        return None
+    with catalog_errors(f"open lake table '{table}'"):
+        with _lock:
+            if key not in _catalogs:
+                _catalogs[key] = _load_catalog(catalog)
+            opened = _catalogs[key]
+        try:
+            return opened.load_table(table)
+        except (NoSuchNamespaceError, NoSuchTableError):
+            return None
 
 
 def _load_catalog(catalog: LakeCatalog) -> Catalog:
@@ -104,7 +107,7 @@ def _load_catalog(catalog: LakeCatalog) -> Catalog:
     scheme = urlsplit(properties.get("warehouse", "")).scheme
     if scheme in SCHEMES and PY_IO_IMPL not in properties:
         properties[PY_IO_IMPL] = READ_ONLY_IO
-    return load_catalog(catalog.name, **properties)
+    return load_catalog(catalog.name, **with_rest_catalog(properties))
 
 
 class LakeTable:

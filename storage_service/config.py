@@ -19,7 +19,12 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
-from streamhouse.storage_service.model.lake import REST_CATALOG_PATH, LakeCatalog
+from streamhouse.storage_service.model.lake import (
+    CATALOG_TIMEOUT_PROPERTY,
+    REST_CATALOG_PATH,
+    LakeCatalog,
+    is_rest_catalog,
+)
 from streamhouse.storage_service.model.properties import parse_bytes, parse_duration_ms
 
 __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
@@ -152,6 +157,12 @@ class ServiceConfig:
     catalog_threads: int = _limit(4, "threads", "Threads that answer requests to `/iceberg`.")
     catalog_requests_max: int = _limit(
         64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
+    )
+    catalog_timeout_ms: int = _limit(
+        60_000,
+        "ms",
+        "How long a request to a REST catalog waits for its answer: of this service to one behind"
+        " it, of tiering workers and readers to the one they are given.",
     )
     key_memory_bytes_max: int = _limit(
         2_048 * _MIB,
@@ -302,7 +313,12 @@ class ServiceConfig:
         if properties.get("uri", "").startswith("postgresql") and _IMPL not in properties:
             # A pooled connection that was lost while nobody used it is found out before it is used.
             properties = {"type": "sql", "pool_pre_ping": "true", **properties}
-        return LakeCatalog(name=self.catalog_name, properties=properties)
+        return self._catalog(properties)
+
+    def _catalog(self, properties: Mapping[str, str]) -> LakeCatalog:
+        timeout = {CATALOG_TIMEOUT_PROPERTY: str(self.catalog_timeout_ms)}
+        more = timeout if is_rest_catalog(properties) else {}
+        return LakeCatalog(name=self.catalog_name, properties={**properties, **more})
 
     def offered_catalog(self) -> LakeCatalog:
         """Return the catalog that tiering and readers open: `lake_catalog`, or the service itself.
@@ -314,7 +330,7 @@ class ServiceConfig:
             return catalog
         files = {k: v for k, v in catalog.properties.items() if k.startswith(_FILE_PROPERTIES)}
         own = {"type": "rest", "uri": REST_CATALOG_PATH}
-        return LakeCatalog(name=catalog.name, properties={**files, **own})
+        return self._catalog({**files, **own})
 
 
 def is_loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ from uuid import UUID
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
+from requests import Timeout
 
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
@@ -129,10 +130,10 @@ class IcebergLake:
                     return create_lake_table(catalog, table, service_id=service_id, role=role)
             except StreamhouseError:
                 raise
-            except Exception:  # each kind of catalog says "collided" differently
+            except Exception as error:  # each kind of catalog says "collided" differently
                 # Workers that start together on a new catalog collide in its own tables, in the
                 # namespace, in the lake table: a moment later what they collided on is there.
-                if attempt + 1 == OPEN_ATTEMPTS_MAX:
+                if attempt + 1 == OPEN_ATTEMPTS_MAX or isinstance(error, Timeout):
                     raise
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable")

@@ -25,6 +25,7 @@ __all__ = [
     "LakeRole",
     "LakeState",
     "SideLakeState",
+    "is_rest_catalog",
     "parse_catalog_properties",
 ]
 
@@ -41,6 +42,8 @@ TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TRUNCATED_OFFSETS_PROPERTY: Final = "streamhouse.truncated-offsets"
 EXPIRED_OFFSETS_PROPERTY: Final = "streamhouse.expired-offsets"
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
+CATALOG_TIMEOUT_PROPERTY: Final = "streamhouse.catalog-timeout-ms"
+"""Of a REST catalog: how long a request waits for its answer."""
 REST_CATALOG_PATH: Final = "/iceberg"
 """Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
 _S3_VARIABLES: Final = {
@@ -272,6 +275,16 @@ def tiered_offsets_to_property(tiered_offsets: Mapping[int, int]) -> str:
 def tiered_offsets_from_property(value: str) -> dict[int, int]:
     """Read the value of the snapshot property `streamhouse.tiered-offsets`."""
     return {int(b): int(e) for b, e in json.loads(value).items()}
+
+
+def is_rest_catalog(properties: Mapping[str, str]) -> bool:
+    """Whether pyiceberg would open its REST catalog with these properties."""
+    kind = properties.get("type")
+    if "py-catalog-impl" in properties:
+        return False
+    if kind is None:
+        return properties.get("uri", "").startswith(("http", REST_CATALOG_PATH))
+    return kind.lower() == "rest"
 
 
 def parse_catalog_properties(texts: Iterable[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError as InvalidModelError
 from pyiceberg import exceptions as iceberg
+from requests import ConnectTimeout
 
 from streamhouse.storage_service.errors import (
     CommitConflictError,
@@ -67,7 +68,7 @@ _SENTENCE_CHARACTERS_MAX: Final = 2_000
 def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
     """Raise what the block raises as an error of ours.
 
-    What no catalog refuses on purpose is `UnavailableError`; of a commit it is
+    What no catalog refuses on purpose is `UnavailableError`; of a commit that was sent it is
     `UnknownOutcomeError`, because it may have landed.
     """
     try:
@@ -82,7 +83,8 @@ def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
         refused = _refusal_of(error)
         if refused is not None:
             raise refused(f"cannot {doing}: {sentence_of(error)}") from error
-        lost = UnknownOutcomeError if is_commit else UnavailableError
+        is_sent = not isinstance(error, ConnectTimeout)
+        lost = UnknownOutcomeError if is_commit and is_sent else UnavailableError
         raise lost(f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}") from error
 
 

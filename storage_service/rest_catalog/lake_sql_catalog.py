@@ -32,6 +32,7 @@ from pyiceberg.typedef import Identifier
 
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.rest_catalog.lake_rest_catalog import with_rest_catalog
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
 
@@ -41,11 +42,11 @@ _PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 
 
 def open_catalog(described: LakeCatalog) -> Catalog:
-    """Return the catalog, for who commits to it: of SQL catalogs, the one here.
+    """Return the catalog, for who commits to it: of SQL and REST catalogs, those here.
 
     Raises `UnsupportedError` when a package that the catalog needs is not installed.
     """
-    properties = dict(described.properties)
+    properties = with_rest_catalog(described.properties)
     if properties.get(TYPE) == "sql":
         del properties[TYPE]
         properties[PY_CATALOG_IMPL] = f"{LakeSqlCatalog.__module__}.{LakeSqlCatalog.__name__}"

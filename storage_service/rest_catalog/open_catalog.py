@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import threading
-from typing import Final
 
 from pyiceberg.catalog import Catalog
 
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.lake import LakeCatalog, is_rest_catalog
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
+from streamhouse.storage_service.rest_catalog.rest_request import VIA_HEADER
 
-__all__ = ["VIA_HEADER", "OpenCatalog"]
-
-VIA_HEADER: Final = "x-streamhouse-via"
-"""What a catalog behind this one is told: a service that meets its own id would ask itself."""
+__all__ = ["OpenCatalog"]
 
 
 class OpenCatalog:
-    """Opens the catalog once; a failed attempt is made anew at the next call. Thread-safe."""
+    """Opens the catalog once; a failed attempt is made anew at the next call. Thread-safe.
+
+    Who waited while another thread tried fails with it: a catalog that does not answer would make
+    each wait for all before.
+    """
 
     def __init__(self, described: LakeCatalog, *, service_id: str) -> None:
         self._described = described
         self._service_id = service_id
         self._lock = threading.Lock()
         self._catalog: Catalog | None = None
+        self._failures = 0
+        self._error: StreamhouseError | None = None
 
     def get(self) -> Catalog:
         """Return the catalog; raises `UnavailableError` if it cannot be opened."""
+        seen = self._failures
         with self._lock:
             if self._catalog is None:
-                properties = dict(self._described.properties)
-                if properties.get("type") == "rest":
-                    properties[f"header.{VIA_HEADER}"] = self._service_id
-                with catalog_errors(f"open catalog '{self._described.name}'"):
-                    described = LakeCatalog(name=self._described.name, properties=properties)
-                    self._catalog = open_catalog(described)
+                if self._error is not None and self._failures != seen:
+                    raise type(self._error)(self._error.message)
+                try:
+                    self._catalog = self._opened()
+                except StreamhouseError as error:
+                    self._failures, self._error = self._failures + 1, error
+                    raise
             return self._catalog
+
+    def _opened(self) -> Catalog:
+        properties = dict(self._described.properties)
+        if is_rest_catalog(properties):
+            properties[f"header.{VIA_HEADER}"] = self._service_id
+        with catalog_errors(f"open catalog '{self._described.name}'"):
+            return open_catalog(LakeCatalog(name=self._described.name, properties=properties))
 
     def close(self) -> None:
         """Close the catalog's connections."""

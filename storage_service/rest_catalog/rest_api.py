@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog import namespaces
 from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.hidden_values import HiddenValues
+from streamhouse.storage_service.rest_catalog.lake_rest_catalog import passed_through
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 from streamhouse.storage_service.rest_catalog.namespaces import namespace_of
 from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
@@ -74,7 +75,8 @@ class RestCatalogApi:
         is_change = request.method not in ("GET", "HEAD")
         try:
             # Commits say themselves what is known about their outcome.
-            with catalog_errors(f"{request.method} {path[:200]}", is_commit=is_change):
+            doing = f"{request.method} {path[:200]}"
+            with passed_through(request.via), catalog_errors(doing, is_commit=is_change):
                 return self._answer(request, tables)
         except StreamhouseError as error:
             shown = self._hidden.without(error.message)

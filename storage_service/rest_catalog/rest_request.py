@@ -11,17 +11,20 @@ from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["RestAnswer", "RestRequest", "page_of"]
+__all__ = ["VIA_HEADER", "RestAnswer", "RestRequest", "page_of"]
 
 _T = TypeVar("_T")
 PAGE_SIZE_DEFAULT: Final = 1_000
+VIA_HEADER: Final = "x-streamhouse-via"
+"""Which services a request to a catalog has passed, by their ids, the last one last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestRequest:
     """`segments` are the decoded parts of the path after `/iceberg/v1/`.
 
-    `sees` tells whether the caller may know of a namespace, by its first part.
+    `sees` tells whether the caller may know of a namespace, by its first part. The request came
+    through the services `via`, each with the next one as its catalog.
     """
 
     method: str
@@ -30,6 +33,7 @@ class RestRequest:
     wants_credentials: bool = False
     sees: Callable[[str], bool] = lambda _: True
     body: bytes = b""
+    via: tuple[str, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """Return the body, which must be a JSON object."""

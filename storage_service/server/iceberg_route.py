@@ -24,7 +24,11 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable
-from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.rest_catalog.rest_request import (
+    VIA_HEADER,
+    RestAnswer,
+    RestRequest,
+)
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.iceberg_errors import iceberg_error
 from streamhouse.storage_service.server.service import Service
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["IcebergRoutes", "ServiceTables", "answer_iceberg_error"]
 
 _VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
-_VIA: Final = b"x-streamhouse-via"
+_SERVICES_PASSED_MAX: Final = 16
 
 
 class IcebergRoutes:
@@ -79,11 +83,7 @@ class IcebergRoutes:
                 f"there is no route {exchange.path[:200]}; the REST catalog's routes begin with"
                 f" {_VERSION_PATH}"
             )
-        if exchange.header(_VIA) == self._service.manager.service_id.encode():
-            raise InvalidRequestError(
-                "the catalog of this service is this service itself: give --catalog-property that"
-                " lead elsewhere; for workers that go through the service, --catalog-access service"
-            )
+        via = self._services_passed(exchange)
         config = self._service.config
         body = await exchange.read_body(
             bytes_max=config.control_body_bytes_max,
@@ -101,7 +101,30 @@ class IcebergRoutes:
             wants_credentials=b"vended-credentials" in delegation,
             sees=exchange.caller.sees_database,
             body=body,
+            via=via,
         )
+
+    def _services_passed(self, exchange: HttpExchange) -> tuple[str, ...]:
+        """Return which services the request came through; raises if this one is among them."""
+        text = (exchange.header(VIA_HEADER.encode()) or b"").decode("latin-1")
+        passed = tuple(name.strip() for name in text.split(",") if name.strip())
+        own = self._service.manager.service_id
+        if passed[-1:] == (own,):
+            raise InvalidRequestError(
+                "the catalog of this service is this service itself: give --catalog-property that"
+                " lead elsewhere; for workers that go through the service, --catalog-access service"
+            )
+        if own in passed:
+            between = ", ".join(passed[passed.index(own) + 1 :])
+            raise InvalidRequestError(
+                f"the catalog of service {own} leads back to it, through {between}: give one of"
+                " these services --catalog-property that lead elsewhere"
+            )
+        if len(passed) >= _SERVICES_PASSED_MAX or not all(map(str.isalnum, passed)):
+            raise InvalidRequestError(
+                f"{VIA_HEADER} must name less than {_SERVICES_PASSED_MAX} services by their ids"
+            )
+        return passed
 
     def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
         with self._lock:

@@ -1,5 +1,5 @@
-"""A loopback TCP proxy that loses answers (the request arrives, the reply never does), is slow, or
-lets nobody through.
+"""A loopback TCP proxy that loses answers (the request arrives, the reply never does), keeps them
+back, is slow, or lets nobody through.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ __all__ = ["FlakyProxy"]
 class FlakyProxy:
     """Forwards connections to `port`; while `answers_to_lose` is positive, cuts before an answer.
 
-    As many pieces of answers as `pieces_to_pass` come through before. A cut happens when the first
+    While `answers_to_hold` is positive the connection stays open instead, and nothing comes. As
+    many pieces of answers as `pieces_to_pass` come through before. Either happens when the first
     byte of the answer arrives, so the service has done the work. Each piece of an answer waits
     `answer_delay_s`; while `is_down`, new connections are closed at once.
     """
@@ -26,7 +27,9 @@ class FlakyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._ended = threading.Event()
         self.answers_to_lose = 0
+        self.answers_to_hold = 0
         self.pieces_to_pass = 0
         self.answers_lost = 0
         self.answer_delay_s = 0.0
@@ -52,6 +55,8 @@ class FlakyProxy:
 
     def cut_all(self) -> None:
         """Break every open connection."""
+        self._ended.set()
+        self._ended = threading.Event()
         with self._lock:
             for opened in self._sockets:
                 with contextlib.suppress(OSError):
@@ -81,7 +86,8 @@ class FlakyProxy:
     def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if is_answer and self._loses_this_one():
+                if is_answer and (ended := self._keeps_this_one()):
+                    ended.wait()
                     break
                 if is_answer and self.answer_delay_s:
                     time.sleep(self.answer_delay_s)  # sleep: being slow is what is asked of it
@@ -91,13 +97,19 @@ class FlakyProxy:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def _loses_this_one(self) -> bool:
+    def _keeps_this_one(self) -> threading.Event | None:
+        """Return what to wait for before the connection is cut; None if the answer goes on."""
         with self._lock:
-            if self.answers_to_lose <= 0:
-                return False
+            if self.answers_to_lose <= 0 and self.answers_to_hold <= 0:
+                return None
             if self.pieces_to_pass > 0:
                 self.pieces_to_pass -= 1
-                return False
-            self.answers_to_lose -= 1
+                return None
             self.answers_lost += 1
-            return True
+            if self.answers_to_hold > 0:
+                self.answers_to_hold -= 1
+                return self._ended
+            self.answers_to_lose -= 1
+            cut = threading.Event()
+            cut.set()
+            return cut

@@ -1,0 +1,117 @@
+"""pyiceberg's REST catalog with what it lacks: no request waits for ever, none goes in circles.
+
+For all who open a lake catalog: the service, tiering, and readers on a driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pyiceberg.catalog import PY_CATALOG_IMPL, TYPE
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest.auth import AuthManager
+from requests import ConnectTimeout, PreparedRequest, ReadTimeout, Response, Session
+from requests.adapters import BaseAdapter
+
+from streamhouse.storage_service.model.lake import CATALOG_TIMEOUT_PROPERTY, is_rest_catalog
+from streamhouse.storage_service.rest_catalog.rest_request import VIA_HEADER
+
+__all__ = ["LakeRestCatalog", "passed_through", "with_rest_catalog"]
+
+_TIMEOUT_MS_DEFAULT: Final = 60_000
+_CONNECT_S_MAX: Final = 10.0
+
+_passed: ContextVar[tuple[str, ...]] = ContextVar("passed", default=())
+
+
+def with_rest_catalog(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return what to give pyiceberg's `load_catalog`, so that it opens REST catalogs as here."""
+    if not is_rest_catalog(properties):
+        return dict(properties)
+    own = {PY_CATALOG_IMPL: f"{LakeRestCatalog.__module__}.{LakeRestCatalog.__name__}"}
+    return {key: value for key, value in properties.items() if key != TYPE} | own
+
+
+@contextlib.contextmanager
+def passed_through(services: tuple[str, ...]) -> Iterator[None]:
+    """Within the block, tell catalogs behind that this request came through these services."""
+    token = _passed.set(services)
+    try:
+        yield
+    finally:
+        _passed.reset(token)
+
+
+class LakeRestCatalog(RestCatalog):
+    """A REST catalog that is waited for so long only (`CATALOG_TIMEOUT_PROPERTY`, in ms).
+
+    Connecting waits at most that long, and ten seconds. A request that was sent and not answered
+    in time raises `requests.ReadTimeout`: it may have been done.
+    """
+
+    def _create_session(self) -> Session:
+        session = super()._create_session()
+        # A way of signing requests may have brought an adapter of its own.
+        self._watch(session)
+        return session
+
+    def _create_legacy_oauth2_auth_manager(self, session: Session) -> AuthManager:
+        # It asks for a token at once.
+        self._watch(session)
+        return super()._create_legacy_oauth2_auth_manager(session)
+
+    def _watch(self, session: Session) -> None:
+        text = self.properties.get(CATALOG_TIMEOUT_PROPERTY)
+        timeout_s = (_TIMEOUT_MS_DEFAULT if text is None else int(text)) / 1000
+        for prefix, adapter in list(session.adapters.items()):
+            if not isinstance(adapter, _WatchedAdapter):
+                session.mount(prefix, _WatchedAdapter(adapter, timeout_s))
+
+
+class _WatchedAdapter(BaseAdapter):
+    """Sends through `inner`, for so long, and says which services a request has passed."""
+
+    def __init__(self, inner: BaseAdapter, timeout_s: float) -> None:
+        super().__init__()
+        self._inner = inner
+        self._connect_s = min(timeout_s, _CONNECT_S_MAX)
+        self._read_s = timeout_s
+
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> Response:
+        own = request.headers.get(VIA_HEADER)
+        if isinstance(own, str) and "," not in own:
+            request.headers[VIA_HEADER] = ",".join((*_passed.get(), own))
+        where = f"the catalog at {urlsplit(str(request.url)).netloc}"
+        try:
+            return self._inner.send(
+                request,
+                stream=stream,
+                timeout=timeout or (self._connect_s, self._read_s),
+                verify=verify,
+                cert=cert,
+                proxies=proxies,
+            )
+        except ConnectTimeout as error:
+            raise ConnectTimeout(
+                f"{where} took no connection within {self._connect_s:g} s", request=request
+            ) from error
+        except ReadTimeout as error:
+            raise ReadTimeout(
+                f"{where} did not answer within {self._read_s:g} s (catalog_timeout_ms)",
+                request=request,
+            ) from error
+
+    def close(self) -> None:
+        self._inner.close()
