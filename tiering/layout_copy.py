@@ -46,7 +46,7 @@ def copy_tasks(
             )
     layout = target.layout
     file_bytes = table.properties().datalake_target_file_bytes
-    slice_us = MaintenancePolicy.of(table.properties()).rewrite.slice_us
+    slice_us = MaintenancePolicy.of(table).rewrite.slice_us
     groups = [
         (part, group)
         for part in ranges

@@ -51,7 +51,7 @@ def maintain_table(
                 f" {max(1, answer.retry_after_ms // 1000)} s"
             )
         maintenance = _claimed(client, lake, runner, answer)
-        policy = MaintenancePolicy.of(answer.state.table.properties()).on_demand()
+        policy = MaintenancePolicy.of(answer.state.table).on_demand()
         with maintenance.lease:
             try:
                 for lake_table in maintenance.lake_tables:
@@ -102,7 +102,7 @@ def plan_table(
     """Return what `maintain_table` would begin with for each lake table; changes nothing."""
     with _opened(catalog) as lake:
         state = _lake_state(client, path)
-        policy = MaintenancePolicy.of(state.table.properties()).on_demand()
+        policy = MaintenancePolicy.of(state.table).on_demand()
         maintainer = _maintainer(client, lake, runner)
         rows, *sides = _open(lake, state)
         expired = rows.expired_offsets

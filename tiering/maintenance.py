@@ -80,15 +80,14 @@ class Maintainer:
         While a table `is_behind` its log, rounds come first until much more is due. One that
         `is_idle` is tidied to the end. Rows below `expired_offsets` are due to leave the layout.
         """
-        properties = info.properties()
-        if not properties.datalake_auto_maintenance:
+        if not info.properties().datalake_auto_maintenance:
             return False
         memory = self._memory(lake_table)
         if self.monotonic_s() < memory.paused_until_s:
             return False
         patience = PATIENCE_BEHIND if is_behind else 1
         table, now_ms = lake_table.iceberg, self.clock_ms()
-        rules = MaintenancePolicy.of(properties)
+        rules = MaintenancePolicy.of(info)
         return (
             memory.is_rewrite_due(table, rules.rewrite, patience)
             or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
@@ -112,10 +111,9 @@ class Maintainer:
         expired_offsets: Mapping[int, int],
     ) -> int | None:
         """Return when to look at the lake tables again even if no more rows come; None: never."""
-        properties = info.properties()
-        if not properties.datalake_auto_maintenance:
+        if not info.properties().datalake_auto_maintenance:
             return None
-        rules = MaintenancePolicy.of(properties)
+        rules = MaintenancePolicy.of(info)
         times = []
         for lake_table in lake_tables:
             due_ms = idle_due_ms(
@@ -211,7 +209,7 @@ class Maintainer:
         memory: TableMemory,
     ) -> MaintenanceReport:
         is_asked = policy is not None
-        rules = policy or MaintenancePolicy.of(info.properties())
+        rules = policy or MaintenancePolicy.of(info)
         table = lake_table.iceberg
         path = str(info.path)
         removed = rewritten = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamhouse.storage_service.model.properties import TableProperties
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_expiry import ExpiryRules
 from streamhouse.tiering.maintenance_plan import RewriteLimits
 
@@ -33,9 +33,12 @@ class MaintenancePolicy:
     ttl_slack_us: int = 0
 
     @classmethod
-    def of(cls, properties: TableProperties) -> MaintenancePolicy:
+    def of(cls, table: TableInfo) -> MaintenancePolicy:
         """Return what a table's properties ask for."""
-        ttl_us = None if properties.datalake_ttl_ms is None else properties.datalake_ttl_ms * 1000
+        properties = table.properties()
+        ttl_ms = properties.datalake_ttl_ms
+        # Rows by key do not leave by themselves: they are deleted, and rounds bring that.
+        ttl_us = None if ttl_ms is None or table.is_primary_key_table else ttl_ms * 1000
         slice_us = None if ttl_us is None else max(1, ttl_us // SLICES_PER_TTL)
         return cls(
             ttl_us=ttl_us,

@@ -32,9 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-)
+from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.lookup import (
     FoundRow,
@@ -44,7 +42,7 @@ from streamhouse.storage_service.kv.lookup import (
     prefix_end,
     rows_in_key_order,
 )
-from streamhouse.storage_service.kv.older_rows import only_written_since, values_before
+from streamhouse.storage_service.kv.older_rows import only_written_in, values_before
 from streamhouse.storage_service.kv.replay_plan import plan_replay
 from streamhouse.storage_service.kv.restore_plan import plan_restore
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
@@ -156,20 +154,20 @@ class KvTablet:
         operations: npt.NDArray[np.int8] | None = None,
         columns: Sequence[str] | None = None,
         row_numbers: npt.NDArray[np.int64] | None = None,
-        since: int = 0,
+        versions: range | None = None,
     ) -> PlannedWrite:
         """Plan upserts, or by `operations` upserts and deletes, of rows of this bucket.
 
         `columns` makes a partial update. Nothing is changed: append the result's changelog to the
-        log, then `apply` it. Raises for the first wrong row, and when too much waits. With `since`
-        rows written below that offset are not seen, and the plan is only good for what it raises.
+        log, then `apply` it. Raises for the first wrong row, and when too much waits. Only rows
+        written at the offsets `versions` are seen; upserts are planned so for what they raise.
         """
         assert base_offset == self.planned_offset
         self.check_backlog()
         given = check_rows(
             rows, self.rules, operations=operations, columns=columns, row_numbers=row_numbers
         )
-        newest = functools.partial(self._newest_since, since) if since else self.newest
+        newest = self.newest if versions is None else functools.partial(self._newest_of, versions)
         planned = plan_write(
             given, newest, rules=self.rules, codec=self.codec, base_offset=base_offset
         )
@@ -319,7 +317,8 @@ class KvTablet:
     def keys_written_before(self, offset: int, *, bytes_max: int) -> Generator[pa.RecordBatch]:
         """Yield the keys of all rows written below `offset`, for about `bytes_max` of rows a time.
 
-        They are those applied at the first `next`; call each on the thread that changes the rows.
+        Or of none, when many rows were looked at for it. They are those applied at the first
+        `next`; call each on the thread that changes the rows.
         """
         self._behind.hand_over()
         for values in values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
@@ -349,9 +348,9 @@ class KvTablet:
         newer, unknown = self._planned_rows.get(keys)
         return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
 
-    def _newest_since(self, offset: int, keys: pa.Array) -> pa.Array:
-        """Return what `newest` does, without what was written below `offset`."""
-        return only_written_since(self.newest(keys), offset)
+    def _newest_of(self, versions: range, keys: pa.Array) -> pa.Array:
+        """Return what `newest` does, of it only what was written at `versions`."""
+        return only_written_in(self.newest(keys), versions)
 
     def _forget_overlay(self) -> None:
         self._planned_rows = None

@@ -1,7 +1,8 @@
 """What a batch of upserts and deletes does to a bucket: its changelog, and what to store.
 
 Pure and vectorised: given the changes and the rows stored under their keys, no I/O. Changes of one
-key are resolved in order; a change that leaves a row identical writes nothing. The changelog keeps
+key are resolved in order; a change that leaves a row identical writes nothing, unless rows age
+(`TableRules.renews_unchanged`). The changelog keeps
 the order of the batch, `-U` right before its `+U`, and the row at position i of it gets the offset
 `base_offset + i`. Rows of several buckets, bucket after bucket, are planned in one go as well: a
 plan costs far more than the few rows of a small write.
@@ -120,7 +121,7 @@ def plan_stretches(
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
-    effects = _effects(given.deletes[chains.row], values, merged, chains, stored)
+    effects = _effects(given.deletes[chains.row], values, merged, chains, stored, rules)
 
     full = rules.merge.image is ChangelogImage.FULL
     lines = np.zeros(len(chains.row), dtype=np.int64)
@@ -186,6 +187,7 @@ def _effects(
     merged: MergedRows,
     chains: KeyChains,
     stored: StoredRows,
+    rules: TableRules,
 ) -> _Effects:
     count = len(values)
     found = stored.found[chains.chain]
@@ -202,7 +204,9 @@ def _effects(
     kind[upserts & ~exists] = INSERT
     kind[deletes & exists] = DELETE
     updates = np.flatnonzero(upserts & exists)
-    if len(updates):
+    if rules.renews_unchanged:
+        kind[updates] = UPDATE_AFTER
+    elif len(updates):
         same = _identical(values, merged.at[updates], before_at[updates], chains, stored)
         kind[updates] = np.where(same, 0, UPDATE_AFTER)
     return _Effects(kind=kind, at=merged.at, before_at=before_at)

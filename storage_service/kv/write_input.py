@@ -43,7 +43,9 @@ ROW_BYTES_MAX: Final = 8 << 20
 class TableRules:
     """What planning needs to know of a primary key table.
 
-    `earlier` are the versions of the schema, by id, that stored rows may still have.
+    `earlier` are the versions of the schema, by id, that stored rows may still have. Of a table
+    that `renews_unchanged`, an upsert that leaves a row as it is makes a new version of it all the
+    same: its rows age by their versions.
     """
 
     table: str
@@ -52,6 +54,7 @@ class TableRules:
     merge: MergeRules
     schema_id: int = 0
     earlier: Mapping[int, Schema] = field(default_factory=dict)
+    renews_unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

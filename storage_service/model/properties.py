@@ -163,8 +163,8 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         "datalake_ttl_ms",
         "forever",
         _parse_ttl,
-        "How long rows stay in the lake after they were written; older ones may be gone. Log tables"
-        " only.",
+        "How long rows stay after they were written: older ones leave the lake of a log table; of a"
+        " primary key table they are deleted.",
     ),
     IMPORT_SOURCE_PROPERTY: (
         "import_source",

@@ -17,7 +17,11 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.batch_layout import BatchLayout
 from streamhouse.storage_service.model.changelog import changelog_schema
-from streamhouse.storage_service.model.merge_engine import MergeRules, is_merge_property
+from streamhouse.storage_service.model.merge_engine import (
+    DeleteBehavior,
+    MergeRules,
+    is_merge_property,
+)
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
@@ -126,13 +130,16 @@ class TableDescriptor:
                 f"{where} table.datalake.changelog needs a primary key; the lake table of a log"
                 " table is its full history already"
             )
-        if properties.datalake_ttl_ms is None:
-            return
-        if self.primary_key:
-            # Lookups by key, and rows by key made again from the lake, would have other rows.
+        behavior = self.merge_rules().delete_behavior
+        if (
+            properties.datalake_ttl_ms is not None
+            and self.primary_key
+            and behavior is not DeleteBehavior.ALLOW
+        ):
             raise InvalidSchemaError(
-                f"{where} table.datalake.ttl is for tables without a primary key; the lake has the"
-                " rows that the table has: delete rows by key instead"
+                f"{where} table.datalake.ttl deletes the rows of a primary key table that have"
+                f" reached it, and this table has table.delete.behavior = {behavior}; leave the"
+                " property out, or make the table with allow"
             )
 
     def batch_layout(self) -> BatchLayout | None:

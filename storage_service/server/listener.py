@@ -90,10 +90,13 @@ async def _serve(
         # What lives as long as the process need not be walked by every collection.
         gc.collect()
         gc.freeze()
-        sampling = asyncio.ensure_future(service.status.run())
-        budgeting = asyncio.ensure_future(
-            service.disk_budget.run(interval_ms=config.disk_check_interval_ms)
-        )
+        background = [
+            asyncio.ensure_future(service.status.run()),
+            asyncio.ensure_future(
+                service.disk_budget.run(interval_ms=config.disk_check_interval_ms)
+            ),
+            asyncio.ensure_future(service.row_expiry.run(interval_ms=config.retention_interval_ms)),
+        ]
         server = _Server(_uvicorn_config(config, app))
         service.connection_count = lambda: len(server.server_state.connections)
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
@@ -101,8 +104,10 @@ async def _serve(
         on_stop = on_ready(_endpoint(listening, config))
         await _until_stopped(signals, service, server, on_stop)
         await serving
-        sampling.cancel()
-        budgeting.cancel()
+        for task in background:
+            task.cancel()
+        # Whoever reads rows must have let go of them before they are closed.
+        await asyncio.wait(background)
     finally:
         await asyncio.to_thread(app.close)
         await manager.close()

@@ -70,6 +70,9 @@ class ServiceMetrics:
         self._segments_deleted = self._counter(
             "retention_deleted_segments", "Log segments deleted because they expired."
         )
+        self._rows_expired = self._counter(
+            "expired_rows", "Rows of primary key tables deleted because of their age."
+        )
         self.worker_wait_seconds = Histogram(
             "streamhouse_worker_wait_seconds",
             "Time that calls wait for one of the worker threads.",
@@ -129,6 +132,10 @@ class ServiceMetrics:
         if how == "committed":
             self._transaction_rows.inc(row_count)
             self._transaction_seconds.observe(seconds)
+
+    def rows_expired(self, count: int) -> None:
+        """Count rows of primary key tables deleted because of their age."""
+        self._rows_expired.inc(count)
 
     def segments_deleted(self, count: int) -> None:
         """Count log segments that retention deleted."""

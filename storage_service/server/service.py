@@ -31,6 +31,7 @@ from streamhouse.storage_service.server.status import StatusSampler
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.disk_budget import DiskBudget
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.row_expiry import RowExpiry
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
 __all__ = ["BodyMemory", "Service"]
@@ -112,6 +113,14 @@ class Service:
             clock_us=clock_us,
             observer=metrics,
             changing_files=manager.changing_files,
+        )
+        self.row_expiry = RowExpiry(
+            tables=manager.open_tables,
+            ages_file=lambda table: manager.directory.row_ages_file(table.info.table_id),
+            check_room=self.disk_budget.check,
+            run_blocking=self.run_blocking,
+            clock_us=clock_us,
+            observer=metrics,
         )
         self.body_memory = BodyMemory(config.bodies_bytes_max)
         self.open_requests = 0

@@ -5,6 +5,7 @@
     tables/<table_id>/table.json  the table; its presence makes the directory a table
     tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
     tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
+    tables/<table_id>/row_ages.json  offsets by time, of a primary key table whose rows age
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>/transactions/ staged rows and decisions of transactions
@@ -93,6 +94,10 @@ class DataDirectory:
     def lake_pins_file(self, table_id: int) -> Path:
         """Where a table's lake pins are kept."""
         return self.table(table_id) / "lake_pins.json"
+
+    def row_ages_file(self, table_id: int) -> Path:
+        """Where a primary key table keeps which offsets were written before which times."""
+        return self.table(table_id) / "row_ages.json"
 
     def transactions(self, table_id: int) -> Path:
         """The directory of a table's transactions; made with the first of them."""

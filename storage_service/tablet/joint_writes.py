@@ -52,7 +52,10 @@ def _is_alike(one: KeyRequest, other: KeyRequest) -> bool:
     if not one.writes or not other.writes or one.columns != other.columns:
         return False
     schema = one.writes[0].rows.schema
-    return all(write.rows.schema.equals(schema) for write in (*one.writes, *other.writes))
+    return all(
+        write.rows.schema.equals(schema) and write.written_below is None
+        for write in (*one.writes, *other.writes)
+    )
 
 
 def plan_parts(

@@ -45,6 +45,7 @@ def table_rules(info: TableInfo) -> TableRules:
             for schema_id, schema in info.schema_versions.items()
             if schema_id != info.schema_id
         },
+        renews_unchanged=info.properties().datalake_ttl_ms is not None,
     )
 
 

@@ -95,6 +95,7 @@ class KeyPlanner:
             operations=write.operations,
             columns=request.columns,
             row_numbers=write.row_numbers,
+            versions=None if write.written_below is None else range(write.written_below),
         )
         try:
             part = self._part(write, request, JointPart(planned, 0, planned.changelog.num_rows))

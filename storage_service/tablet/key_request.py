@@ -13,16 +13,18 @@ import pyarrow as pa
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.group_commit import PendingAppend
 
-__all__ = ["KeyPart", "KeyRequest", "KeyWrite"]
+__all__ = ["KeyPart", "KeyRequest", "KeyWrite", "delete_of", "halves"]
 
 
 class KeyWrite(NamedTuple):
     """Changes of one request to one bucket. Without `operations` every row is an upsert.
 
-    `row_numbers` say where the rows were in the request, for what is refused.
+    `row_numbers` say where the rows were in the request, for what is refused. With `written_below`
+    they are deletes, of rows that have a version below that offset when it is their turn.
     """
 
     bucket: int
@@ -30,6 +32,28 @@ class KeyWrite(NamedTuple):
     operations: npt.NDArray[np.int8] | None = None
     sequence: int = 0
     row_numbers: npt.NDArray[np.int64] | None = None
+    written_below: int | None = None
+
+
+def delete_of(bucket: int, keys: pa.RecordBatch, *, written_below: int | None = None) -> KeyWrite:
+    """Return what deletes the rows of `keys`, given as rows of the key columns."""
+    operations = np.full(keys.num_rows, OPERATION_DELETE, dtype=np.int8)
+    return KeyWrite(bucket, keys, operations, written_below=written_below)
+
+
+def halves(write: KeyWrite) -> list[KeyWrite]:
+    """Cut a write in two, unless it is one row; a `sequence` counts rows, up to the last one."""
+    half = write.rows.num_rows // 2
+    if half == 0:
+        return [write]
+    operations = write.operations
+    left = None if operations is None else operations[:half]
+    right = None if operations is None else operations[half:]
+    position = write.sequence and write.sequence - (write.rows.num_rows - half)
+    return [
+        write._replace(rows=write.rows.slice(0, half), operations=left, sequence=position),
+        write._replace(rows=write.rows.slice(half), operations=right),
+    ]
 
 
 @dataclass

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.tablet.key_bucket import table_rules
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
-__all__ = ["changing_properties"]
+__all__ = ["changing_properties", "follow_properties"]
 
 
 @contextlib.asynccontextmanager
@@ -44,3 +45,18 @@ async def changing_properties(
             )
         await tiering.record(table, lake)
         yield
+
+
+async def follow_properties(table: OpenTable) -> None:
+    """Let logs and rows by key be written by the table's properties from now on."""
+    for tablet in table.tablets:
+        tablet.change_segment_bytes_max(table.properties.log_segment_bytes)
+    if table.key_writer is None:
+        return
+    rules = table_rules(table.info)
+
+    def change() -> None:
+        for bucket in table.key_buckets:
+            bucket.rows.rules = rules
+
+    await table.key_writer.on_thread(change)

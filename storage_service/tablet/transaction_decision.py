@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -134,7 +135,7 @@ def _plan(
             base_offset=bucket.rows.planned_offset,
             operations=write.operations,
             columns=spec.columns,
-            since=bucket.log.log_end_offset if is_overwrite else 0,
+            versions=range(bucket.log.log_end_offset, sys.maxsize) if is_overwrite else None,
         )
         first.setdefault(bucket, planned)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-
-from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
-from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.tablet.blocking import RunBlocking
-from streamhouse.storage_service.tablet.key_writer import KeyWrite, KeyWriter
+from streamhouse.storage_service.tablet.key_request import KeyWrite, delete_of, halves
+from streamhouse.storage_service.tablet.key_writer import KeyWriter
+from streamhouse.storage_service.tablet.older_keys import older_keys
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.transaction_chunks import StagedRows, key_writes
 from streamhouse.storage_service.tablet.transaction_files import Decision
@@ -57,21 +55,16 @@ class KeySink:
         if not self._is_overwrite:
             return
         for bucket, start in self._starts.items():
-            older = _OlderRows(self._table.key_buckets[bucket].rows, start, self._piece_bytes)
-            try:
-                await self._take_away(bucket, older)
-            finally:
-                await self._writer.on_thread(older.close)
-
-    async def _take_away(self, bucket: int, older: _OlderRows) -> None:
-        async def read() -> None:
-            await self._writer.on_thread(older.advance)
-
-        await self._stored(read, 0)
-        while (keys := older.keys) is not None:
-            deletes = np.full(keys.num_rows, OPERATION_DELETE, dtype=np.int8)
-            await self._change([KeyWrite(bucket, keys, deletes)])
-            await self._stored(read, 0)
+            pieces = older_keys(
+                self._writer,
+                self._table.key_buckets[bucket].rows,
+                start,
+                bytes_max=self._piece_bytes,
+                until_done=lambda step: self._stored(step, 0),
+            )
+            async with contextlib.aclosing(pieces):
+                async for keys in pieces:
+                    await self._change([delete_of(bucket, keys)])
 
     async def store(self, chunk: Sequence[StagedRows]) -> None:
         """See `transaction_commit._Sink`."""
@@ -99,56 +92,14 @@ class KeySink:
                 raise
         else:
             return
-        halves = [_halves(write) for write in writes]
-        await self._change([half[0] for half in halves])
-        await self._change(list(itertools.chain(*(half[1:] for half in halves))))
+        cut = [halves(write) for write in writes]
+        await self._change([parts[0] for parts in cut])
+        await self._change(list(itertools.chain(*(parts[1:] for parts in cut))))
 
     def publish(self) -> None:
         """See `transaction_commit._Sink`."""
         self._writer.publish_all()
 
 
-class _OlderRows:
-    """The keys of rows written below an offset, a piece at a time; started over after an error."""
-
-    def __init__(self, rows: KvTablet, offset: int, bytes_max: int) -> None:
-        self._rows = rows
-        self._offset = offset
-        self._bytes_max = bytes_max
-        self._pieces: Generator[pa.RecordBatch] | None = None
-        self.keys: pa.RecordBatch | None = None
-
-    def advance(self) -> None:
-        """Set `keys` to those of the next piece, None after the last; on the rows' thread."""
-        if self._pieces is None:
-            self._pieces = self._rows.keys_written_before(self._offset, bytes_max=self._bytes_max)
-        try:
-            self.keys = next(self._pieces, None)
-        except StreamhouseError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Let go of the rows' files; on their thread."""
-        if self._pieces is not None:
-            self._pieces.close()
-        self._pieces = None
-
-
 def _rounds(chunk: Sequence[StagedRows]) -> list[list[KeyWrite]]:
     return list(key_writes(chunk, rows_max=_KEY_ROUND_ROWS))
-
-
-def _halves(write: KeyWrite) -> list[KeyWrite]:
-    """Cut a write in two, unless it is one row."""
-    half = write.rows.num_rows // 2
-    if half == 0:
-        return [write]
-    operations = write.operations
-    left = None if operations is None else operations[:half]
-    right = None if operations is None else operations[half:]
-    position = write.sequence and write.sequence - (write.rows.num_rows - half)
-    return [
-        KeyWrite(write.bucket, write.rows.slice(0, half), left, sequence=position),
-        KeyWrite(write.bucket, write.rows.slice(half), right, sequence=write.sequence),
-    ]

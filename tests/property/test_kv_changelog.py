@@ -19,7 +19,9 @@ from tests.support.kv_model import Entry, KvModel, Row
 def _history(random: Random, image: str) -> KvModel:
     """Apply random changes of few keys."""
     rules = simple_rules(**{"table.changelog.image": image})
-    model = KvModel(rules.schema, rules.primary_key, rules.merge)
+    model = KvModel(
+        rules.schema, rules.primary_key, rules.merge, renews_unchanged=rules.renews_unchanged
+    )
     for _ in range(random.randrange(60)):
         row: Row = {"id": random.randrange(6), "name": str(random.randrange(3)), "amount": None}
         model.apply([("delete" if random.random() < 0.3 else "upsert", row)])

@@ -77,7 +77,9 @@ def comparable(entries: list[Entry]) -> list[Any]:
 
 def check_equal_to_model(rules: TableRules, made: list[Batch]) -> None:
     store = DictStore(rules)
-    model = KvModel(rules.schema, rules.primary_key, rules.merge)
+    model = KvModel(
+        rules.schema, rules.primary_key, rules.merge, renews_unchanged=rules.renews_unchanged
+    )
     for batch in made:
         expected = model.apply(batch.changes, batch.columns)
 

@@ -43,7 +43,12 @@ class Run:
         self.bucket = LoggedBucket(
             folder / "state", self.rules, options=self.random.choice(OPTIONS)
         )
-        self.model = KvModel(self.rules.schema, self.rules.primary_key, self.rules.merge)
+        self.model = KvModel(
+            self.rules.schema,
+            self.rules.primary_key,
+            self.rules.merge,
+            renews_unchanged=self.rules.renews_unchanged,
+        )
         self.pending: list[tuple[Batch, PlannedWrite]] = []
 
     def step(self) -> None:

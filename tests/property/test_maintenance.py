@@ -100,7 +100,7 @@ def _maintain(world: KeyTieringWorld, data: st.DataObject) -> None:
         filesystem=LakeFilesystem(world.catalog.properties),
         checkpoint=die,
     )
-    policy = MaintenancePolicy.of(state.table.properties())
+    policy = MaintenancePolicy.of(state.table)
     policy = MaintenancePolicy(rewrite=data.draw(limits), expiry=policy.expiry, orphan_age_ms_min=0)
     lake_table = world.lake().open_or_create(state.table, state.lake)
     claim = Claim(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,12 @@ class Lake:
             self._keys = {"s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
 
     @contextlib.contextmanager
-    def service(self, name: str, **more: Any) -> Iterator[tuple[ServiceProcess, StreamhouseClient]]:
+    def service(
+        self, name: str, *, options: Sequence[str] = (), **more: Any
+    ) -> Iterator[tuple[ServiceProcess, StreamhouseClient]]:
         """A service with this catalog and a data directory of that name."""
-        given = [f"--catalog-property={key}={value}" for key, value in self.properties.items()]
+        given = [*options]
+        given += [f"--catalog-property={key}={value}" for key, value in self.properties.items()]
         if self.store is not None:
             given.append("--lake-credentials=shared")
             more = {"env": self.store.environment(), **more}

@@ -45,13 +45,17 @@ class Entry:
 
 @dataclass
 class KvModel:
-    """`rows` is by key: the offset of the version, and the row."""
+    """`rows` is by key: the offset of the version, and the row.
+
+    Where it `renews_unchanged`, an upsert that changes nothing makes a new version all the same.
+    """
 
     schema: Schema
     primary_key: tuple[str, ...]
     merge: MergeRules
     rows: dict[Any, tuple[int, Row]] = field(default_factory=dict)
     log: list[Entry] = field(default_factory=list)
+    renews_unchanged: bool = False
 
     def key(self, row: Mapping[str, Any]) -> Any:
         return tuple(row[name] for name in self.primary_key)
@@ -80,7 +84,9 @@ class KvModel:
         stored = self.rows.get(key)
         version, old = stored or (None, None)
         new = self._merged(old, row, columns)
-        if new is None or (old is not None and identity(old) == identity(new)):
+        if new is None:
+            return
+        if not self.renews_unchanged and old is not None and identity(old) == identity(new):
             return
         if version is None:
             self.rows[key] = (self._emit(INSERT, None, new), new)

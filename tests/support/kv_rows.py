@@ -103,7 +103,13 @@ def table_rules(
     primary_key = tuple(f"k{i}" for i in range(len(keys)))
     properties = draw(merge) if merge is not None else {}
     rules = MergeRules.parse(properties, schema=schema, primary_key=primary_key, table="db.t")
-    return TableRules(table="db.t", schema=schema, primary_key=primary_key, merge=rules)
+    return TableRules(
+        table="db.t",
+        schema=schema,
+        primary_key=primary_key,
+        merge=rules,
+        renews_unchanged=draw(st.booleans()),
+    )
 
 
 @dataclass(frozen=True)

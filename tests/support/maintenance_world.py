@@ -56,7 +56,7 @@ class MaintenanceWorld(TieringWorld):
 
     def policy(self, path: str = "db.t") -> MaintenancePolicy:
         """What the table's properties ask for, due or not."""
-        return MaintenancePolicy.of(self.service.describe_table(path).properties())
+        return MaintenancePolicy.of(self.service.describe_table(path))
 
     def on_demand(self, path: str = "db.t") -> MaintenancePolicy:
         """The policy of `streamhouse maintain`."""

@@ -217,7 +217,7 @@ def test_maintenance_makes_few_files_of_larger_runs(world: KeyTieringWorld) -> N
         filesystem=LakeFilesystem(world.catalog.properties),
     )
     claim = Claim(epoch=state.lake.tiering_epoch, snapshot_id=state.lake.batch.snapshot_id)
-    policy = MaintenancePolicy.of(state.table.properties()).on_demand()
+    policy = MaintenancePolicy.of(state.table).on_demand()
     maintainer.maintain(opened, state.table, claim, policy=policy)
 
     table = world.lake_table(BATCH)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.errors import InvalidSchemaError, UnavailableError
+from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
@@ -339,9 +339,11 @@ def test_without_it_rows_stay_for_ever(lake: MaintenanceWorld) -> None:
     lake.check()
 
 
-def test_tables_with_a_key_cannot_have_it(lake: MaintenanceWorld) -> None:
-    with pytest.raises(InvalidSchemaError, match="ttl is for tables without a primary key"):
-        lake.create_table(primary_key=["id"], properties=TTL)
+def test_rows_by_key_do_not_leave_with_their_files(lake: MaintenanceWorld) -> None:
+    """The service deletes those that have reached their time."""
+    lake.create_table(primary_key=["id"], properties=TTL)
+    assert lake.policy().ttl_us is None
+    assert lake.policy().rewrite.slice_us is None
 
 
 def test_rows_are_not_removed_from_files_that_another_engine_rewrote(

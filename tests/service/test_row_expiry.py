@@ -1,0 +1,114 @@
+"""Rows by key that reach their time in a real service: lookups, streams and every lake agree."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.client import StreamhouseClient
+from tests.support.adoption_world import KEYED, SCHEMA, Lake, by_id, rows
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+HOUR_S = 3_600
+PROPERTIES = {
+    "table.datalake.ttl": "1d",
+    "table.datalake.changelog": "true",
+    "table.datalake.batch-layout.sort": "name",
+}
+
+
+def _wait_for_count(client: StreamhouseClient, count: int) -> None:
+    _wait_until(lambda: client.count(KEYED) == count, f"{count} rows are left")
+
+
+def _wait_until(is_so: Callable[[], bool], what: str) -> None:
+    pause = threading.Event()
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"never seen: {what}"
+        pause.wait(0.02)
+
+
+def _changes(client: StreamhouseClient) -> Counter[str]:
+    return Counter(client.read(f"{KEYED}$changelog")["__change_type"].to_pylist())
+
+
+def _found(client: StreamhouseClient) -> set[int]:
+    keys = pa.table({"id": range(700)}, schema=pa.schema([SCHEMA.field("id")]))
+    return {row["id"] for row in client.lookup(KEYED, keys).to_pylist() if row["__found"]}
+
+
+def test_old_rows_leave_every_place_and_young_ones_none(tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    lake = Lake(tmp_path / "lake")
+    process: dict[str, Any] = {
+        "command": ("-m", "tests.support.clocked_service", str(clock)),
+        "options": ("--retention-interval-ms", "50"),
+    }
+    young = by_id(rows(0, 100)) | by_id(rows(100, 200, mark="changed"))
+    with lake.service("a", **process) as (service, client):
+        client.create_database("shop")
+        client.create_table(
+            KEYED, SCHEMA, primary_key=["id"], bucket_count=2, properties=PROPERTIES
+        )
+        client.upsert(KEYED, rows(0, 700))
+        tier_once(client)
+
+        clock.write_text(str(20 * HOUR_S))
+        client.upsert(KEYED, rows(0, 100))
+        client.upsert(KEYED, rows(100, 200, mark="changed"))
+        clock.write_text(str(26 * HOUR_S))
+        _wait_for_count(client, 200)
+        assert by_id(client.read(KEYED)) == young
+        tier_once(client)
+
+        assert _found(client) == set(range(200))
+        assert by_id(client.read(KEYED)) == young
+        assert lake.judged(KEYED) == lake.judged(f"{KEYED}$batch") == young
+        changes = _changes(client)
+        assert (changes["-D"], changes["+I"], changes["+U"]) == (500, 700, 200)
+        with urllib.request.urlopen(f"{client.endpoint}/metrics") as answer:
+            assert b"streamhouse_expired_rows_total 500.0" in answer.read()
+        service.kill()
+
+    with lake.service("a", **process) as (_, client):
+        assert by_id(client.read(KEYED)) == young
+        # Who writes a row that has gone begins anew, and everybody sees a new row.
+        client.upsert(KEYED, rows(600, 610, mark="back"))
+        back = by_id(rows(600, 610, mark="back"))
+        tier_once(client)
+        assert by_id(client.read(KEYED)) == lake.judged(KEYED) == young | back
+        assert _changes(client)["+I"] == 710
+
+    # What is old is looked for at once after a start, then now and then.
+    clock.write_text(str(45 * HOUR_S))
+    with lake.service("a", **process) as (_, client):
+        _wait_for_count(client, 10)
+        tier_once(client)
+        assert lake.judged(KEYED) == lake.judged(f"{KEYED}$batch") == back
+
+    # A service that goes on from the lake alone knows no ages: rows stay their time from then on.
+    lake.lose("a")
+    with lake.service("b", **process) as (_, client):
+        client.create_database("shop")
+        client.adopt_table(KEYED, force=True)
+        assert by_id(client.read(KEYED)) == back
+        ages = (lake.folder / "b" / "tables").glob
+        _wait_until(lambda: any(ages("*/row_ages.json")), "ages")
+        clock.write_text(str(65 * HOUR_S))
+        client.upsert(KEYED, rows(0, 5))
+        assert by_id(client.read(KEYED)) == back | by_id(rows(0, 5))
+        clock.write_text(str(70 * HOUR_S))
+        _wait_for_count(client, 5)
+        tier_once(client)
+        assert lake.judged(KEYED) == by_id(rows(0, 5))
