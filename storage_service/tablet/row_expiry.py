@@ -97,7 +97,7 @@ class RowExpiry:
             except StreamhouseError as error:
                 if not table.is_dropped:
                     _logger.warning("event=expiry_failed table=%s why=%r", table.path, error)
-            except Exception as error:
+            except Exception as error:  # outermost loop: other tables go on
                 _logger.error("event=bug table=%s", table.path, exc_info=error)
 
     async def _look_at(self, table: OpenTable, ttl_ms: int) -> None:

@@ -216,8 +216,8 @@ class TabletManager:
         """Return a table; raises `DatabaseNotFoundError` or `TableNotFoundError`."""
         table = self._tables.get(path)
         if table is None:
-            # Raises unless the table is just being created or dropped.
             self._registry.table(path)
+            # It is just being created or dropped.
             raise self._registry.not_found(path)
         return table
 

@@ -15,6 +15,7 @@ import pytest
 
 from streamhouse.client import StreamhouseClient
 from tests.support.adoption_world import KEYED, SCHEMA, Lake, by_id, rows
+from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
@@ -112,3 +113,42 @@ def test_old_rows_leave_every_place_and_young_ones_none(tmp_path: Path) -> None:
         _wait_for_count(client, 5)
         tier_once(client)
         assert lake.judged(KEYED) == by_id(rows(0, 5))
+
+
+def test_rows_are_there_or_deleted_when_the_service_is_killed_on_the_way(tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    command = ("-m", "tests.support.clocked_service", str(clock))
+    arguments = ("--retention-interval-ms", "10")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+    count, ids = 10_000, pa.array(range(10_000), pa.int64())
+    kills = 0
+    while count:
+        with (
+            ServiceProcess(tmp_path / "data", *arguments, command=command) as service,
+            StreamhouseClient(service.endpoint) as client,
+        ):
+            if not kills:
+                client.create_table(
+                    "t", schema, primary_key=["id"], properties={"table.datalake.ttl": "1d"}
+                )
+                # Looking for old rows takes many pieces.
+                text = pa.array(["x" * 1_000] * len(ids))
+                client.upsert("t", pa.table([ids, text], schema=schema))
+                clock.write_text(str(30 * HOUR_S))
+            _wait_until(lambda seen=count, c=client: c.count("t") < seen, "fewer rows")
+            service.kill()
+        kills += 1
+        with (
+            ServiceProcess(tmp_path / "data", "--retention-interval-ms", "3600000") as service,
+            StreamhouseClient(service.endpoint) as client,
+        ):
+            left = set(client.read("t", columns=["id"])["id"].to_pylist())
+            found = client.lookup(
+                "t", pa.table([ids], schema=schema.empty_table().select(["id"]).schema)
+            )
+            assert {
+                row["id"] for row in found.select(["id", "__found"]).to_pylist() if row["__found"]
+            } == left
+            assert client.count("t") == len(left)
+            count = len(left)
+    assert kills > 1, "it was killed on the way"

@@ -257,7 +257,9 @@ def test_a_table_dropped_under_a_look_is_let_go_of(
     asyncio.run(scenario())
 
 
-def test_ages_outlive_the_log_and_a_restart(tmp_path: Path) -> None:
+def test_ages_outlive_the_log_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the log has forgotten is old by the marks, and young without them."""
 
     async def write() -> None:
@@ -274,7 +276,7 @@ def test_ages_outlive_the_log_and_a_restart(tmp_path: Path) -> None:
                 world.ages_file(table).rename(tmp_path / "kept.json")
             tablet = table.tablets[0]
             # As of a log that was trimmed to its end.
-            tablet.offset_for_timestamp = lambda _: tablet.log_start_offset  # type: ignore[method-assign]
+            monkeypatch.setattr(tablet, "offset_for_timestamp", lambda _: tablet.log_start_offset)
             await world.look(ahead_us=HOUR_US + 60_000_000)
             if not with_marks:
                 (tmp_path / "kept.json").rename(world.ages_file(table))
