@@ -1,4 +1,4 @@
-"""A table gets other properties: what may still be reported of the former, and what is due now."""
+"""A table gets other properties: what of the former counts no more, and what follows at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamhouse.storage_service.tablet.key_bucket import table_rules
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
-__all__ = ["changing_properties", "follow_properties"]
+__all__ = ["changing_properties"]
 
 
 @contextlib.asynccontextmanager
@@ -45,9 +45,10 @@ async def changing_properties(
             )
         await tiering.record(table, lake)
         yield
+    await _follow(table)
 
 
-async def follow_properties(table: OpenTable) -> None:
+async def _follow(table: OpenTable) -> None:
     """Let logs and rows by key be written by the table's properties from now on."""
     for tablet in table.tablets:
         tablet.change_segment_bytes_max(table.properties.log_segment_bytes)

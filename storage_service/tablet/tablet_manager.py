@@ -36,10 +36,7 @@ from streamhouse.storage_service.tablet.key_writes import write_keys
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.property_change import (
-    changing_properties,
-    follow_properties,
-)
+from streamhouse.storage_service.tablet.property_change import changing_properties
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
 from streamhouse.storage_service.tablet.table_adoption import Adoptable, adopt_table
 from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
@@ -258,7 +255,6 @@ class TabletManager:
             info = self._registry.with_properties(path, updates=updates, removals=removals)
             async with changing_properties(self.tiering, table, info):
                 table.info = await self._run_blocking(self._registry.keep, info)
-            await follow_properties(table)
             return info
 
     async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
