@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.cli.maintain import command as maintain
 from streamhouse.cli.tables import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import InvalidRequestError
@@ -39,6 +40,37 @@ def test_no_figure_is_cut_off_in_80_columns(tmp_path: Path) -> None:
         assert " ".join(heading) == "table buckets rows in the log in the lake untiered"
         assert lines[0][1:] == ["2", "1,234,577", "1,234,577", "1,234,567", "10"]
         assert lines[0][0] + "".join(line[0] for line in lines[1:] if line) == name
+
+
+def test_rows_that_have_expired_are_counted_nowhere(tmp_path: Path) -> None:
+    """They may lie in the log still, and no read finds them."""
+    properties = {"table.datalake.ttl": "1ms", "table.datalake.auto-maintenance": "false"}
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("default.t", SCHEMA, bucket_count=2, properties=properties)
+        client.append("default.t", _rows(3_000))
+        tier_once(client)
+        assert _counts(service) == ["2", "3,000", "3,000", "3,000", "0"]
+
+        given = ["default.t", "--endpoint", service.endpoint]
+        assert CliRunner().invoke(maintain, given).exit_code == 0
+        assert _counts(service) == ["2", "0", "3,000", "0", "0"]
+
+        client.append("default.t", _rows(500))
+        assert _counts(service) == ["2", "500", "3,500", "0", "500"]
+        tier_once(client)
+        client.append("default.t", _rows(70))
+        assert _counts(service) == ["2", "570", "3,570", "500", "70"]
+        assert client.read("default.t").num_rows == 570
+        (shown,) = client.status()["tables"]
+        assert (shown["row_count"], shown["tiering"]["untiered_rows"]) == (570, 70)
+
+
+def _counts(service: ServiceProcess) -> list[str]:
+    """What is shown of the only table: buckets, rows, those in log and lake, untiered."""
+    shown = CliRunner().invoke(command, ["--endpoint", service.endpoint], env={"COLUMNS": "120"})
+    assert shown.exit_code == 0, shown.output
+    (line,) = [line.split() for line in shown.output.splitlines() if line.startswith("default.t ")]
+    return line[1:]
 
 
 def test_bytes_hot_cold_and_doubled(tmp_path: Path) -> None:
