@@ -12,11 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from benchmarks.harness import SCHEMA, make_rows, median, report
-from streamhouse.tiering.parquet_writer import FileFormat, open_parquet
+from benchmarks.harness import SCHEMA, make_rows, median, pyarrow_rewrite_seconds, report
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.lake_day import BUCKETS, LakeDay, live_day
 from tests.support.maintenance_world import MaintenanceWorld
@@ -53,7 +49,9 @@ def _compaction() -> None:
             files = [path for path in world.data_files() if path.stat().st_size]
             maintainer, policy = world.maintainer(), world.on_demand()
             # Reading the manifests is part of it; importing is not.
-            limit = FILES * FILE_ROWS / _pyarrow_seconds(files, Path(folder) / "limit.parquet")
+            limit = (
+                FILES * FILE_ROWS / pyarrow_rewrite_seconds(files, Path(folder) / "limit.parquet")
+            )
             start_s = time.perf_counter()
             done = world.maintain(maintainer, policy=policy)
             rate = FILES * FILE_ROWS / (time.perf_counter() - start_s)
@@ -71,17 +69,6 @@ def _compaction() -> None:
         bar=f"at least {COMPACTION_BAR}",
         reached=median(ratios) >= COMPACTION_BAR,
     )
-
-
-def _pyarrow_seconds(files: list[Path], target: Path) -> float:
-    settings = FileFormat()
-    start_s = time.perf_counter()
-    rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in sorted(files)])
-    with pa.OSFile(str(target), "wb") as sink, open_parquet(sink, rows.schema, settings) as writer:
-        writer.write_table(rows, row_group_size=settings.row_group_rows)
-    seconds = time.perf_counter() - start_s
-    target.unlink()
-    return seconds
 
 
 def _report_day(name: str, day: LakeDay) -> None:

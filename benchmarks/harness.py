@@ -18,6 +18,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamhouse.tiering.parquet_writer import FileFormat, open_parquet
 
 __all__ = [
     "SCHEMA",
@@ -25,6 +28,7 @@ __all__ = [
     "fsynced_write_seconds",
     "make_rows",
     "percentile",
+    "pyarrow_rewrite_seconds",
     "report",
     "timed",
 ]
@@ -98,6 +102,21 @@ def fsynced_write_seconds(path: Path, pieces: Sequence[bytes]) -> float:
         os.close(fd)
     seconds = time.perf_counter() - start
     path.unlink()
+    return seconds
+
+
+def pyarrow_rewrite_seconds(files: Sequence[Path], target: Path) -> float:
+    """Read Parquet files and write their rows as one, `target`, as lake files are written.
+
+    Return the seconds; `target` is deleted.
+    """
+    settings = FileFormat()
+    start_s = time.perf_counter()
+    rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in sorted(files)])
+    with pa.OSFile(str(target), "wb") as sink, open_parquet(sink, rows.schema, settings) as writer:
+        writer.write_table(rows, row_group_size=settings.row_group_rows)
+    seconds = time.perf_counter() - start_s
+    target.unlink()
     return seconds
 
 
