@@ -36,7 +36,8 @@ _logger = logging.getLogger(__name__)
 _LOOKS_PER_TTL: Final = 24
 # Looking takes at most this part of the time, whatever the time to live.
 _BUSY_PART_MAX: Final = 0.02
-_PIECE_BYTES: Final = 1 << 20
+# Other writes have their turn after so much, which takes some milliseconds.
+_PIECE_BYTES: Final = 256 << 10
 
 
 class ExpiryObserver(Protocol):
