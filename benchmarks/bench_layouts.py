@@ -90,7 +90,7 @@ def _maintain(world: UnionWorld, role: LakeRole) -> None:
         world.lake().open_or_create(state.table, known, role=role),
         state.table,
         Claim(epoch=state.lake.tiering_epoch, snapshot_id=None),
-        policy=MaintenancePolicy.of(state.table.properties()).on_demand(),
+        policy=MaintenancePolicy.of(state.table).on_demand(),
     )
     _use_newest(world, role)
 

@@ -76,7 +76,7 @@ def _maintain(world: KeyTieringWorld, policy: MaintenancePolicy) -> MaintenanceR
 
 
 def test_all_engines_read_what_maintenance_leaves(world: KeyTieringWorld) -> None:
-    eager = MaintenancePolicy.of(world.info.properties()).on_demand()
+    eager = MaintenancePolicy.of(world.info).on_demand()
     deletes_only = replace(eager.rewrite, files_min=1_000_000, deleted_share_min=1.1, is_eager=True)
     merged = _maintain(world, replace(eager, rewrite=deletes_only))
     assert merged.rewritten is not None
