@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
@@ -56,6 +57,8 @@ WRITERS: Final = (
 # Read whole and compared as texts; what larger tables are made of, smaller ones have too.
 _ROWS_MAX: Final = 20_000
 _JAVA_TABLES_MAX: Final = 80
+# A table is a job of few tasks, and planning it takes as long as reading it, in another process.
+_SPARK_JOBS: Final = 2
 
 Answers = dict[LeftTable, tuple[Schema, list[dict[str, Any]]]]
 
@@ -144,16 +147,21 @@ def registered(answers: Answers, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.timeout(3_000)
 def test_our_format_in_spark_finds_the_same_rows(answers: Answers, registered: str) -> None:
     differing, refused = [], []
-    with spark_session() as spark:
+    with spark_session() as spark, ThreadPoolExecutor(_SPARK_JOBS) as pool:
         streamhouse.register(spark)
         reader = spark.read.format("streamhouse").option("endpoint", registered)
-        for number, (table, (schema, rows)) in enumerate(answers.items()):
+
+        def read(number: int) -> list[dict[str, Any]] | AnalysisException:
             try:
-                found = reader.load(f"left.t{number}$iceberg").toArrow().to_pylist()
+                return reader.load(f"left.t{number}$iceberg").toArrow().to_pylist()
             except AnalysisException as error:
-                refused.append(f"{table}: {error}")
-                continue
-            if in_one_form(schema, found, hides=True) != in_one_form(schema, rows, hides=True):
+                return error
+
+        found_rows = pool.map(read, range(len(answers)))
+        for (table, (schema, rows)), found in zip(answers.items(), found_rows, strict=True):
+            if isinstance(found, AnalysisException):
+                refused.append(f"{table}: {found}")
+            elif in_one_form(schema, found, hides=True) != in_one_form(schema, rows, hides=True):
                 differing.append(str(table))
     assert differing == []
     # Foreign tables that tests of refusals make: of a type we have not, with a field renamed.
