@@ -40,6 +40,11 @@ def _expires_rows(directory: Any, table: Any, state: Any) -> bool:
     return bool(load_lake_state(directory, table).expired_offsets != state.expired_offsets)
 
 
+def _deletes_old(*_: Any, written_below: int | None = None) -> bool:
+    """Whether keys are to be deleted for their age, not because somebody asks."""
+    return bool(written_below)
+
+
 def _removes_files(_: Any, commits: Any) -> bool:
     """Whether a commit to the catalog takes files out of a table and adds none."""
     snapshots = (commit.staged.current_snapshot() for commit in commits)
@@ -94,6 +99,9 @@ SERVICE_STEPS: Final = {
     "lake-state-saved": Step(_LAKE_STORE, "save_lake_state", "after"),
     "expiry-saving": Step(_LAKE_STORE, "save_lake_state", "before", _expires_rows),
     "expiry-saved": Step(_LAKE_STORE, "save_lake_state", "after", _expires_rows),
+    "rows-expiring": Step(f"{_SERVICE}.tablet.row_expiry", "delete_of", "after", _deletes_old),
+    "ages-saving": Step(f"{_SERVICE}.tablet.row_ages", "RowAges.advance", "before"),
+    "ages-saved": Step(f"{_SERVICE}.tablet.row_ages", "RowAges.advance", "after"),
     "lake-committing": Step(_CATALOG, "commit_staged", "before"),
     "lake-committed": Step(_CATALOG, "commit_staged", "after"),
     "removal-committing": Step(_CATALOG, "commit_staged", "before", _removes_files),

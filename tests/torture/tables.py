@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from streamhouse.client import StreamhouseClient
 from tests.torture.aging import AgingChecker
+from tests.torture.aging_keys import AgingKeyChecker, AgingKeyLedger, AgingKeyWriter
 from tests.torture.checkers import (
     KeyChecker,
     KeyTransactionChecker,
@@ -67,12 +68,18 @@ _VERSIONED: Final = {
 }
 
 
-# The log of the first and the last keeps all rows: there every row is seen before it has gone.
-_TTLS_MS: Final = {"aging": 1_500, "aging_layout": 2_500, "aging_overwritten": 500}
+# Where the log keeps all rows every one is seen before it has gone.
+_TTLS_MS: Final = {
+    "aging": 1_500,
+    "aging_layout": 2_500,
+    "aging_overwritten": 500,
+    "aging_keys": 1_000,
+    "aging_short_keys": 2_000,
+}
 
 
 def _aging(properties: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the properties of a log table whose rows age; a cut is read while files go."""
+    """Return the properties of a table whose rows age; a cut is read while files go."""
     return {
         **properties,
         "table.datalake.ttl": f"{_TTLS_MS[name]}ms",
@@ -127,6 +134,8 @@ _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "key_transactions": _LAKE,
     "sums": {**_NO_LAKE, **_ADDING},
     "versioned": {**_LAKE, **_VERSIONED},
+    "aging_keys": _aging({**_SIDE_KEYS, "table.log.ttl": "1d"}, "aging_keys"),
+    "aging_short_keys": _aging(_SHORT_LOG, "aging_short_keys"),
 }
 
 
@@ -179,3 +188,6 @@ def _aging_places() -> Iterator[Place]:
     yield Place(SchemaChecker(name, columns), name, LayoutChanger, columns, 1)
     name, rows = "aging_overwritten", AppendLedger()
     yield Place(AgingOverwriteChecker(name, rows, _TTLS_MS[name]), name, AgingOverwriter, rows, 1)
+    for name in ("aging_keys", "aging_short_keys"):
+        keys = AgingKeyLedger(ttl_us=_TTLS_MS[name] * 1_000)
+        yield Place(AgingKeyChecker(name, keys), name, AgingKeyWriter, keys, 1)

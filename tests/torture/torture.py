@@ -40,6 +40,7 @@ from tests.support.command_line import streamhouse
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once
 from tests.torture.aging import AgingChecker
+from tests.torture.aging_keys import AgingKeyChecker
 from tests.torture.checkers import (
     KeyChecker,
     LogChecker,
@@ -271,7 +272,7 @@ class _Era:
                 checker.check_at_end(client)
                 if client.describe_table(checker.table).properties().datalake_enabled:
                     checker.check_lake(client)
-                if isinstance(checker, AgingChecker):
+                if isinstance(checker, (AgingChecker, AgingKeyChecker)):
                     self._report.rows_aged += checker.rows_aged
             for follower, ends in self._followers:
                 follower.wait_for(ends(), _QUIET_WAIT_S)
