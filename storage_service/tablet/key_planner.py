@@ -41,7 +41,8 @@ class KeyPlanner:
     def _is_planned_together(self, requests: Sequence[KeyRequest]) -> bool:
         """Plan all of `requests` as one; False, and nothing planned, if any of them is wrong."""
         asked = [(write, request) for request in requests for write in request.writes]
-        if len(asked) < 2:
+        # What has a condition of its own is planned by itself.
+        if len(asked) < 2 or any(write.written_below is not None for write, _ in asked):
             return False
         try:
             parts = self._joint_parts(asked)

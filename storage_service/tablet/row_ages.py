@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.tablet.durable_json import read_json, replace_json
 
@@ -71,7 +71,11 @@ def _new_marks(
     if known_offset >= end:
         return
     if known_offset < start < end:
-        yield _Mark(tablet.read(start, bytes_max=1)[0].timestamp_us, start)
+        try:
+            yield _Mark(tablet.read(start, bytes_max=1)[0].timestamp_us, start)
+        except OffsetOutOfRangeError:
+            # Retention went on meanwhile; the next look finds where the log begins then.
+            return
         known_offset = start
     for time_us in times_us:
         offset = _logged_end(tablet, time_us)
@@ -95,6 +99,9 @@ def _thinned(marks: Sequence[_Mark], *, old_us: int, step_us: int) -> list[_Mark
     first = max(bisect_right(marks, old_us - 1, key=_timestamp_us) - 1, 0)
     kept: list[_Mark] = []
     for mark in marks[first:]:
+        # After the clock was set back, a later mark says more about fewer or equal times.
+        while kept and kept[-1].timestamp_us >= mark.timestamp_us:
+            kept.pop()
         if len(kept) > 1 and mark.timestamp_us - kept[-2].timestamp_us <= step_us:
             kept.pop()
         kept.append(mark)

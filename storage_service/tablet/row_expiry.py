@@ -56,6 +56,9 @@ class _Looked:
     next_s: float = 0.0
     ends: dict[int, int] = field(default_factory=dict)
     """bucket -> below which offset every row was looked at."""
+    deleted: int = 0
+    looking_s: float = 0.0
+    """What the last look did."""
 
 
 class RowExpiry:
@@ -113,40 +116,48 @@ class RowExpiry:
 
         # Nothing may be lost of what the log knows, whether or not it is time to look.
         await self._run_blocking(advance)
-        started_s = self._monotonic_s()
-        if started_s < looked.next_s:
+        if self._monotonic_s() < looked.next_s:
             return
         ends = await self._run_blocking(_ends_before, table, looked.ages, now_us - age_us)
         due = {b: end for b, end in ends.items() if end > looked.ends.get(b, 0)}
         if not due:
             return
-        count = 0
+        looked.deleted, looked.looking_s = 0, 0.0
         for bucket, end in due.items():
-            count += await self._sweep(table, bucket, end)
+            await self._sweep(table, looked, bucket, end)
+            if not _is_asked_for(table, ttl_ms):
+                break
             looked.ends[bucket] = end
-        ended_s = self._monotonic_s()
-        pause_s = max(ttl_ms / 1_000 / _LOOKS_PER_TTL, (ended_s - started_s) / _BUSY_PART_MAX)
-        looked.next_s = ended_s + pause_s
-        if count:
-            _logger.info("event=expired table=%s rows=%d", table.path, count)
+        else:
+            # Only of looking there can be less: the rows that are old are deleted once, whenever.
+            pause_s = max(ttl_ms / 1_000 / _LOOKS_PER_TTL, looked.looking_s / _BUSY_PART_MAX)
+            looked.next_s = self._monotonic_s() + pause_s
+        if looked.deleted:
+            _logger.info("event=expired table=%s rows=%d", table.path, looked.deleted)
 
-    async def _sweep(self, table: OpenTable, bucket: int, end: int) -> int:
-        """Delete every row of a bucket that has a version below `end`; return how many."""
+    async def _sweep(self, table: OpenTable, looked: _Looked, bucket: int, end: int) -> None:
+        """Delete every row of a bucket that has a version below `end`, while that is asked for."""
         assert table.key_writer is not None
-        deleted = 0
         self._check_room()
         rows = table.key_buckets[bucket].rows
         pieces = older_keys(table.key_writer, rows, end, bytes_max=_PIECE_BYTES)
         async with contextlib.aclosing(pieces):
-            async for keys in pieces:
-                if table.is_dropped:
-                    break
+            while True:
+                started_s = self._monotonic_s()
+                keys = await anext(pieces, None)
+                looked.looking_s += self._monotonic_s() - started_s
+                # The owner may have said otherwise while rows were looked at.
+                if keys is None or not _is_asked_for(table, looked.ttl_ms):
+                    return
                 if keys.num_rows:
                     self._check_room()
                     count = await _delete(table, delete_of(bucket, keys, written_below=end))
                     self._observer.rows_expired(count)
-                    deleted += count
-        return deleted
+                    looked.deleted += count
+
+
+def _is_asked_for(table: OpenTable, ttl_ms: int) -> bool:
+    return table.properties.datalake_ttl_ms == ttl_ms and not table.is_dropped
 
 
 def _ends_before(table: OpenTable, ages: RowAges, old_us: int) -> dict[int, int]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import (
@@ -20,65 +19,11 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.tablet import key_writes, row_expiry
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
-from streamhouse.storage_service.tablet.key_request import KeyWrite, delete_of
+from streamhouse.storage_service.tablet.key_request import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.row_ages import RowAges
-from streamhouse.storage_service.tablet.row_expiry import RowExpiry
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
-
-HOUR_US = 3_600_000_000
-TTL = {"table.datalake.ttl": "1h"}
-
-
-class _World:
-    """One service's tables, and what looks after the age of their rows."""
-
-    def __init__(self, manager: TabletManager) -> None:
-        self.manager = manager
-        self.ahead_us = 0
-        self.monotonic_s = 0.0
-        self.room: list[OverloadedError] = []
-        self.expired: list[int] = []
-        self.expiry = RowExpiry(
-            tables=manager.open_tables,
-            ages_file=self.ages_file,
-            check_room=self._check_room,
-            run_blocking=manager._run_blocking,
-            clock_us=lambda: clock_us() + self.ahead_us,
-            observer=self,
-            monotonic_s=lambda: self.monotonic_s,
-        )
-
-    def ages_file(self, table: OpenTable) -> Path:
-        return self.manager.directory.row_ages_file(table.info.table_id)
-
-    def rows_expired(self, count: int) -> None:
-        self.expired.append(count)
-
-    def _check_room(self) -> None:
-        if self.room:
-            raise self.room[0]
-
-    async def table(self, name: str = "db", *, properties: dict[str, str] = TTL) -> OpenTable:
-        return await self.manager.create_table(
-            table_descriptor(f"default.{name}", primary_key=("id",), properties=properties)
-        )
-
-    async def upsert(self, table: OpenTable, ids: Iterable[int], name: str = "n") -> Appended:
-        chosen = list(ids)
-        rows = pa.record_batch([pa.array(chosen, pa.int64()), [name] * len(chosen)], schema=EVENTS)
-        return await self.manager.write_keys(table, [KeyWrite(0, rows)], columns=None, writer_id=0)
-
-    async def look(self, *, ahead_us: int = 2 * HOUR_US) -> None:
-        self.ahead_us = ahead_us
-        await self.expiry.look()
-
-
-def _ids(table: OpenTable) -> list[int]:
-    keys = pa.record_batch([pa.array(range(100), pa.int64())], names=["id"])
-    ids: list[int] = table.key_buckets[0].rows.lookup(keys).rows.column("id").to_pylist()
-    return ids
+from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, ids_of
+from tests.support.in_process_service import open_manager, table_descriptor
 
 
 def test_a_row_written_between_look_and_delete_stays(
@@ -86,7 +31,7 @@ def test_a_row_written_between_look_and_delete_stays(
 ) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table = await world.table()
             await world.upsert(table, range(10))
 
@@ -100,32 +45,9 @@ def test_a_row_written_between_look_and_delete_stays(
             monkeypatch.setattr(row_expiry, "write_keys", write_first)
             await world.look()
 
-            assert _ids(table) == [3, 4]
+            assert ids_of(table) == [3, 4]
             assert world.expired == [8]
             assert table.row_count == 2
-
-    asyncio.run(scenario())
-
-
-def test_a_delete_on_a_condition_is_planned_apart_from_other_writes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = _World(manager)
-            table = await world.table()
-            await world.upsert(table, range(10))
-            keys = pa.record_batch([pa.array(range(10), pa.int64())], names=["id"])
-
-            async def delete() -> Appended:
-                write = delete_of(0, keys, written_below=10)
-                return await manager.write_keys(table, [write], columns=None, writer_id=0)
-
-            # They wait together, so that they are one round.
-            answers = await asyncio.gather(
-                world.upsert(table, [1]), delete(), delete(), world.upsert(table, [2])
-            )
-
-            assert [a.ranges[0] for a in answers] == [(10, 12), (12, 21), (21, 21), (21, 22)]
-            assert _ids(table) == [1, 2]
 
     asyncio.run(scenario())
 
@@ -135,25 +57,25 @@ def test_rows_are_looked_at_only_now_and_then_but_at_once_when_the_time_changes(
 ) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table = await world.table()
             await world.upsert(table, [1])
             await world.look()
-            assert _ids(table) == []
+            assert ids_of(table) == []
 
             await world.upsert(table, [2])
             await world.look(ahead_us=4 * HOUR_US)
-            assert _ids(table) == [2], "a twenty-fourth of an hour has not passed"
+            assert ids_of(table) == [2], "a twenty-fourth of an hour has not passed"
             world.monotonic_s += 3_600 / 24
             await world.look(ahead_us=4 * HOUR_US)
-            assert _ids(table) == []
+            assert ids_of(table) == []
 
             await world.upsert(table, [3])
             await manager.alter_properties(
                 table.path, updates={"table.datalake.ttl": "2h"}, removals=()
             )
             await world.look(ahead_us=8 * HOUR_US)
-            assert _ids(table) == []
+            assert ids_of(table) == []
 
     asyncio.run(scenario())
 
@@ -163,7 +85,7 @@ def test_an_upsert_that_changes_nothing_counts_from_when_the_table_has_a_time_to
 ) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table = await world.table(properties={})
             await world.upsert(table, [1])
             assert (await world.upsert(table, [1])).ranges == {0: (1, 1)}, "no change"
@@ -175,16 +97,68 @@ def test_an_upsert_that_changes_nothing_counts_from_when_the_table_has_a_time_to
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("updates", [{}, {"table.datalake.ttl": "10d"}])
+def test_nothing_more_is_deleted_once_the_owner_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            world = ExpiryWorld(manager)
+            table = await world.table()
+            await world.upsert(table, range(2_000), "x" * 500)
+
+            async def alter_then(
+                of: OpenTable, writes: Sequence[KeyWrite], **others: Any
+            ) -> Appended:
+                appended = await key_writes.write_keys(of, writes, **others)
+                await manager.alter_properties(
+                    table.path, updates=updates, removals=[] if updates else list(TTL)
+                )
+                return appended
+
+            monkeypatch.setattr(row_expiry, "write_keys", alter_then)
+            await world.look()
+
+            assert len(world.expired) == 1, "the piece that was on its way"
+            assert table.row_count == 2_000 - world.expired[0] > 0
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else more is to be deleted after it, which makes the next pause longer, without end."""
+
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            world = ExpiryWorld(manager)
+            table = await world.table()
+
+            async def slowly(*of: Any, **others: Any) -> Appended:
+                world.monotonic_s += 1_000
+                return await key_writes.write_keys(*of, **others)
+
+            monkeypatch.setattr(row_expiry, "write_keys", slowly)
+            for hours in (2, 4, 6):
+                await world.upsert(table, [1])
+                await world.look(ahead_us=hours * HOUR_US)
+                assert ids_of(table) == []
+                world.monotonic_s += 3_600 / 24
+
+    asyncio.run(scenario())
+
+
 def test_large_rows_are_deleted_in_pieces_that_the_log_takes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path, batch_bytes_max=100_000) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table = await world.table()
             for i in range(40):
                 await world.upsert(table, [i], "x" * 20_000)
             await world.look()
 
-            assert _ids(table) == []
+            assert ids_of(table) == []
             assert sum(world.expired) == 40
 
     asyncio.run(scenario())
@@ -195,18 +169,18 @@ def test_nothing_is_deleted_while_the_disk_budget_is_used_up(
 ) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table = await world.table()
             await world.upsert(table, [1])
             world.room.append(OverloadedError("full"))
             await world.look()
-            assert _ids(table) == [1]
+            assert ids_of(table) == [1]
             assert "expiry_failed" in caplog.text
 
             # It is tried again with the next look, not only when it would be due.
             world.room.clear()
             await world.look()
-            assert _ids(table) == []
+            assert ids_of(table) == []
 
     asyncio.run(scenario())
 
@@ -216,14 +190,14 @@ def test_a_table_that_fails_keeps_no_other_from_its_turn(
 ) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             first, second = await world.table("first"), await world.table("second")
             for table in (first, second):
                 await world.upsert(table, [1])
             world.ages_file(first).write_text('{"0": [[1]]}')
             await world.look()
 
-            assert (_ids(first), _ids(second)) == ([1], [])
+            assert (ids_of(first), ids_of(second)) == ([1], [])
             assert "row_ages.json holds no ages of rows" in caplog.text
 
     asyncio.run(scenario())
@@ -234,7 +208,7 @@ def test_a_table_dropped_under_a_look_is_let_go_of(
 ) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table, other = await world.table(), await world.table("other")
             for each in (table, other):
                 await world.upsert(each, range(5))
@@ -250,7 +224,7 @@ def test_a_table_dropped_under_a_look_is_let_go_of(
             await world.look()
 
             assert [t.path for t in manager.open_tables()] == [other.path]
-            assert _ids(other) == []
+            assert ids_of(other) == []
             assert "expiry_failed" not in caplog.text
             assert "event=bug" not in caplog.text
 
@@ -264,13 +238,13 @@ def test_ages_outlive_the_log_and_a_restart(
 
     async def write() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             await world.upsert(await world.table(), range(5))
             await world.look(ahead_us=0)
 
     async def left(*, with_marks: bool) -> list[int]:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             (table,) = manager.open_tables()
             if not with_marks:
                 world.ages_file(table).rename(tmp_path / "kept.json")
@@ -280,7 +254,7 @@ def test_ages_outlive_the_log_and_a_restart(
             await world.look(ahead_us=HOUR_US + 60_000_000)
             if not with_marks:
                 (tmp_path / "kept.json").rename(world.ages_file(table))
-            return _ids(table)
+            return ids_of(table)
 
     asyncio.run(write())
     assert asyncio.run(left(with_marks=False)) == [0, 1, 2, 3, 4]
@@ -310,7 +284,7 @@ def test_a_table_whose_rows_are_never_deleted_has_no_time_to_live(
 def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_manager(tmp_path) as manager:
-            world = _World(manager)
+            world = ExpiryWorld(manager)
             table = await world.table()
             ages = RowAges(tmp_path / "ages.json")
             start_us = clock_us()

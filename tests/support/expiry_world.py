@@ -1,0 +1,81 @@
+"""One service's tables whose rows by key age, and what looks after them, with clocks to set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.tablet.appended import Appended
+from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.key_request import KeyWrite
+from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.row_expiry import RowExpiry
+from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+from tests.support.in_process_service import EVENTS, table_descriptor
+
+__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "ids_of"]
+
+HOUR_US = 3_600_000_000
+TTL = {"table.datalake.ttl": "1h"}
+
+
+class ExpiryWorld:
+    """See the module. `room` is what refuses more rows; `expired` counts each piece."""
+
+    def __init__(self, manager: TabletManager) -> None:
+        self.manager = manager
+        self.ahead_us = 0
+        self.monotonic_s = 0.0
+        self.room: list[OverloadedError] = []
+        self.expired: list[int] = []
+        self.expiry = RowExpiry(
+            tables=manager.open_tables,
+            ages_file=self.ages_file,
+            check_room=self._check_room,
+            run_blocking=manager._run_blocking,
+            clock_us=lambda: clock_us() + self.ahead_us,
+            observer=self,
+            monotonic_s=lambda: self.monotonic_s,
+        )
+
+    def ages_file(self, table: OpenTable) -> Path:
+        """Where the marks of a table are."""
+        return self.manager.directory.row_ages_file(table.info.table_id)
+
+    def rows_expired(self, count: int) -> None:
+        """Be told of deleted rows."""
+        self.expired.append(count)
+
+    def _check_room(self) -> None:
+        if self.room:
+            raise self.room[0]
+
+    async def table(self, name: str = "db", *, properties: dict[str, str] = TTL) -> OpenTable:
+        """Make a table of one bucket."""
+        return await self.manager.create_table(
+            table_descriptor(f"default.{name}", primary_key=("id",), properties=properties)
+        )
+
+    async def upsert(
+        self, table: OpenTable, ids: Iterable[int], name: str = "n", *, bucket: int = 0
+    ) -> Appended:
+        """Write rows of these ids to a bucket."""
+        chosen = list(ids)
+        rows = pa.record_batch([pa.array(chosen, pa.int64()), [name] * len(chosen)], schema=EVENTS)
+        write = KeyWrite(bucket, rows)
+        return await self.manager.write_keys(table, [write], columns=None, writer_id=0)
+
+    async def look(self, *, ahead_us: int = 2 * HOUR_US) -> None:
+        """Look as of that time."""
+        self.ahead_us = ahead_us
+        await self.expiry.look()
+
+
+def ids_of(table: OpenTable) -> list[int]:
+    """Return the ids below 100 that the first bucket has."""
+    keys = pa.record_batch([pa.array(range(100), pa.int64())], names=["id"])
+    ids: list[int] = table.key_buckets[0].rows.lookup(keys).rows.column("id").to_pylist()
+    return ids
