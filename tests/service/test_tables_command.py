@@ -65,6 +65,16 @@ def test_rows_that_have_expired_are_counted_nowhere(tmp_path: Path) -> None:
         assert (shown["row_count"], shown["tiering"]["untiered_rows"]) == (570, 70)
 
 
+def test_rows_by_key_are_counted_not_their_changes(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("default.t", SCHEMA, primary_key=["id"])
+        client.upsert("default.t", _rows(100))
+        tier_once(client)
+        client.delete("default.t", _rows(40).select(["id"]))
+
+        assert _counts(service) == ["1", "60", "140", "100", "40"]
+
+
 def _counts(service: ServiceProcess) -> list[str]:
     """What is shown of the only table: buckets, rows, those in log and lake, untiered."""
     shown = CliRunner().invoke(command, ["--endpoint", service.endpoint], env={"COLUMNS": "120"})

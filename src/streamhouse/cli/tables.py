@@ -39,7 +39,8 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
 
 def _overview(client: StorageClient) -> Table:
     rounds = _rounds(client)
-    rows = [_row(client.table_state(path), rounds.get(path)) for path in client.list_tables()]
+    states = [client.table_state(path) for path in client.list_tables()]
+    rows = [_row(client, state, rounds.get(str(state.table.path))) for state in states]
     headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
     # Narrow: 80 columns are few. Names are folded when they must be, figures never.
     overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -52,20 +53,25 @@ def _overview(client: StorageClient) -> Table:
             overview.add_column(heading)
     for row in rows:
         overview.add_row(*row[: len(overview.columns)])
+    if any(state.table.is_primary_key_table for state in states):
+        overview.caption = "with a primary key: rows, and changes in the log, the lake and untiered"
     return overview
 
 
-def _row(state: TableState, status: dict[str, Any] | None) -> tuple[str, ...]:
+def _row(
+    client: StorageClient, state: TableState, status: dict[str, Any] | None
+) -> tuple[str, ...]:
     positions = state.positions.values()
-    rows = sum(p.high_watermark - p.first_offset for p in positions)
+    written = sum(p.high_watermark - p.first_offset for p in positions)
+    is_keyed = state.table.is_primary_key_table
     tiered = sum(max(p.tiered_offset - p.first_offset, 0) for p in positions)
     return (
         str(state.table.path),
         str(state.table.bucket_count),
-        f"{rows:,}",
+        f"{client.count(str(state.table.path)) if is_keyed else written:,}",
         f"{sum(p.high_watermark - p.log_start_offset for p in positions):,}",
         f"{tiered:,}",
-        f"{rows - tiered:,}",
+        f"{written - tiered:,}",
         _tiering(status, is_tiered=state.table.properties().datalake_enabled),
     )
 
