@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -122,18 +122,32 @@ class RowExpiry:
         due = {b: end for b, end in ends.items() if end > looked.ends.get(b, 0)}
         if not due:
             return
+        await self._sweep_all(table, looked, due)
+
+    async def _sweep_all(self, table: OpenTable, looked: _Looked, due: Mapping[int, int]) -> None:
+        """Sweep the buckets of `due` up to their ends; raises when all had their turn."""
         looked.deleted, looked.looking_s = 0, 0.0
+        failed: StreamhouseError | None = None
         for bucket, end in due.items():
-            await self._sweep(table, looked, bucket, end)
-            if not _is_asked_for(table, ttl_ms):
+            try:
+                await self._sweep(table, looked, bucket, end)
+            except StreamhouseError as error:
+                # One that takes no writes keeps no other from its turn.
+                failed = failed or error
+                continue
+            if not _is_asked_for(table, looked.ttl_ms):
                 break
             looked.ends[bucket] = end
         else:
             # Only of looking there can be less: the rows that are old are deleted once, whenever.
-            pause_s = max(ttl_ms / 1_000 / _LOOKS_PER_TTL, looked.looking_s / _BUSY_PART_MAX)
+            pause_s = looked.looking_s / _BUSY_PART_MAX
+            if failed is None:
+                pause_s = max(looked.ttl_ms / 1_000 / _LOOKS_PER_TTL, pause_s)
             looked.next_s = self._monotonic_s() + pause_s
         if looked.deleted:
             _logger.info("event=expired table=%s rows=%d", table.path, looked.deleted)
+        if failed is not None:
+            raise failed
 
     async def _sweep(self, table: OpenTable, looked: _Looked, bucket: int, end: int) -> None:
         """Delete every row of a bucket that has a version below `end`, while that is asked for."""

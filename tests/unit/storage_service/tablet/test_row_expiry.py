@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import (
@@ -16,7 +17,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     OverloadedError,
 )
-from streamhouse.storage_service.tablet import key_writes, row_expiry
+from streamhouse.storage_service.tablet import key_writes, older_keys, row_expiry
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.key_request import KeyWrite
@@ -199,6 +200,34 @@ def test_a_table_that_fails_keeps_no_other_from_its_turn(
 
             assert (ids_of(first), ids_of(second)) == ([1], [])
             assert "row_ages.json holds no ages of rows" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            world = ExpiryWorld(manager)
+            table = await manager.create_table(
+                table_descriptor("default.db", primary_key=("id",), bucket_count=3, properties=TTL)
+            )
+            for bucket in range(3):
+                await world.upsert(table, [bucket], bucket=bucket)
+            table.key_buckets[1].fail("it was told so")
+
+            async def slow_keys(*of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
+                world.monotonic_s += 1
+                async for keys in older_keys.older_keys(*of, **others):
+                    yield keys
+
+            monkeypatch.setattr(row_expiry, "older_keys", slow_keys)
+            for later_s, failures in ((0, 1), (100, 1), (100, 2)):
+                world.monotonic_s += later_s
+                await world.look()
+                assert [bucket.row_count for bucket in table.key_buckets] == [0, 1, 0]
+                assert caplog.text.count("bucket 1: its rows are out of use, it") == failures
 
     asyncio.run(scenario())
 
