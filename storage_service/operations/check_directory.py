@@ -26,6 +26,7 @@ from streamhouse.storage_service.operations.findings import (
 from streamhouse.storage_service.tablet.data_directory import DROPPED_SUFFIX, DataDirectory
 from streamhouse.storage_service.tablet.durable_json import read_json
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
+from streamhouse.storage_service.tablet.row_ages import RowAges
 
 __all__ = ["LakeCheck", "check_directory", "unused"]
 
@@ -129,6 +130,26 @@ def _check_table(
                 f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
                 " retention takes them while table.datalake.enabled is false",
             )
+    if info.is_primary_key_table:
+        _check_ages(directory.row_ages_file(info.table_id), facts, report)
     check_transactions(directory.transactions(info.table_id), info, report)
     if lake_check is not None and lake.snapshot_id is not None:
         lake_check(info, lake, facts, report)
+
+
+def _check_ages(file: Path, facts: TableFacts, report: CheckReport) -> None:
+    where = f"table '{facts.path}'"
+    try:
+        known = RowAges(file).ends()
+    except StreamhouseError as error:
+        report.error(where, error.message)
+        return
+    for found in facts.buckets:
+        end = known.get(found.bucket, 0)
+        if end > found.log_end_offset:
+            report.error(
+                f"{where}, bucket {found.bucket}",
+                f"{file.name} has ages of changes up to offset {end}, but the log ends at"
+                f" {found.log_end_offset}: what is written there would be deleted as old; remove"
+                " the file, and rows count from the next start on",
+            )

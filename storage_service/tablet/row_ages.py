@@ -38,6 +38,10 @@ class RowAges:
         self._file = file
         self._marks = _load(file)
 
+    def ends(self) -> dict[int, int]:
+        """Return bucket -> the greatest offset below which a time is known, of those with any."""
+        return {bucket: marks[-1].offset for bucket, marks in self._marks.items() if marks}
+
     def advance(self, tablets: Sequence[LogTablet], *, now_us: int, age_us: int) -> None:
         """Add what the logs know, for who will ask for rows older than `age_us`; durable then."""
         step_us = max(age_us // _STEPS_PER_AGE, _STEP_US_MIN)
@@ -119,11 +123,13 @@ def _timestamp_us(mark: _Mark) -> int:
 def _load(file: Path) -> Mapping[int, Sequence[_Mark]]:
     if not file.exists():
         return {}
-    value: dict[str, Any] = read_json(file)
     try:
+        value: dict[str, Any] = read_json(file)
         return {
             int(bucket): [_Mark(int(time_us), int(offset)) for time_us, offset in marks]
             for bucket, marks in value.items()
         }
-    except (TypeError, ValueError) as error:
-        raise CorruptDataError(f"{file} holds no ages of rows: {error}") from error
+    except (CorruptDataError, TypeError, ValueError) as error:
+        raise CorruptDataError(
+            f"{file} holds no ages of rows ({error}); remove it, and they count from then on"
+        ) from error

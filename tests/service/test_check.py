@@ -216,6 +216,14 @@ def _damage_decision(data: Path) -> None:
     next((data / "tables" / "2" / "transactions").glob("*.decision")).write_text("{}")
 
 
+def _damage_ages(data: Path) -> None:
+    (data / "tables" / "2" / "row_ages.json").write_text('{"0": [[1]]}')
+
+
+def _ages_of_another_log(data: Path) -> None:
+    (data / "tables" / "2" / "row_ages.json").write_text('{"0": [[1, 5], [2, 9000]]}')
+
+
 def _damage_table(data: Path) -> None:
     (data / "tables" / "1" / "table.json").write_text("{")
 
@@ -258,6 +266,8 @@ def _batch_goes_back(data: Path) -> None:
         (_lose_row_by_key, "the changelog has, and the rows by key have not"),
         (_change_row_by_key, "differ from the changelog"),
         (_damage_decision, ".decision is unreadable"),
+        (_damage_ages, "row_ages.json holds no ages of rows"),
+        (_ages_of_another_log, "has ages of changes up to offset 9000, but the log ends at"),
         (_damage_table, "unreadable"),
         (_lose_lake_file, "cannot be opened"),
         (_lose_lake_table, "has no lake table"),

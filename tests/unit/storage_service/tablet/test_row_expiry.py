@@ -332,8 +332,11 @@ def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_damaged_file_of_ages_is_named(tmp_path: Path) -> None:
-    (tmp_path / "row_ages.json").write_text('{"a": []}')
+@pytest.mark.parametrize("content", ['{"a": []}', '{"0": [[1]]}', "{", "[]"])
+def test_a_damaged_file_of_ages_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "row_ages.json").write_text(content)
 
-    with pytest.raises(CorruptDataError, match=r"row_ages\.json holds no ages of rows"):
+    with pytest.raises(
+        CorruptDataError, match=r"row_ages\.json holds no ages of rows .* remove it"
+    ):
         RowAges(tmp_path / "row_ages.json")
