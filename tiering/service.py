@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
     FencedError,
     NotFoundError,
     OverloadedError,
+    StorageFailedError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
@@ -149,7 +150,7 @@ class TieringService:
                 try:
                     answer = self.client.claim_tiering(self.worker_id, tables=self.tables)
                     errors_in_a_row = 0
-                except (*_PASSING, NotFoundError) as error:
+                except (*_PASSING, StorageFailedError, NotFoundError) as error:
                     _logger.warning("no table claimed: %s", error)
                     wait_s = min(_ERROR_WAIT_S_FIRST * 2**errors_in_a_row, IDLE_WAIT_S_MAX)
                     errors_in_a_row = min(errors_in_a_row + 1, 10)

@@ -10,6 +10,7 @@ import pytest
 
 from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.errors import (
+    StorageFailedError,
     TableNotFoundError,
     UnauthorizedError,
     UnavailableError,
@@ -221,6 +222,16 @@ def test_an_unreachable_service_is_asked_less_and_less_often(
     waits = _forever(world, monkeypatch, *[UnavailableError("down")] * 7)
 
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_service_whose_disk_is_full_is_asked_again(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = TieringIdle(reason="leased", retry_after_ms=50)
+
+    waits = _forever(world, monkeypatch, StorageFailedError("disk full"), idle)
+
+    assert waits == [0.2, 0.05]
 
 
 def test_a_wrong_token_ends_the_loop(world: TieringWorld, monkeypatch: pytest.MonkeyPatch) -> None:
