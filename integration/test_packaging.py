@@ -34,10 +34,12 @@ spark.stop()
 
 
 def _run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+    # Whoever runs the tests with another tree on the path must not meet it here.
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, **environment},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=240,
