@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,9 +16,9 @@ from streamhouse.storage_service.tablet.key_request import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.row_expiry import RowExpiry
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from tests.support.in_process_service import EVENTS, table_descriptor
+from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
-__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "ids_of"]
+__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "ids_of", "run"]
 
 HOUR_US = 3_600_000_000
 TTL = {"table.datalake.ttl": "1h"}
@@ -79,3 +81,13 @@ def ids_of(table: OpenTable) -> list[int]:
     keys = pa.record_batch([pa.array(range(100), pa.int64())], names=["id"])
     ids: list[int] = table.key_buckets[0].rows.lookup(keys).rows.column("id").to_pylist()
     return ids
+
+
+def run(data_dir: Path, scenario: Callable[[ExpiryWorld], Awaitable[None]], **config: Any) -> None:
+    """Run `scenario` in a world of its own, on the tables of a directory."""
+
+    async def in_world() -> None:
+        async with open_manager(data_dir, **config) as manager:
+            await scenario(ExpiryWorld(manager))
+
+    asyncio.run(in_world())

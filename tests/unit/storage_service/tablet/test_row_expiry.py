@@ -23,107 +23,97 @@ from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.key_request import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.row_ages import RowAges
-from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, ids_of
+from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, ids_of, run
 from tests.support.in_process_service import open_manager, table_descriptor
 
 
 def test_a_row_written_between_look_and_delete_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
-            await world.upsert(table, range(10))
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
+        await world.upsert(table, range(10))
 
-            async def write_first(
-                table: OpenTable, writes: Sequence[KeyWrite], **others: Any
-            ) -> Appended:
-                assert writes[0].rows.num_rows == 10, "all were found to be old"
-                await world.upsert(table, [3, 4])
-                return await key_writes.write_keys(table, writes, **others)
+        async def write_first(
+            table: OpenTable, writes: Sequence[KeyWrite], **others: Any
+        ) -> Appended:
+            assert writes[0].rows.num_rows == 10, "all were found to be old"
+            await world.upsert(table, [3, 4])
+            return await key_writes.write_keys(table, writes, **others)
 
-            monkeypatch.setattr(row_expiry, "write_keys", write_first)
-            await world.look()
+        monkeypatch.setattr(row_expiry, "write_keys", write_first)
+        await world.look()
 
-            assert ids_of(table) == [3, 4]
-            assert world.expired == [8]
-            assert table.row_count == 2
+        assert ids_of(table) == [3, 4]
+        assert world.expired == [8]
+        assert table.row_count == 2
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_rows_are_looked_at_only_now_and_then_but_at_once_when_the_time_changes(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
-            await world.upsert(table, [1])
-            await world.look()
-            assert ids_of(table) == []
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
+        await world.upsert(table, [1])
+        await world.look()
+        assert ids_of(table) == []
 
-            await world.upsert(table, [2])
-            await world.look(ahead_us=4 * HOUR_US)
-            assert ids_of(table) == [2], "a twenty-fourth of an hour has not passed"
-            world.monotonic_s += 3_600 / 24
-            await world.look(ahead_us=4 * HOUR_US)
-            assert ids_of(table) == []
+        await world.upsert(table, [2])
+        await world.look(ahead_us=4 * HOUR_US)
+        assert ids_of(table) == [2], "a twenty-fourth of an hour has not passed"
+        world.monotonic_s += 3_600 / 24
+        await world.look(ahead_us=4 * HOUR_US)
+        assert ids_of(table) == []
 
-            await world.upsert(table, [3])
-            await manager.alter_properties(
-                table.path, updates={"table.datalake.ttl": "2h"}, removals=()
-            )
-            await world.look(ahead_us=8 * HOUR_US)
-            assert ids_of(table) == []
+        await world.upsert(table, [3])
+        await world.manager.alter_properties(
+            table.path, updates={"table.datalake.ttl": "2h"}, removals=()
+        )
+        await world.look(ahead_us=8 * HOUR_US)
+        assert ids_of(table) == []
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_an_upsert_that_changes_nothing_counts_from_when_the_table_has_a_time_to_live(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table(properties={})
-            await world.upsert(table, [1])
-            assert (await world.upsert(table, [1])).ranges == {0: (1, 1)}, "no change"
-            await manager.alter_properties(table.path, updates=TTL, removals=())
-            assert (await world.upsert(table, [1])).ranges == {0: (1, 3)}, "-U and +U"
-            await manager.alter_properties(table.path, updates={}, removals=list(TTL))
-            assert (await world.upsert(table, [1])).ranges == {0: (3, 3)}
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table(properties={})
+        await world.upsert(table, [1])
+        assert (await world.upsert(table, [1])).ranges == {0: (1, 1)}, "no change"
+        await world.manager.alter_properties(table.path, updates=TTL, removals=())
+        assert (await world.upsert(table, [1])).ranges == {0: (1, 3)}, "-U and +U"
+        await world.manager.alter_properties(table.path, updates={}, removals=list(TTL))
+        assert (await world.upsert(table, [1])).ranges == {0: (3, 3)}
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("updates", [{}, {"table.datalake.ttl": "10d"}])
 def test_nothing_more_is_deleted_once_the_owner_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: dict[str, str]
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
-            await world.upsert(table, range(2_000), "x" * 500)
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
+        await world.upsert(table, range(2_000), "x" * 500)
 
-            async def alter_then(
-                of: OpenTable, writes: Sequence[KeyWrite], **others: Any
-            ) -> Appended:
-                appended = await key_writes.write_keys(of, writes, **others)
-                await manager.alter_properties(
-                    table.path, updates=updates, removals=[] if updates else list(TTL)
-                )
-                return appended
+        async def alter_then(of: OpenTable, writes: Sequence[KeyWrite], **others: Any) -> Appended:
+            appended = await key_writes.write_keys(of, writes, **others)
+            await world.manager.alter_properties(
+                table.path, updates=updates, removals=[] if updates else list(TTL)
+            )
+            return appended
 
-            monkeypatch.setattr(row_expiry, "write_keys", alter_then)
-            await world.look()
+        monkeypatch.setattr(row_expiry, "write_keys", alter_then)
+        await world.look()
 
-            assert len(world.expired) == 1, "the piece that was on its way"
-            assert table.row_count == 2_000 - world.expired[0] > 0
+        assert len(world.expired) == 1, "the piece that was on its way"
+        assert table.row_count == 2_000 - world.expired[0] > 0
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted(
@@ -131,133 +121,119 @@ def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted(
 ) -> None:
     """Else more is to be deleted after it, which makes the next pause longer, without end."""
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
 
-            async def slowly(*of: Any, **others: Any) -> Appended:
-                world.monotonic_s += 1_000
-                return await key_writes.write_keys(*of, **others)
+        async def slowly(*of: Any, **others: Any) -> Appended:
+            world.monotonic_s += 1_000
+            return await key_writes.write_keys(*of, **others)
 
-            monkeypatch.setattr(row_expiry, "write_keys", slowly)
-            for hours in (2, 4, 6):
-                await world.upsert(table, [1])
-                await world.look(ahead_us=hours * HOUR_US)
-                assert ids_of(table) == []
-                world.monotonic_s += 3_600 / 24
+        monkeypatch.setattr(row_expiry, "write_keys", slowly)
+        for hours in (2, 4, 6):
+            await world.upsert(table, [1])
+            await world.look(ahead_us=hours * HOUR_US)
+            assert ids_of(table) == []
+            world.monotonic_s += 3_600 / 24
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_large_rows_are_deleted_in_pieces_that_the_log_takes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path, batch_bytes_max=100_000) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
-            for i in range(40):
-                await world.upsert(table, [i], "x" * 20_000)
-            await world.look()
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
+        for i in range(40):
+            await world.upsert(table, [i], "x" * 20_000)
+        await world.look()
 
-            assert ids_of(table) == []
-            assert sum(world.expired) == 40
+        assert ids_of(table) == []
+        assert sum(world.expired) == 40
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario, batch_bytes_max=100_000)
 
 
 def test_nothing_is_deleted_while_the_disk_budget_is_used_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
-            await world.upsert(table, [1])
-            world.room.append(OverloadedError("full"))
-            await world.look()
-            assert ids_of(table) == [1]
-            assert "expiry_failed" in caplog.text
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
+        await world.upsert(table, [1])
+        world.room.append(OverloadedError("full"))
+        await world.look()
+        assert ids_of(table) == [1]
+        assert "expiry_failed" in caplog.text
 
-            # It is tried again with the next look, not only when it would be due.
-            world.room.clear()
-            await world.look()
-            assert ids_of(table) == []
+        # It is tried again with the next look, not only when it would be due.
+        world.room.clear()
+        await world.look()
+        assert ids_of(table) == []
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_a_table_that_fails_keeps_no_other_from_its_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            first, second = await world.table("first"), await world.table("second")
-            for table in (first, second):
-                await world.upsert(table, [1])
-            world.ages_file(first).write_text('{"0": [[1]]}')
-            await world.look()
+    async def scenario(world: ExpiryWorld) -> None:
+        first, second = await world.table("first"), await world.table("second")
+        for table in (first, second):
+            await world.upsert(table, [1])
+        world.ages_file(first).write_text('{"0": [[1]]}')
+        await world.look()
 
-            assert (ids_of(first), ids_of(second)) == ([1], [])
-            assert "row_ages.json holds no ages of rows" in caplog.text
+        assert (ids_of(first), ids_of(second)) == ([1], [])
+        assert "row_ages.json holds no ages of rows" in caplog.text
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await manager.create_table(
-                table_descriptor("default.db", primary_key=("id",), bucket_count=3, properties=TTL)
-            )
-            for bucket in range(3):
-                await world.upsert(table, [bucket], bucket=bucket)
-            table.key_buckets[1].fail("it was told so")
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.manager.create_table(
+            table_descriptor("default.db", primary_key=("id",), bucket_count=3, properties=TTL)
+        )
+        for bucket in range(3):
+            await world.upsert(table, [bucket], bucket=bucket)
+        table.key_buckets[1].fail("it was told so")
 
-            async def slow_keys(*of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
-                world.monotonic_s += 1
-                async for keys in older_keys.older_keys(*of, **others):
-                    yield keys
+        async def slow_keys(*of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
+            world.monotonic_s += 1
+            async for keys in older_keys.older_keys(*of, **others):
+                yield keys
 
-            monkeypatch.setattr(row_expiry, "older_keys", slow_keys)
-            for later_s, failures in ((0, 1), (100, 1), (100, 2)):
-                world.monotonic_s += later_s
-                await world.look()
-                assert [bucket.row_count for bucket in table.key_buckets] == [0, 1, 0]
-                assert caplog.text.count("bucket 1: its rows are out of use, it") == failures
+        monkeypatch.setattr(row_expiry, "older_keys", slow_keys)
+        for later_s, failures in ((0, 1), (100, 1), (100, 2)):
+            world.monotonic_s += later_s
+            await world.look()
+            assert [bucket.row_count for bucket in table.key_buckets] == [0, 1, 0]
+            assert caplog.text.count("bucket 1: its rows are out of use, it") == failures
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_a_table_dropped_under_a_look_is_let_go_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table, other = await world.table(), await world.table("other")
-            for each in (table, other):
-                await world.upsert(each, range(5))
+    async def scenario(world: ExpiryWorld) -> None:
+        table, other = await world.table(), await world.table("other")
+        for each in (table, other):
+            await world.upsert(each, range(5))
 
-            async def drop_first(
-                of: OpenTable, writes: Sequence[KeyWrite], **others: Any
-            ) -> Appended:
-                if of is table:
-                    await manager.drop_table(table.path)
-                return await key_writes.write_keys(of, writes, **others)
+        async def drop_first(of: OpenTable, writes: Sequence[KeyWrite], **others: Any) -> Appended:
+            if of is table:
+                await world.manager.drop_table(table.path)
+            return await key_writes.write_keys(of, writes, **others)
 
-            monkeypatch.setattr(row_expiry, "write_keys", drop_first)
-            await world.look()
+        monkeypatch.setattr(row_expiry, "write_keys", drop_first)
+        await world.look()
 
-            assert [t.path for t in manager.open_tables()] == [other.path]
-            assert ids_of(other) == []
-            assert "expiry_failed" not in caplog.text
-            assert "event=bug" not in caplog.text
+        assert [t.path for t in world.manager.open_tables()] == [other.path]
+        assert ids_of(other) == []
+        assert "expiry_failed" not in caplog.text
+        assert "event=bug" not in caplog.text
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 def test_ages_outlive_the_log_and_a_restart(
@@ -311,25 +287,23 @@ def test_a_table_whose_rows_are_never_deleted_has_no_time_to_live(
 
 
 def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            table = await world.table()
-            ages = RowAges(tmp_path / "ages.json")
-            start_us = clock_us()
-            for minute in range(300):
-                await world.upsert(table, [minute])
-                now_us = start_us + minute * 60_000_000
-                ages.advance(table.tablets, now_us=now_us, age_us=HOUR_US)
-            marks = json.loads((tmp_path / "ages.json").read_text())["0"]
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.table()
+        ages = RowAges(tmp_path / "ages.json")
+        start_us = clock_us()
+        for minute in range(300):
+            await world.upsert(table, [minute])
+            now_us = start_us + minute * 60_000_000
+            ages.advance(table.tablets, now_us=now_us, age_us=HOUR_US)
+        marks = json.loads((tmp_path / "ages.json").read_text())["0"]
 
-            assert len(marks) < 140
-            assert marks == sorted(marks)
-            # Each step of a sixty-fourth of an hour is known.
-            times = [time_us for time_us, _ in marks]
-            assert max(b - a for a, b in itertools.pairwise(times)) <= 2 * 60_000_000
+        assert len(marks) < 140
+        assert marks == sorted(marks)
+        # Each step of a sixty-fourth of an hour is known.
+        times = [time_us for time_us, _ in marks]
+        assert max(b - a for a, b in itertools.pairwise(times)) <= 2 * 60_000_000
 
-    asyncio.run(scenario())
+    run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("content", ['{"a": []}', '{"0": [[1]]}', "{", "[]"])
