@@ -139,7 +139,7 @@ class TableDescriptor:
             raise InvalidSchemaError(
                 f"{where} table.datalake.ttl deletes the rows of a primary key table that have"
                 f" reached it, and this table has table.delete.behavior = {behavior}; leave the"
-                " property out, or make the table with allow"
+                " property out, or make the table with allow (engines last_row and aggregation)"
             )
 
     def batch_layout(self) -> BatchLayout | None:
