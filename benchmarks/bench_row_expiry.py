@@ -13,12 +13,11 @@ from benchmarks.harness import SCHEMA, make_rows, percentile, report, timed
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.key_request import KeyWrite, delete_of
 from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.row_expiry import RowExpiry
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+from tests.support.expiry_world import expiry_of
 from tests.support.in_process_service import open_manager
 
 KEYS = 1_000_000
@@ -34,13 +33,10 @@ class _Table:
         self.table = table
         self.ahead_us = 0
         self.looks = 0
-        self.expiry = RowExpiry(
-            tables=lambda: [table],
-            ages_file=lambda t: manager.directory.row_ages_file(t.info.table_id),
-            check_room=lambda: None,
-            run_blocking=manager._run_blocking,
+        self.expiry = expiry_of(
+            manager,
+            tables=[table],
             clock_us=lambda: clock_us() + self.ahead_us,
-            observer=ServiceMetrics(),
             monotonic_s=lambda: self.looks * 1e6,
         )
 

@@ -2,10 +2,10 @@
 
 Pure and vectorised: given the changes and the rows stored under their keys, no I/O. Changes of one
 key are resolved in order; a change that leaves a row identical writes nothing, unless rows age
-(`TableRules.renews_unchanged`). The changelog keeps
-the order of the batch, `-U` right before its `+U`, and the row at position i of it gets the offset
-`base_offset + i`. Rows of several buckets, bucket after bucket, are planned in one go as well: a
-plan costs far more than the few rows of a small write.
+(`TableRules.renews_unchanged`). The changelog keeps the order of the batch, `-U` right before its
+`+U`, and the row at position i of it gets the offset `base_offset + i`. Rows of several buckets,
+bucket after bucket, are planned in one go as well: a plan costs far more than the few rows of a
+small write.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ async def changing_properties(
                 maintenance_due_us=None if lake.snapshot_id is None else 0,
                 altered_in_epoch=lake.tiering_epoch,
             )
-        await tiering.record(table, lake)
+        if lake is not table.lake:
+            await tiering.record(table, lake)
         yield
     await _follow(table)
 

@@ -15,19 +15,17 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.model.changelog import DELETE, OPERATION_DELETE, UPDATE_BEFORE
-from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.tablet import table_opener
-from streamhouse.storage_service.tablet.key_writer import KeyWrite
+from streamhouse.storage_service.tablet.key_request import KeyWrite, delete_of
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.retention import apply_retention
-from streamhouse.storage_service.tablet.row_expiry import RowExpiry
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
+from tests.support.expiry_world import expiry_of
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
 BUCKETS = 2
@@ -62,8 +60,8 @@ def _writes(rows: dict[int, str], *, is_delete: bool = False) -> list[KeyWrite]:
     for bucket in range(BUCKETS):
         batch = _batch({i: name for i, name in rows.items() if i % BUCKETS == bucket})
         if batch.num_rows:
-            operations = np.full(batch.num_rows, OPERATION_DELETE, dtype=np.int8)
-            writes.append(KeyWrite(bucket, batch, operations if is_delete else None))
+            write = delete_of(bucket, batch) if is_delete else KeyWrite(bucket, batch)
+            writes.append(write)
     return writes
 
 
@@ -74,14 +72,8 @@ class _Life:
         self.manager = manager
         self.table = table
         self.world = world
-        self.expiry = RowExpiry(
-            tables=lambda: [table],
-            ages_file=lambda t: manager.directory.row_ages_file(t.info.table_id),
-            check_room=lambda: None,
-            run_blocking=manager._run_blocking,
-            clock_us=world.clock_us,
-            observer=ServiceMetrics(),
-            monotonic_s=lambda: self.looks * TTL_S,
+        self.expiry = expiry_of(
+            manager, clock_us=world.clock_us, monotonic_s=lambda: self.looks * TTL_S
         )
         self.looks = 0
 

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.key_request import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.row_expiry import RowExpiry
+from streamhouse.storage_service.tablet.row_expiry import ExpiryObserver, RowExpiry
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
-__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "ids_of", "run"]
+__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "expiry_of", "ids_of", "run"]
 
 HOUR_US = 3_600_000_000
 TTL = {"table.datalake.ttl": "1h"}
+
+
+def expiry_of(
+    manager: TabletManager,
+    *,
+    clock_us: Callable[[], int],
+    monotonic_s: Callable[[], float],
+    check_room: Callable[[], None] = lambda: None,
+    observer: ExpiryObserver | None = None,
+    tables: Sequence[OpenTable] | None = None,
+) -> RowExpiry:
+    """Return what looks after the tables of `manager`, or `tables` of them, by clocks to set."""
+    return RowExpiry(
+        tables=manager.open_tables if tables is None else lambda: tables,
+        ages_file=lambda table: manager.directory.row_ages_file(table.info.table_id),
+        check_room=check_room,
+        run_blocking=manager._run_blocking,
+        clock_us=clock_us,
+        observer=observer or ServiceMetrics(),
+        monotonic_s=monotonic_s,
+    )
 
 
 class ExpiryWorld:
@@ -33,11 +55,9 @@ class ExpiryWorld:
         self.monotonic_s = 0.0
         self.room: list[OverloadedError] = []
         self.expired: list[int] = []
-        self.expiry = RowExpiry(
-            tables=manager.open_tables,
-            ages_file=self.ages_file,
+        self.expiry = expiry_of(
+            manager,
             check_room=self._check_room,
-            run_blocking=manager._run_blocking,
             clock_us=lambda: clock_us() + self.ahead_us,
             observer=self,
             monotonic_s=lambda: self.monotonic_s,

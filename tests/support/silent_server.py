@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 
 __all__ = ["SilentServer"]
@@ -58,12 +57,7 @@ class SilentServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()
