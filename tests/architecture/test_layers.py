@@ -27,6 +27,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.iceberg_*",
         "streamhouse.connector.lake_*",
         "streamhouse.connector.predicate_iceberg",
+        "streamhouse.storage_service.lake.*",
         "streamhouse.storage_service.rest_catalog.*",
     ),
     "pyiceberg_core": (

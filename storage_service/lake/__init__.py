@@ -1,0 +1,1 @@
+"""What service, connector and tiering share of Iceberg: the rules for lake tables, and landing."""
