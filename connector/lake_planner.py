@@ -31,6 +31,7 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     SnapshotNotFoundError,
 )
+from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
@@ -45,7 +46,6 @@ from streamhouse.storage_service.model.schema import (
     TIMESTAMP_COLUMN,
     Schema,
 )
-from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.lake_rest_catalog import with_rest_catalog
 
 __all__ = ["LakeTable", "load_table", "open_lake_table"]

@@ -34,10 +34,9 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.lake.errors import lake_errors, sentence_of
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.rest_catalog.catalog_errors import sentence_of
-from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.tiering.iceberg_live_files import LiveFiles, LiveFilesCache, live_data_files
 from streamhouse.tiering.iceberg_offsets import (
@@ -157,7 +156,7 @@ class IcebergLakeTable:
 
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
-        with catalog_errors(f"read the files of lake table '{self.name}'"):
+        with lake_errors(f"read the files of lake table '{self.name}'"):
             return self._live_files.of(self._table)
 
     @property
@@ -230,7 +229,7 @@ class IcebergLakeTable:
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             if attempt:
                 time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
-            with catalog_errors(f"write metadata of lake table '{self.name}'"):
+            with lake_errors(f"write metadata of lake table '{self.name}'"):
                 staged = stage_snapshot(
                     self._table,
                     self._changes(commit, files),

@@ -33,7 +33,7 @@ from pyiceberg.table.update import (
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
-from streamhouse.tiering.catalog_errors import catalog_errors
+from streamhouse.storage_service.lake.errors import lake_errors
 
 __all__ = [
     "Expired",
@@ -135,7 +135,7 @@ def expire_snapshots(
     still_pinned = set(pinned())
     kept = [*table.metadata.snapshots, *(s for s in gone if s.snapshot_id in still_pinned)]
     doomed = [s for s in gone if s.snapshot_id not in still_pinned]
-    with catalog_errors(f"read manifests of lake table '{'.'.join(table.name())}'"):
+    with lake_errors(f"read manifests of lake table '{'.'.join(table.name())}'"):
         files = _only_in(doomed, kept, table.io)
     checkpoint("files-found")
     failed = _delete(filesystem, files)

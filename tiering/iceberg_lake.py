@@ -21,6 +21,7 @@ from streamhouse.storage_service.errors import (
     NotFoundError,
     StreamhouseError,
 )
+from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
     LakeCatalog,
@@ -30,7 +31,6 @@ from streamhouse.storage_service.model.lake import (
 )
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
-from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_creation import create_lake_table, lake_identifier
 from streamhouse.tiering.iceberg_evolution import evolve_lake_table, evolve_partitioning
@@ -84,7 +84,7 @@ class IcebergLake:
         """
         identifier = lake_identifier(table, role=role)
         owner_property = role.owner_property
-        with catalog_errors(f"open lake table '{'.'.join(identifier)}'"):
+        with lake_errors(f"open lake table '{'.'.join(identifier)}'"):
             found = self._load_or_create(table, state, role=role)
         self._check_owner(found, table, state, owner_property)
         return IcebergLakeTable(found, table, live_files=self._live_files_of(found), role=role)

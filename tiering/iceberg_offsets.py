@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pyiceberg.table.metadata import TableMetadata
 
+from streamhouse.storage_service.lake.ancestors import ancestors_of, facts_of
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
@@ -23,7 +24,6 @@ from streamhouse.storage_service.model.lake import (
     tiered_offsets_to_property,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
-from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 
 __all__ = [
     "CoveredOffsets",

@@ -20,7 +20,7 @@ from streamhouse.storage_service.client.lake_filesystem import (
     file_identity,
 )
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.tiering.catalog_errors import catalog_errors
+from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.tiering.iceberg_expiry import reachable_files
 
 __all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]
@@ -52,7 +52,7 @@ def find_orphans(
     ]
     if not candidates:
         return []
-    with catalog_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
+    with lake_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
         table.refresh()
         metadata = table.metadata
         used = reachable_files(metadata.snapshots, table.io)

@@ -27,8 +27,8 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.catalog_errors import catalog_errors
 from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.iceberg_inventory import path_bounds
 from streamhouse.tiering.iceberg_offsets import (
@@ -122,7 +122,7 @@ def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
         covered=replace(covered, epoch=rewrite.epoch, expired_offsets=expired),
         role=rewrite.role,
     )
-    with catalog_errors(f"write metadata of lake table '{name}'"):
+    with lake_errors(f"write metadata of lake table '{name}'"):
         if rewrite.added:
             _check_no_new_deletes(table, rewrite, name)
         try:

@@ -25,6 +25,8 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.ancestors import ancestors_of, facts_of
+from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
@@ -42,9 +44,7 @@ from streamhouse.storage_service.model.lake_description import (
     table_described_by,
 )
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.lake_handover import NewOwner, hand_over
-from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 
 __all__ = ["AdoptableLake", "find_adoptable"]

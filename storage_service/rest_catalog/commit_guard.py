@@ -17,6 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
+from streamhouse.storage_service.lake.ancestors import ancestors_of, facts_of
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,
@@ -31,7 +32,6 @@ from streamhouse.storage_service.model.lake import (
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, table_described_by
-from streamhouse.storage_service.rest_catalog.lake_history import ancestors_of, facts_of
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.rest_catalog.schema_guard import check_schema
 

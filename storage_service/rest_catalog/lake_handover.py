@@ -21,6 +21,7 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.errors import CommitConflictError, UnknownOutcomeError
+from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
@@ -32,7 +33,6 @@ from streamhouse.storage_service.model.lake import (
     tiered_offsets_to_property,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
-from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 
 __all__ = ["NewOwner", "hand_over"]
 

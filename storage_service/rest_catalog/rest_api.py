@@ -18,9 +18,9 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog import namespaces
-from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.hidden_values import HiddenValues
 from streamhouse.storage_service.rest_catalog.lake_rest_catalog import passed_through
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables

@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.rest_catalog.catalog_errors import sentence_of
+from streamhouse.storage_service.lake.errors import sentence_of
 
 __all__ = ["StagedCommit", "commit_staged"]
 

@@ -34,9 +34,9 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.rest_catalog.added_files import check_added_files
-from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.commit_guard import (
     check_commit,
     covered_offsets,

@@ -13,12 +13,12 @@ from requests import ConnectTimeout, PreparedRequest, ReadTimeout, Response
 from requests.adapters import BaseAdapter
 
 from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
+from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.model.lake import (
     CATALOG_TIMEOUT_PROPERTY,
     LakeCatalog,
     is_rest_catalog,
 )
-from streamhouse.storage_service.rest_catalog.catalog_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog.lake_rest_catalog import (
     LakeRestCatalog,
     passed_through,

@@ -26,7 +26,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 
-__all__ = ["catalog_errors", "sentence_of"]
+__all__ = ["catalog_errors", "lake_errors", "sentence_of"]
 
 # The first that fits counts. Their messages name the table or namespace.
 _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
@@ -86,6 +86,26 @@ def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
         is_sent = not isinstance(error, ConnectTimeout)
         lost = UnknownOutcomeError if is_commit and is_sent else UnavailableError
         raise lost(f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}") from error
+
+
+@contextlib.contextmanager
+def lake_errors(doing: str) -> Iterator[None]:
+    """Raise what the block raises as an error of ours, for who works on a lake table by himself.
+
+    What is wrong with the table or the configuration is `UnsupportedError`; anything else is worth
+    a later attempt and `UnavailableError`.
+    """
+    try:
+        yield
+    except StreamhouseError:
+        raise
+    except (NotImplementedError, ValueError, ImportError) as error:
+        raise UnsupportedError(f"cannot {doing}: {error}") from error
+    except Exception as error:
+        # Each catalog has its own errors, without a common root.
+        raise UnavailableError(
+            f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}"
+        ) from error
 
 
 def _refusal_of(error: Exception) -> type[StreamhouseError] | None:
