@@ -74,6 +74,10 @@ MINUTES ?= 60
 torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n], judge each time
 	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+.PHONY: attack
+attack: setup ## Damage every kind of file, send hostile requests, for MINUTES=60 [SEED=n]
+	$(BIN)/python -m tests.attack.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: load
 load: setup ## A million appends, a thousand waiting clients, 200 tables: memory and answers
 	$(BIN)/python -m tests.load.load

@@ -1,0 +1,663 @@
+"""Hostile requests to every route, as every kind of caller.
+
+What is judged: no request ends in a bug (`internal`, a traceback, no answer at all); nobody gets
+what their grants do not give; a guarded table is untouched in log, keys and lake; no answer has a
+secret of the service or bytes of a file; no code that a request names is run, no host that it
+names is called, no file outside the data directory appears or changes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import shutil
+import socket
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+
+from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.server.grants import token_hash
+from tests.attack.judge import Violation, judge_table
+from tests.attack.world import KEYS, ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
+from tests.support.in_process_service import append_body
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+__all__ = ["RequestReport", "attack_requests"]
+
+_ANSWER_WAIT_S: Final = 60.0
+_CANARY: Final = "canary-9c1f"
+"""Part of every secret of the service under attack, and of no request."""
+_OWNER: Final = f"owner-{_CANARY}"
+_GUARDED: Final = ("guarded", "guarded_keys")
+_OPEN: Final = ("open", "open_keys")
+
+# Caller -> token (None: none is sent) and grants (None: it has no entry).
+_CALLERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
+    "owner": (_OWNER, None),
+    "nobody": (None, None),
+    "stranger": ("wrong", None),
+    "reader": ("reader-token", '"read:default.open", "read:default.open_keys"'),
+    "writer": ("writer-token", '"write:default.open", "write:default.open_keys"'),
+    "other": ("other-token", '"admin:elsewhere.*"'),
+    "worker": ("worker-token", '"write:service", "read:default.open"'),
+}
+_PUBLIC: Final = ("/health", "/")
+
+
+@dataclass
+class RequestReport:
+    """How many requests of which callers were answered how."""
+
+    requests: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """Return a line a caller."""
+        callers = sorted({name.split()[0] for name in self.statuses})
+        return [
+            f"  {caller}: "
+            + ", ".join(
+                f"{count} {name.split()[1]}"
+                for name, count in sorted(self.statuses.items())
+                if name.split()[0] == caller
+            )
+            for caller in callers
+        ]
+
+
+def attack_requests(
+    place: Path, chance: random.Random, report: RequestReport, requests_each: int
+) -> None:
+    """Send `requests_each` requests per route; raises `Violation` for the first wrong answer."""
+    place.mkdir()
+    outside = place / "outside"
+    options = _secret_files(outside)
+    secrets = {"AWS_SESSION_TOKEN": f"aws-{_CANARY}", "AWS_SECRET_ACCESS_KEY": f"key-{_CANARY}"}
+    before = _contents(outside)
+    with (
+        _Listener() as listener,
+        ServiceProcess(place / "data", *options, env=secrets) as service,
+        StreamhouseClient(service.endpoint, token=_OWNER) as owner,
+    ):
+        guarded = _make_tables(owner)
+        attack = _Attack(service.endpoint, place, listener.endpoint, chance, report)
+        for _ in range(requests_each):
+            for route in attack.routes:
+                attack.send(*route)
+        _judge_service(service, owner, guarded)
+        if listener.calls:
+            raise Violation(f"the service called a host that a request named: {listener.calls}")
+    if (place / "executed").exists():
+        raise Violation("code that a request named was run")
+    if _contents(outside) != before:
+        raise Violation("files outside the data directory changed")
+    if {path.name for path in place.iterdir()} != {"data", "outside"}:
+        raise Violation(f"files appeared: {sorted(place.iterdir())}")
+    shutil.rmtree(place)
+
+
+def _judge_service(
+    service: ServiceProcess, owner: StreamhouseClient, guarded: list[AttackedTable]
+) -> None:
+    if service.has_ended():
+        raise Violation("the service has ended")
+    logged = service.log_text()
+    for sign in ("Traceback (most recent call last)", "code=internal"):
+        if sign in logged:
+            raise Violation(f"the service logged {logged[logged.index(sign) - 500 :][:3_000]}")
+    for table in guarded:
+        verdict = judge_table(owner, table, is_written=True)
+        if verdict.refusals:
+            raise Violation(f"{table.path}: {verdict.refusals[0]}")
+
+
+def _secret_files(folder: Path) -> tuple[str, ...]:
+    """Write the files of tokens and grants; return the options that name them."""
+    folder.mkdir()
+    token, grants = folder / "token", folder / "grants.toml"
+    token.write_text(_OWNER + "\n")
+    grants.write_text(
+        "".join(
+            f'[[token]]\nname = "{name}"\nsha256 = "{token_hash(given.encode())}"\n'
+            f"grants = [{granted}]\n"
+            for name, (given, granted) in _CALLERS.items()
+            if granted is not None and given is not None
+        )
+    )
+    for file in (token, grants):
+        file.chmod(0o600)
+    return (*SERVICE_OPTIONS, "--token-file", str(token), "--grants", str(grants))
+
+
+def _make_tables(owner: StreamhouseClient) -> list[AttackedTable]:
+    made = []
+    for name in (*_GUARDED, *_OPEN):
+        table = AttackedTable(f"default.{name}", is_keyed=name.endswith("keys"))
+        owner.create_table(
+            table.path, ROWS, primary_key=["id"] if table.is_keyed else [], bucket_count=2
+        )
+        for start in (0, 50):
+            rows = key_rows(range(start, start + 50), name)
+            (owner.upsert if table.is_keyed else owner.append)(table.path, rows)
+            table.put(rows)
+            tier_once(owner, table.path, token=_OWNER)
+        made.append(table)
+    return made[: len(_GUARDED)]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class _Listener:
+    """A host that requests name; nobody may call it."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.calls: list[bytes] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> _Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with closing(connection):
+                connection.settimeout(2)
+                try:
+                    self.calls.append(connection.recv(4_096))
+                except OSError:
+                    self.calls.append(b"")
+
+
+_TABLE_ROUTES: Final = (
+    ("GET", ""),
+    ("DELETE", ""),
+    ("PATCH", "/properties"),
+    ("PUT", "/partitioning"),
+    ("PATCH", "/schema"),
+    ("POST", "/adopt"),
+    ("GET", "/state"),
+    ("GET", "/offsets"),
+    ("GET", "/sizes"),
+    ("GET", "/lake/pins"),
+    ("PUT", "/lake/pins/me"),
+    ("DELETE", "/lake/pins/me"),
+    ("POST", "/transactions"),
+    ("GET", "/transactions/{id}"),
+    ("POST", "/transactions/{id}/commit"),
+    ("POST", "/transactions/{id}/abort"),
+    ("POST", "/transactions/{id}/stage"),
+    ("POST", "/append"),
+    ("POST", "/upsert"),
+    ("POST", "/delete"),
+    ("POST", "/lookup"),
+    ("POST", "/prefix_lookup"),
+    ("GET", "/rows/{id}"),
+    ("GET", "/count"),
+    ("GET", "/buckets/0/fetch"),
+    ("GET", "/subscribe"),
+)
+_CATALOG_ROUTES: Final = (
+    ("GET", "/config"),
+    ("GET", "/namespaces"),
+    ("POST", "/namespaces"),
+    ("POST", "/namespaces/{id}/properties"),
+    ("DELETE", "/namespaces/{id}"),
+    ("POST", "/namespaces/default/tables"),
+    ("POST", "/namespaces/default/register"),
+    ("POST", "/transactions/commit"),
+    ("POST", "/tables/rename"),
+    ("GET", "/namespaces/default/tables/{table}"),
+    ("POST", "/namespaces/default/tables/{table}"),
+    ("DELETE", "/namespaces/default/tables/{table}"),
+    ("GET", "/namespaces/default/tables/{table}/credentials"),
+    ("POST", "/namespaces/default/tables/{table}/metrics"),
+)
+_OTHER_ROUTES: Final = (
+    ("GET", "/health"),
+    ("GET", "/"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/docs"),
+    ("GET", "/v1/status"),
+    ("GET", "/v1/lake/catalog"),
+    ("GET", "/v1/databases"),
+    ("POST", "/v1/databases"),
+    ("DELETE", "/v1/databases/{id}"),
+    ("GET", "/v1/tables"),
+    ("POST", "/v1/tables"),
+    ("GET", "/v1/tiering"),
+    ("POST", "/v1/tiering/claim"),
+    ("POST", "/v1/tiering/heartbeat"),
+    ("POST", "/v1/tiering/complete"),
+    ("POST", "/v1/tiering/fail"),
+    ("POST", "/v1/admin/backup"),
+    ("DELETE", "/v1/admin/backup"),
+    ("GET", "/nowhere"),
+)
+
+
+class _Attack:
+    """Draws requests and judges their answers."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        place: Path,
+        listener: str,
+        chance: random.Random,
+        report: RequestReport,
+    ) -> None:
+        self._address = urlsplit(endpoint).netloc
+        self._place = place
+        self._listener = listener
+        self._chance = chance
+        self._report = report
+        self.routes = (
+            *((method, f"/v1/tables/{{table}}{rest}") for method, rest in _TABLE_ROUTES),
+            *((method, f"/iceberg/v1{rest}") for method, rest in _CATALOG_ROUTES),
+            *_OTHER_ROUTES,
+        )
+
+    def send(self, method: str, route: str) -> None:
+        """Send one request to a route, as somebody."""
+        chance = self._chance
+        caller = chance.choice(sorted(_CALLERS))
+        # The owner may do everything to every table: it is kept from the guarded ones.
+        names = _OPEN if caller == "owner" else (*_GUARDED, *_OPEN)
+        table = chance.choice((*names, *names, "nothing", self._hostile_name()))
+        path = route.replace("{table}", _quoted(table)).replace(
+            "{id}", _quoted(chance.choice(("1", "x", self._hostile_name())))
+        )
+        body, content_type = self._body(route, caller)
+        query = self._query()
+        headers = self._headers(caller, content_type, body)
+        said = f"{caller}: {method} {path[:200]}{query[:200]}, body {body[:300]!r}"
+        status, answer = self._exchange(method, path + query, headers, body, said)
+        self._report.requests += 1
+        self._report.statuses[f"{caller} {status // 100}xx"] += 1
+        self._judge(caller, route, table, status, answer, said)
+
+    def _judge(
+        self, caller: str, route: str, table: str, status: int, answer: bytes, said: str
+    ) -> None:
+        text = answer.decode("utf-8", "replace")
+        shown = f"{said}: {status} {text[:1_000]}"
+        if _CANARY in text:
+            raise Violation(f"an answer has a secret: {shown}")
+        if "root:x:" in text or "Traceback" in text:
+            raise Violation(f"an answer has what it may not have: {shown}")
+        if status >= 500 and '"retriable":true' not in text.replace(" ", ""):
+            raise Violation(f"a bug: {shown}")
+        if status >= 400 and len(text) > 8_000:
+            raise Violation(f"an error of {len(text)} characters: {shown}")
+        is_public = route in _PUBLIC
+        if status < 300 and caller in ("nobody", "stranger") and not is_public:
+            raise Violation(f"somebody without a token got in: {shown}")
+        if status < 300 and table in _GUARDED and "{table}" in route and caller != "owner":
+            raise Violation(f"somebody got at a guarded table: {shown}")
+        # Who may not read a table does not see that it exists; tiering is of the whole service.
+        is_blind = caller not in ("owner", "worker")
+        if status < 300 and is_blind and any(name in text for name in _GUARDED):
+            raise Violation(f"somebody saw a guarded table: {shown}")
+
+    def _exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, said: str
+    ) -> tuple[int, bytes]:
+        host, _, port = self._address.partition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_WAIT_S)
+        with closing(connection):
+            try:
+                connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+                for name, value in headers.items():
+                    connection.putheader(name, value)
+                connection.endheaders(body or None)
+            except (ConnectionError, ValueError, http.client.InvalidURL):
+                # It may answer before it has read everything.
+                pass
+            try:
+                answer = connection.getresponse()
+                # A subscription goes on; what it begins with is enough.
+                content = answer.read1(65_536) if "subscribe" in path else answer.read()
+            except TimeoutError as error:
+                if "subscribe" in path:
+                    return 200, b""
+                raise Violation(f"no answer: {said}") from error
+            except (http.client.HTTPException, ConnectionError) as error:
+                if len(body) > 100_000 or "\n" in path or " " in path:
+                    return 400, b""
+                raise Violation(f"no answer: {said}: {error!r}") from error
+            return answer.status, content
+
+    def _headers(self, caller: str, content_type: str, body: bytes) -> dict[str, str]:
+        chance = self._chance
+        headers = {"Host": self._address}
+        token = _CALLERS[caller][0]
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if body:
+            headers["Content-Length"] = str(len(body))
+            headers["Content-Type"] = content_type
+        if chance.random() < 0.1:
+            name, value = chance.choice(
+                (
+                    ("Host", "evil.example"),
+                    ("Origin", "http://evil.example"),
+                    ("Content-Type", "text/plain"),
+                    ("X-Request-Id", "x" * 5_000),
+                    ("X-Streamhouse-Via", ",".join(["a"] * 500)),
+                    ("X-Iceberg-Access-Delegation", "vended-credentials"),
+                    ("Accept-Encoding", "gzip, br, zstd"),
+                    ("Expect", "100-continue"),
+                    ("Range", "bytes=0-"),
+                    ("Transfer-Encoding", "gzip"),
+                )
+            )
+            headers[name] = value
+        return headers
+
+    def _hostile_name(self) -> str:
+        return self._chance.choice(
+            (
+                "..",
+                "../../etc/passwd",
+                "default.../open",
+                "a" * 5_000,
+                "\x00",
+                "default.open$lake",
+                "default.guarded$lake",
+                "ünïcode",
+                "a.b.c.d",
+                "guarded\x1fx",
+                "%2e%2e%2f",
+                "",
+                "*",
+                "elsewhere.t",
+                "'; DROP TABLE iceberg_tables; --",
+            )
+        )
+
+    def _value(self, depth: int = 0) -> Any:
+        """Return what no field expects."""
+        chance = self._chance
+        some: tuple[Any, ...] = (
+            None,
+            True,
+            -1,
+            0,
+            2**31,
+            2**63,
+            2**70,
+            1e308,
+            "",
+            "x" * chance.choice((10, 10_000)),
+            "\x00",
+            "default.guarded",
+            ["guarded", "default.guarded"],
+            self._hostile_name(),
+            [],
+            {},
+            f"file://{self._place}/outside/token",
+            "/etc/passwd",
+            self._listener,
+        )
+        if depth < 2 and chance.random() < 0.3:
+            return {self._hostile_name(): self._value(depth + 1), "a": [self._value(depth + 1)]}
+        return chance.choice(some)
+
+    def _query(self) -> str:
+        chance = self._chance
+        if chance.random() < 0.5:
+            return ""
+        names = (
+            *("offset", "max_bytes", "max_wait_ms", "columns", "start", "end_offset", "schema_id"),
+            *("timestamp_us", "after", "database", "writer_id", "token", "purgeRequested"),
+            *("pageSize", "pageToken", "snapshots", "warehouse", "parent", "key", "id", "limit"),
+        )
+        deep = "[" * 3_000
+        values = (
+            *("0", "-1", "1", str(2**70), "NaN", "1e400", "true", "", deep, '{"0":' * 900),
+            *('["id"]', '["id","id"]', '{"0":0}', "%00", "guarded", "x" * 3_000),
+        )
+        pairs = [
+            f"{chance.choice(names)}={_quoted(chance.choice(values))}"
+            for _ in range(chance.randint(1, 3))
+        ]
+        return "?" + "&".join(pairs)
+
+    def _body(self, route: str, caller: str) -> tuple[bytes, str]:
+        """Return a body that nearly fits the route, and its content type."""
+        chance = self._chance
+        json_type, arrow_type = "application/json", "application/vnd.apache.arrow.stream"
+        last = route.rsplit("/", 1)[-1]
+        if last in ("append", "upsert", "delete", "lookup", "prefix_lookup", "stage"):
+            return self._arrow_body(last), arrow_type
+        if chance.random() < 0.1:
+            raw = (b"[" * 50_000, b'{"a":' * 20_000, b"\xff\xfe", b"null", b"", b'{"a": NaN}')
+            return chance.choice(raw), json_type
+        body = self._json_body(route, last, caller)
+        if body is None:
+            return b"", json_type
+        for _ in range(chance.choice((0, 0, 1, 2))):
+            self._spoil(body)
+        return json.dumps(body).encode(), json_type
+
+    def _spoil(self, body: Any) -> None:
+        """Change one value somewhere in a JSON value."""
+        chance = self._chance
+        while isinstance(body, (dict, list)) and body:
+            key = (
+                chance.choice(list(body)) if isinstance(body, dict) else chance.randrange(len(body))
+            )
+            if not isinstance(body[key], (dict, list)) or chance.random() < 0.3:
+                body[key] = self._value()
+                return
+            body = body[key]
+
+    def _arrow_body(self, last: str) -> bytes:
+        chance = self._chance
+        rows = key_rows(range(200, 220), "hostile").to_batches()[0]
+        if last in ("delete", "lookup", "prefix_lookup"):
+            body = append_body(KEYS, [(None, 0, rows.select(["id"]))])
+        else:
+            body = append_body(
+                ROWS, [(chance.choice((None, 0, 1, 99)), chance.choice((0, 1)), rows)]
+            )
+        broken = bytearray(body)
+        for _ in range(chance.choice((0, 1, 3))):
+            at = chance.randrange(len(broken))
+            match chance.randrange(4):
+                case 0:
+                    broken[at] ^= 1 << chance.randrange(8)
+                case 1:
+                    del broken[at + 1 :]
+                case 2:
+                    number = chance.choice((-1, 0, 2**31 - 1, -(2**31), 2**24))
+                    broken[at : at + 4] = number.to_bytes(4, "little", signed=True)
+                case _:
+                    broken[at:at] = chance.randbytes(16)
+        if chance.random() < 0.1:
+            nested: pa.DataType = pa.int64()
+            for _ in range(chance.choice((40, 500))):
+                nested = pa.list_(nested)
+            with pa.BufferOutputStream() as sink:
+                with pa.ipc.new_stream(sink, pa.schema([("id", nested)])):
+                    pass
+                return bytes(sink.getvalue())
+        return bytes(broken)
+
+    def _json_body(self, route: str, last: str, caller: str) -> Any:
+        if route.startswith("/iceberg"):
+            return self._catalog_body(route, last)
+        guarded = "default.open" if caller == "owner" else "default.guarded"
+        bodies: dict[str, Any] = {
+            "databases": {"name": self._hostile_name()},
+            "tables": {
+                "path": f"default.t{self._chance.randrange(5)}",
+                "schema": [{"name": "id", "type": "bigint", "nullable": False}],
+                "primary_key": [],
+                "bucket_count": 1,
+                "properties": self._properties(),
+            },
+            "properties": {"set": self._properties(), "remove": ["table.log.ttl"]},
+            "partitioning": {"partitioned_by": ["bucket(3, id)", "day(name)"]},
+            "schema": {"changes": [{"op": "add", "name": "x", "type": "string"}]},
+            "adopt": {"force": True},
+            "me": {"snapshot_id": "1", "ttl_ms": 10},
+            "transactions": {"operation": "append"},
+            "commit": {"parts": ["x", "../../table.json"]},
+            "claim": {"worker": "w", "tables": [guarded] * self._chance.choice((1, 5_000))},
+            "heartbeat": {"path": guarded, "epoch": 1},
+            "complete": {
+                "path": guarded,
+                "epoch": 1,
+                "snapshot_id": "1",
+                "tiered_offsets": {"0": 9},
+            },
+            "fail": {"path": guarded, "epoch": 1, "error": "x" * 5_000},
+            "backup": {"with_lake": False},
+        }
+        return bodies.get(last)
+
+    def _properties(self) -> dict[str, str]:
+        code = f"open({str(self._place / 'executed')!r}, 'w')"
+        some = {
+            "write.py-location-provider.impl": "builtins.eval",
+            "py-io-impl": "builtins.eval",
+            "py-catalog-impl": "builtins.eval",
+            "s3.endpoint": self._listener,
+            "s3.remote-signing-enabled": "true",
+            "s3.signer.uri": self._listener,
+            "uri": self._listener,
+            "s3.access-key-id": "a",
+            "write.data.path": str(self._place / "outside"),
+            "write.metadata.path": code,
+            "table.log.ttl": "1s",
+            "table.nothing": "1",
+            "comment": "harmless",
+        }
+        names = self._chance.sample(sorted(some), self._chance.randint(0, 3))
+        return {name: some[name] for name in names}
+
+    def _location(self) -> str:
+        data = self._place / "data"
+        return self._chance.choice(
+            (
+                f"open({str(self._place / 'executed')!r}, 'w')",
+                str(data),
+                f"file://{data}/tables/1",
+                f"file://{data}/lake/warehouse/default/guarded",
+                f"file://{data}/lake/warehouse/../../tables",
+                f"file://{data}/lake/warehouse/default/mine{self._chance.randrange(9)}",
+                f"file://{self._place}/outside",
+                "s3://bucket/x",
+                f"{self._listener}/x",
+                "/etc",
+            )
+        )
+
+    def _catalog_body(self, route: str, last: str) -> Any:
+        chance = self._chance
+        data = self._place / "data"
+        guarded = {"namespace": ["default"], "name": "guarded"}
+        schema = {
+            "type": "struct",
+            "schema-id": 0,
+            "fields": [{"id": 1, "name": "id", "type": "long", "required": True}],
+        }
+        commit = {
+            "identifier": dict(guarded),
+            "requirements": chance.choice(([], [{"type": "assert-create"}])),
+            "updates": [self._update(schema) for _ in range(chance.randint(1, 4))],
+        }
+        if route.endswith("tables/{table}"):
+            commit.pop("identifier")
+            return commit
+        if last == "commit":
+            return {"table-changes": [commit]}
+        return {
+            "namespaces": {"namespace": [self._hostile_name()], "properties": self._properties()},
+            "properties": {"removals": ["a"], "updates": self._properties()},
+            "tables": {
+                "name": chance.choice(("mine", "guarded", self._hostile_name())),
+                "schema": schema,
+                "location": self._location(),
+                "properties": self._properties(),
+                "stage-create": chance.random() < 0.5,
+            },
+            "register": {
+                "name": f"mine{chance.randrange(9)}",
+                "metadata-location": chance.choice(
+                    (
+                        "/etc/passwd",
+                        f"file://{self._place}/outside/token",
+                        f"{self._place}/outside/grants.toml",
+                        f"{data}/service.json",
+                        f"{data}/lake/catalog.db",
+                        f"{self._listener}/v1.metadata.json",
+                        "s3://bucket/v1.metadata.json",
+                    )
+                ),
+            },
+            "rename": {"source": guarded, "destination": {"namespace": ["x"], "name": "y"}},
+            "metrics": {"report-type": "scan-report"},
+        }.get(last)
+
+    def _update(self, schema: Any) -> Any:
+        data = self._place / "data"
+        guarded = f"file://{data}/lake/warehouse/default/guarded"
+        snapshot = {
+            "snapshot-id": 7,
+            "sequence-number": 99,
+            "timestamp-ms": 1_900_000_000_000,
+            "manifest-list": self._chance.choice(
+                (f"{guarded}/metadata/snap.avro", "/etc/passwd", f"{self._listener}/snap.avro")
+            ),
+            "summary": {"operation": "append"},
+            "schema-id": 0,
+        }
+        return self._chance.choice(
+            (
+                {"action": "set-properties", "updates": self._properties()},
+                {"action": "remove-properties", "removals": ["streamhouse.table-id"]},
+                {"action": "set-location", "location": self._location()},
+                {"action": "add-snapshot", "snapshot": snapshot},
+                {
+                    "action": "set-snapshot-ref",
+                    "ref-name": "main",
+                    "type": "branch",
+                    "snapshot-id": 7,
+                },
+                {"action": "assign-uuid", "uuid": "00000000-0000-0000-0000-000000000000"},
+                {"action": "add-schema", "schema": schema, "last-column-id": 1},
+                {"action": "remove-snapshots", "snapshot-ids": [1, 2]},
+                {"action": "set-statistics", "snapshot-id": 7, "statistics": self._value()},
+                {"action": self._hostile_name()},
+            )
+        )
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
