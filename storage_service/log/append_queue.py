@@ -119,7 +119,8 @@ class AppendQueue:
         if writer_id:
             batch = RememberedBatch(sequence, base_offset, end_offset, timestamp_us)
             window_before = self._writers.record(writer_id, batch)
-        frame = WrittenFrame(base_offset, end_offset, timestamp_us, sum(map(len, buffers)))
+        size_bytes = sum(map(len, buffers))
+        frame = WrittenFrame(base_offset, end_offset, timestamp_us, size_bytes, bytes(buffers[0]))
         self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
         self._next_offset = end_offset
         return AppendResult(base_offset, end_offset, timestamp_us, False)

@@ -361,6 +361,22 @@ class LogTablet:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
         return high_watermark if found is None else max(found, self._truncated_offset)
 
+    def fingerprint(self, offset: int) -> bytes | None:
+        """Return the fingerprint at a durable offset (`fingerprint.py`); None if none is known.
+
+        That is below the log's first segment, above its end, and where an earlier release wrote.
+        Reads a few frame headers of one segment: not for the event loop.
+        """
+        try:
+            return self._chain.fingerprint(offset)
+        except (CorruptDataError, OSError) as error:
+            if offset < self._chain.segments[0].base_offset:
+                # Removed by retention meanwhile.
+                return None
+            if isinstance(error, OSError):
+                raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
+            raise
+
     def apply_retention(self, *, timestamp_us_before: int, offset_max: int) -> int:
         """Delete the oldest segments that are older and end at or below `offset_max`; count them.
 

@@ -6,6 +6,9 @@ The rule, for the bytes of the active segment at which the chain of whole frames
 - nothing proves it: the bytes are from a write that was never acknowledged. They are cut off.
 A sealed segment must be whole: it was durable before the next one was created. Its index is
 trusted if it fits the file; otherwise the segment is scanned and the index written again.
+Each segment must begin with the fingerprint with which the one before it ends: one that does not
+is of another copy of the log. A log that an earlier release wrote gets a new segment, with which
+its fingerprints begin.
 Every step can be interrupted and repeated.
 """
 
@@ -29,6 +32,8 @@ from streamhouse.storage_service.log.segment_files import (
 )
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
+    INDEX_START_BYTES,
+    IndexHeader,
     LogIdentity,
     MalformedError,
     SegmentHeader,
@@ -39,7 +44,11 @@ from streamhouse.storage_service.log.segment_index import (
     encode_index,
     read_index_header,
 )
-from streamhouse.storage_service.log.segment_roll import create_segment
+from streamhouse.storage_service.log.segment_roll import (
+    RollFailedError,
+    SegmentRoll,
+    create_segment,
+)
 from streamhouse.storage_service.log.segment_scan import durable_offset_after, scan_frames
 from streamhouse.storage_service.log.writer_state import WriterStates, decode_writers
 
@@ -98,10 +107,13 @@ class LogRecovery:
         bases = offsets_of(names, ".log")
         if not bases:
             return self._create(known_end=known_end, now_us=now_us)
-        sealed = tuple(self._open_sealed(base, end) for base, end in pairwise(bases))
+        headers = [self._read_header(base) for base in bases]
+        sealed = tuple(self._open_sealed(*neighbours) for neighbours in pairwise(headers))
         writers = self._restore_writers(sealed, names, active_base=bases[-1])
-        active = self._open_active(bases[-1], writers, known_end=known_end)
+        active = self._open_active(headers[-1], writers, known_end=known_end)
         self._remove_orphans(names, bases)
+        if active.base_fingerprint is None:
+            sealed, active = self._begin_fingerprints(sealed, active, writers)
         return self._recovered(sealed, active, writers)
 
     def _new_writers(self) -> WriterStates:
@@ -151,28 +163,42 @@ class LogRecovery:
         size = self._filesystem.size_bytes(path)
         return self._filesystem.map(path, size)[:size]
 
-    def _open_sealed(self, base: int, end: int) -> SealedSegment:
+    def _open_sealed(self, header: SegmentHeader, following: SegmentHeader) -> SealedSegment:
+        base, end = header.base_offset, following.base_offset
         path = segment_path(self._directory, base)
-        header = self._read_header(base)
         index = index_path(self._directory, base)
+        if header.fingerprint is not None and following.fingerprint is None:
+            raise _corrupt(
+                segment_path(self._directory, end), 0, "an older format than the segment before it"
+            )
         try:
-            data = self._filesystem.read(index, bytes_max=FILE_HEADER_BYTES)
-            facts = read_index_header(data, identity=self._identity, base_offset=base)
+            facts = self._read_index(index, base)
             fits = (facts.end_offset, facts.segment_bytes) == (
                 end,
                 self._filesystem.size_bytes(path),
             )
             if not fits:
                 raise MalformedError(f"index ends at offset {facts.end_offset}, segment at {end}")
+            if header.fingerprint is not None and facts.end_fingerprint != following.fingerprint:
+                raise MalformedError("index ends with another fingerprint than the next segment's")
         except (FileNotFoundError, MalformedError) as error:
             _logger.warning("index rebuilt path=%s reason=%s", index, error)
-            self._rebuild_index(header, end=end)
-            data = self._filesystem.read(index, bytes_max=FILE_HEADER_BYTES)
-            facts = read_index_header(data, identity=self._identity, base_offset=base)
-        return SealedSegment(path=path, index_path=index, facts=facts, filesystem=self._filesystem)
+            self._rebuild_index(header, following)
+            facts = self._read_index(index, base)
+        return SealedSegment(
+            path=path,
+            index_path=index,
+            facts=facts,
+            base_fingerprint=header.fingerprint,
+            filesystem=self._filesystem,
+        )
 
-    def _rebuild_index(self, header: SegmentHeader, *, end: int) -> None:
-        base = header.base_offset
+    def _read_index(self, path: Path, base: int) -> IndexHeader:
+        data = self._filesystem.read(path, bytes_max=INDEX_START_BYTES)
+        return read_index_header(data, identity=self._identity, base_offset=base)
+
+    def _rebuild_index(self, header: SegmentHeader, following: SegmentHeader) -> None:
+        base, end = header.base_offset, following.base_offset
         path = segment_path(self._directory, base)
         index = GrowingIndex(interval_bytes=self._index_interval_bytes)
         view = self._whole(path)
@@ -182,10 +208,18 @@ class LogRecovery:
             timestamp_us=header.created_timestamp_us,
             index=index,
             writers=None,
+            fingerprint=header.fingerprint,
         )
         if found.problem or found.end_offset != end:
             problem = found.problem or f"the file ends at offset {found.end_offset}"
             raise _corrupt(path, found.end_position, f"{problem}; the next segment starts at {end}")
+        if found.fingerprint not in (None, following.fingerprint):
+            raise _corrupt(
+                segment_path(self._directory, end),
+                0,
+                f"its log has other rows below offset {end} than {path.name}: one of the two files"
+                " is from another copy of this directory",
+            )
         contents = encode_index(
             index,
             identity=self._identity,
@@ -193,6 +227,7 @@ class LogRecovery:
             end_offset=end,
             segment_bytes=found.end_position,
             last_timestamp_us=found.last_timestamp_us,
+            end_fingerprint=found.fingerprint,
         )
         replace_durably(self._filesystem, index_path(self._directory, base), contents)
 
@@ -235,9 +270,11 @@ class LogRecovery:
         if found.problem or found.end_offset != segment.end_offset:
             raise _corrupt(segment.path, found.end_position, found.problem or "frames are missing")
 
-    def _open_active(self, base: int, writers: WriterStates, *, known_end: int) -> ActiveSegment:
+    def _open_active(
+        self, header: SegmentHeader, writers: WriterStates, *, known_end: int
+    ) -> ActiveSegment:
+        base = header.base_offset
         path = segment_path(self._directory, base)
-        header = self._read_header(base)
         index = GrowingIndex(interval_bytes=self._index_interval_bytes)
         view = self._whole(path)
         found = scan_frames(
@@ -246,6 +283,7 @@ class LogRecovery:
             timestamp_us=header.created_timestamp_us,
             index=index,
             writers=writers,
+            fingerprint=header.fingerprint,
         )
         if found.problem:
             proven = durable_offset_after(view, found.end_position, offset_min=found.end_offset)
@@ -278,6 +316,7 @@ class LogRecovery:
         active = ActiveSegment(
             path=path,
             base_offset=base,
+            base_fingerprint=header.fingerprint,
             created_timestamp_us=header.created_timestamp_us,
             filesystem=self._filesystem,
             file=file,
@@ -287,8 +326,45 @@ class LogRecovery:
             end_offset=found.end_offset,
             size_bytes=found.end_position,
             last_timestamp_us=found.last_timestamp_us,
+            end_fingerprint=found.fingerprint,
         )
         return active
+
+    def _begin_fingerprints(
+        self, sealed: tuple[SealedSegment, ...], active: ActiveSegment, writers: WriterStates
+    ) -> tuple[tuple[SealedSegment, ...], ActiveSegment]:
+        """Put a segment of this release's format behind those of an earlier one's.
+
+        Frames that are there get no fingerprints: those begin at the log's end. If the disk refuses
+        the segment, they begin with the next one.
+        """
+        if active.is_empty:
+            # In its place: two segments of one base cannot be.
+            header = SegmentHeader(active.base_offset, active.last_timestamp_us)
+            successor = create_segment(
+                self._directory,
+                header,
+                identity=self._identity,
+                filesystem=self._filesystem,
+                index_interval_bytes=self._index_interval_bytes,
+            )
+        else:
+            roll = SegmentRoll(
+                self._directory,
+                identity=self._identity,
+                filesystem=self._filesystem,
+                index_interval_bytes=self._index_interval_bytes,
+            )
+            try:
+                last, successor = roll.run(active, writers, timestamp_us=active.last_timestamp_us)
+            except RollFailedError as error:
+                if error.is_half_done:
+                    raise
+                _logger.warning("no fingerprints yet path=%s %s", active.path, error)
+                return sealed, active
+            sealed = (*sealed, last)
+        active.close()
+        return sealed, successor
 
     def _remove_orphans(self, names: list[str], bases: list[int]) -> None:
         """Remove what an interrupted roll or retention left behind."""

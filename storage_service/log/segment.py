@@ -4,6 +4,7 @@ Invariants:
 - frames follow each other without a gap in bytes or offsets, from the file header on
 - `size_bytes` and `end_offset` cover durable frames only; readers stay below them
 - every frame a read returns had its checksum verified by that read
+- a segment that knows the fingerprint at its base knows that of each of its offsets
 Rolling, retention and the high watermark live in log_tablet.py.
 """
 
@@ -19,6 +20,7 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
+from streamhouse.storage_service.log.fingerprint import fingerprint_after, fingerprint_within
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
@@ -65,7 +67,8 @@ class WrittenFrame(NamedTuple):
     base_offset: int
     end_offset: int
     timestamp_us: int
-    bytes: int
+    size_bytes: int
+    header: bytes
 
 
 class _Frame(NamedTuple):
@@ -83,9 +86,17 @@ class _Frame(NamedTuple):
 class Segment(ABC):
     """Reading, which is the same for both kinds. Safe from any thread beside one writer."""
 
-    def __init__(self, *, path: Path, base_offset: int, filesystem: Filesystem) -> None:
+    def __init__(
+        self,
+        *,
+        path: Path,
+        base_offset: int,
+        base_fingerprint: bytes | None,
+        filesystem: Filesystem,
+    ) -> None:
         self.path = path
         self.base_offset = base_offset
+        self.base_fingerprint = base_fingerprint
         self.end_offset = base_offset
         self.size_bytes = FILE_HEADER_BYTES
         self._filesystem = filesystem
@@ -145,6 +156,26 @@ class Segment(ABC):
                 return self._verified(view, frame).base_offset
         return None
 
+    def fingerprint(self, offset: int) -> bytes | None:
+        """Return the fingerprint at an offset of the segment, its end included; None: no log's.
+
+        It is made of frame headers alone: a damaged payload changes nothing.
+        """
+        before = self.base_fingerprint
+        if before is None or offset == self.base_offset:
+            return before
+        size = self.size_bytes
+        view = self._filesystem.map(self.path, size)
+        index = self.index()
+        start = index.at_or_before_offset(offset)
+        before = index.fingerprint_at(start)
+        for frame in self._walk(view, start, offset_max=offset, size=size):
+            header = bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES])
+            if offset < frame.base_offset + frame.row_count:
+                return fingerprint_within(before, header, offset - frame.base_offset)
+            before = fingerprint_after(before, header)
+        return before
+
     def _walk(
         self, view: memoryview, start: FrameStart, *, offset_max: int, size: int
     ) -> Iterator[_Frame]:
@@ -187,9 +218,20 @@ class SealedSegment(Segment):
     """A segment that will never change; its index stays on disk and costs no memory."""
 
     def __init__(
-        self, *, path: Path, index_path: Path, facts: IndexHeader, filesystem: Filesystem
+        self,
+        *,
+        path: Path,
+        index_path: Path,
+        facts: IndexHeader,
+        base_fingerprint: bytes | None,
+        filesystem: Filesystem,
     ) -> None:
-        super().__init__(path=path, base_offset=facts.base_offset, filesystem=filesystem)
+        super().__init__(
+            path=path,
+            base_offset=facts.base_offset,
+            base_fingerprint=base_fingerprint,
+            filesystem=filesystem,
+        )
         self.end_offset = facts.end_offset
         self.size_bytes = facts.segment_bytes
         self._index_path = index_path
@@ -224,12 +266,17 @@ class SealedSegment(Segment):
         index = GrowingIndex(interval_bytes=_WALKED_INDEX_INTERVAL_BYTES)
         view = self._filesystem.map(self.path, self.size_bytes)
         start = FrameStart(self.base_offset, FILE_HEADER_BYTES)
+        fingerprint = self.base_fingerprint
         for frame in self._walk(view, start, offset_max=self.end_offset, size=self.size_bytes):
             index.add(
                 offset=frame.base_offset,
                 position=frame.position,
                 timestamp_us=frame.timestamp_us,
+                fingerprint=fingerprint,
             )
+            if fingerprint is not None:
+                header = bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES])
+                fingerprint = fingerprint_after(fingerprint, header)
         return index
 
 
@@ -244,21 +291,37 @@ class ActiveSegment(Segment):
         *,
         path: Path,
         base_offset: int,
+        base_fingerprint: bytes | None,
         created_timestamp_us: int,
         filesystem: Filesystem,
         file: WritableFile,
         index: GrowingIndex,
     ) -> None:
-        super().__init__(path=path, base_offset=base_offset, filesystem=filesystem)
+        super().__init__(
+            path=path,
+            base_offset=base_offset,
+            base_fingerprint=base_fingerprint,
+            filesystem=filesystem,
+        )
+        self.end_fingerprint = base_fingerprint
+        """The fingerprint at `end_offset`; for the thread that writes."""
         self._file = file
         self._growing_index = index
         self._last_timestamp_us = created_timestamp_us
         self._unsynced: list[WrittenFrame] = []
         self._needs_sync = False
 
-    def restore(self, *, end_offset: int, size_bytes: int, last_timestamp_us: int) -> None:
+    def restore(
+        self,
+        *,
+        end_offset: int,
+        size_bytes: int,
+        last_timestamp_us: int,
+        end_fingerprint: bytes | None,
+    ) -> None:
         """Take over what recovery found durable in the file; the index already covers it."""
         self.end_offset = end_offset
+        self.end_fingerprint = end_fingerprint
         self.size_bytes = size_bytes
         self._last_timestamp_us = max(self._last_timestamp_us, last_timestamp_us)
 
@@ -298,12 +361,19 @@ class ActiveSegment(Segment):
         self._file.sync()
         self._needs_sync = False
         position = self.size_bytes
+        fingerprint = self.end_fingerprint
         for frame in self._unsynced:
             self._growing_index.add(
-                offset=frame.base_offset, position=position, timestamp_us=frame.timestamp_us
+                offset=frame.base_offset,
+                position=position,
+                timestamp_us=frame.timestamp_us,
+                fingerprint=fingerprint,
             )
-            position += frame.bytes
+            position += frame.size_bytes
+            if fingerprint is not None:
+                fingerprint = fingerprint_after(fingerprint, frame.header)
         if self._unsynced:
+            self.end_fingerprint = fingerprint
             self._last_timestamp_us = self._unsynced[-1].timestamp_us
             self.size_bytes = position
             self.end_offset = self._unsynced[-1].end_offset

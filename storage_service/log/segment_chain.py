@@ -78,6 +78,14 @@ class SegmentChain:
                 # Removed by retention meanwhile: what follows is the first that is stored.
         return None
 
+    def fingerprint(self, offset: int) -> bytes | None:
+        """Return the fingerprint at an offset, None where none is known; raises as `read`."""
+        segments = self.segments
+        number = bisect_right(segments, offset, key=_base_offset) - 1
+        if number < 0 or offset > segments[number].end_offset:
+            return None
+        return segments[number].fingerprint(offset)
+
     def expire(self, *, timestamp_us_before: int, offset_max: int) -> None:
         """Drop the oldest sealed segments that are older and end at or below `offset_max`."""
         kept = self.segments

@@ -6,7 +6,8 @@ the CRC-32C of the sixty before them. docs/storage_format.md draws the same tabl
 Segment file `<base offset, 20 digits>.log`: the header, then frames to the end of the file.
 
     0 magic 'SHLG' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
-    20 zero u32 | 24 base offset u64 | 32 created timestamp us i64 | 40 zeros | 60 crc u32
+    20 zero u32 | 24 base offset u64 | 32 created timestamp us i64
+    40 fingerprint at the base offset, 8 bytes (version 1: zero) | 48 zeros | 60 crc u32
 
 Frame: a 64-byte header, the payload, and zeros up to a multiple of 8 bytes.
 
@@ -15,17 +16,21 @@ Frame: a 64-byte header, the payload, and zeros up to a multiple of 8 bytes.
     28 schema id u32 | 32 timestamp us i64 | 40 writer id u64 | 48 sequence u64
     56 durable offset u64: rows below it were durable before this frame was written
 
-Index file `<base offset>.index` of a sealed segment: the header, then three columns of entries:
-offsets u64[n], positions u64[n], timestamps i64[n].
+Index file `<base offset>.index` of a sealed segment: the header, the fingerprint at the end offset
+(8 bytes), then four columns of entries: offsets u64[n], positions u64[n], timestamps i64[n],
+fingerprints 8 bytes[n]. Version 1 has no fingerprints, neither the one nor the column.
 
     0 magic 'SHIX' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
     20 entry count n u32 | 24 base offset u64 | 32 end offset u64 | 40 segment bytes u64
-    48 last timestamp us i64 | 56 crc u32 of the entries | 60 crc u32
+    48 last timestamp us i64 | 56 crc u32 of what follows the header | 60 crc u32
 
 Durable mark `durable.mark`: the header only, rewritten in place.
 
     0 magic 'SHDM' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
     20 zero u32 | 24 durable offset u64 | 32 zeros | 60 crc u32
+
+Segments and indexes of version 1 are those of a log without fingerprints, which earlier releases
+wrote (`fingerprint.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ __all__ = [
     "FRAME_HEADER_BYTES",
     "FRAME_MAGIC",
     "FRAME_VERSION",
+    "INDEX_START_BYTES",
     "PAYLOAD_BYTES_LIMIT",
     "IndexHeader",
     "LogIdentity",
@@ -63,7 +69,11 @@ __all__ = [
 ]
 
 FORMAT_VERSION: Final = 1
+FINGERPRINTED_VERSION: Final = 2
+"""Of segments and indexes of a log that has fingerprints."""
 FILE_HEADER_BYTES: Final = 64
+INDEX_START_BYTES: Final = FILE_HEADER_BYTES + 8
+"""What says everything about an index but its entries."""
 FRAME_HEADER_BYTES: Final = 64
 FRAME_VERSION: Final = 1
 FRAME_MAGIC: Final = int.from_bytes(b"SHFR", "little")
@@ -77,8 +87,8 @@ _FRAME_START: Final = struct.Struct("<II")
 _FRAME_CHECKED: Final = struct.Struct("<IBBHQIIqQQQ")
 _PADDING: Final = tuple(bytes(count) for count in range(8))
 
-# magic, version, header bytes, table id, bucket, zero, base offset, created timestamp
-_SEGMENT: Final = struct.Struct("<4sHHQIIQq20x")
+# magic, version, header bytes, table id, bucket, zero, base offset, created timestamp, fingerprint
+_SEGMENT: Final = struct.Struct("<4sHHQIIQq8s12x")
 # ..., entry count, base offset, end offset, segment bytes, last timestamp, crc of the entries
 _INDEX: Final = struct.Struct("<4sHHQIIQQQqI")
 # ..., zero, durable offset
@@ -106,10 +116,11 @@ class LogIdentity(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """The facts of a segment's file header."""
+    """The facts of a segment's file header; of a log without fingerprints it has none."""
 
     base_offset: int
     created_timestamp_us: int
+    fingerprint: bytes | None = None
 
 
 class IndexHeader(NamedTuple):
@@ -121,6 +132,7 @@ class IndexHeader(NamedTuple):
     segment_bytes: int
     last_timestamp_us: int
     entries_crc: int
+    end_fingerprint: bytes | None = None
 
 
 def frame_bytes(payload_bytes: int) -> int:
@@ -168,7 +180,9 @@ def seal_header(body: bytes) -> bytes:
     return body + _HEADER_CRC.pack(crc32c(body))
 
 
-def unseal_header(header: Buffer, *, magic: bytes, what: str) -> bytes:
+def unseal_header(
+    header: Buffer, *, magic: bytes, what: str, version_max: int = FORMAT_VERSION
+) -> bytes:
     """Return the body of a file header whose length, checksum, magic and version are right."""
     if len(header) < FILE_HEADER_BYTES:
         raise MalformedError(f"{what} header has {len(header)} of {FILE_HEADER_BYTES} bytes")
@@ -178,7 +192,7 @@ def unseal_header(header: Buffer, *, magic: bytes, what: str) -> bytes:
     if _HEADER_CRC.unpack_from(header, len(body))[0] != crc32c(body):
         raise MalformedError(f"{what} header checksum mismatch")
     version, header_bytes = struct.unpack_from("<HH", body, 4)
-    if (version, header_bytes) != (FORMAT_VERSION, FILE_HEADER_BYTES):
+    if not FORMAT_VERSION <= version <= version_max or header_bytes != FILE_HEADER_BYTES:
         raise MalformedError(f"{what} has format version {version}, which this release cannot read")
     return body
 
@@ -193,53 +207,70 @@ def encode_segment_header(header: SegmentHeader, *, identity: LogIdentity) -> by
     return seal_header(
         _SEGMENT.pack(
             b"SHLG",
-            FORMAT_VERSION,
+            _version_of(header.fingerprint),
             FILE_HEADER_BYTES,
             identity.table_id,
             identity.bucket,
             0,
             header.base_offset,
             header.created_timestamp_us,
+            header.fingerprint or b"",
         )
     )
+
+
+def _version_of(fingerprint: bytes | None) -> int:
+    return FORMAT_VERSION if fingerprint is None else FINGERPRINTED_VERSION
 
 
 def identity_of_segment(data: Buffer) -> LogIdentity:
     """Return whose log a segment file's header says it belongs to; raises MalformedError."""
-    _, _, _, table_id, bucket, *_ = _SEGMENT.unpack(
-        unseal_header(data, magic=b"SHLG", what="segment")
-    )
+    _, _, _, table_id, bucket, *_ = _SEGMENT.unpack(_segment_body(data))
     return LogIdentity(table_id, bucket)
+
+
+def _segment_body(data: Buffer) -> bytes:
+    return unseal_header(data, magic=b"SHLG", what="segment", version_max=FINGERPRINTED_VERSION)
 
 
 def decode_segment_header(data: Buffer, *, identity: LogIdentity) -> SegmentHeader:
     """Read a segment file's header; raises MalformedError."""
-    body = unseal_header(data, magic=b"SHLG", what="segment")
-    _, _, _, table_id, bucket, _, base_offset, created = _SEGMENT.unpack(body)
+    _, version, _, table_id, bucket, _, base_offset, created, fingerprint = _SEGMENT.unpack(
+        _segment_body(data)
+    )
     _check_identity(LogIdentity(table_id, bucket), identity, what="segment")
-    return SegmentHeader(base_offset, created)
+    is_known = version >= FINGERPRINTED_VERSION
+    return SegmentHeader(base_offset, created, fingerprint if is_known else None)
 
 
 def encode_index_header(header: IndexHeader, *, identity: LogIdentity) -> bytes:
-    """Return the first 64 bytes of an index file."""
-    return seal_header(
+    """Return what an index file has before its entries."""
+    *facts, end_fingerprint = header
+    sealed = seal_header(
         _INDEX.pack(
             b"SHIX",
-            FORMAT_VERSION,
+            _version_of(end_fingerprint),
             FILE_HEADER_BYTES,
             identity.table_id,
             identity.bucket,
-            *header,
+            *facts,
         )
     )
+    return sealed + (end_fingerprint or b"")
 
 
 def decode_index_header(data: Buffer, *, identity: LogIdentity) -> IndexHeader:
-    """Read an index file's header; raises MalformedError."""
-    body = unseal_header(data, magic=b"SHIX", what="index")
-    _, _, _, table_id, bucket, *facts = _INDEX.unpack(body)
+    """Read an index file's first `INDEX_START_BYTES`; raises MalformedError."""
+    body = unseal_header(data, magic=b"SHIX", what="index", version_max=FINGERPRINTED_VERSION)
+    _, version, _, table_id, bucket, *facts = _INDEX.unpack(body)
     _check_identity(LogIdentity(table_id, bucket), identity, what="index")
-    return IndexHeader(*facts)
+    header = IndexHeader(*facts)
+    if version < FINGERPRINTED_VERSION:
+        return header
+    end_fingerprint = bytes(data[FILE_HEADER_BYTES:INDEX_START_BYTES])
+    if FILE_HEADER_BYTES + len(end_fingerprint) != INDEX_START_BYTES:
+        raise MalformedError(f"index has {len(data)} bytes")
+    return header._replace(end_fingerprint=end_fingerprint)
 
 
 def encode_durable_mark(durable_offset: int, *, identity: LogIdentity) -> bytes:

@@ -1,7 +1,8 @@
 """The sparse index of a segment: where every so many bytes a frame starts.
 
 A lookup finds the last entry at or before what is wanted; the caller walks frames from there.
-The first frame of a segment always has an entry.
+The first frame of a segment always has an entry. In a log that has fingerprints every entry has
+the one at its offset.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from crc32c import crc32c
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
+    INDEX_START_BYTES,
     IndexHeader,
     LogIdentity,
     MalformedError,
@@ -25,7 +27,7 @@ from streamhouse.storage_service.log.segment_format import (
 
 __all__ = ["FrameStart", "GrowingIndex", "SparseIndex", "decode_index", "encode_index"]
 
-_ENTRY_BYTES = 24
+_COLUMN_BYTES = 8
 
 
 class FrameStart(NamedTuple):
@@ -36,22 +38,36 @@ class FrameStart(NamedTuple):
 
 
 class SparseIndex:
-    """Three columns in frame order, searched by bisection; the columns may be views of a file."""
+    """Columns in frame order, searched by bisection; the columns may be views of a file.
 
-    __slots__ = ("offsets", "positions", "timestamps")
+    `fingerprints` has 8 bytes an entry, or is empty.
+    """
+
+    __slots__ = ("fingerprints", "offsets", "positions", "timestamps")
 
     def __init__(
-        self, *, offsets: Sequence[int], positions: Sequence[int], timestamps: Sequence[int]
+        self,
+        *,
+        offsets: Sequence[int],
+        positions: Sequence[int],
+        timestamps: Sequence[int],
+        fingerprints: bytearray | memoryview,
     ) -> None:
         self.offsets = offsets
         self.positions = positions
         self.timestamps = timestamps
+        self.fingerprints = fingerprints
 
     def at_or_before_offset(self, offset: int) -> FrameStart:
         """Return a frame start at or before `offset`, which is in the segment."""
         # The timestamps column grows last, so its length is safe to use beside a writer.
         entry = bisect_right(self.offsets, offset, 0, len(self.timestamps)) - 1
         return FrameStart(self.offsets[entry], self.positions[entry])
+
+    def fingerprint_at(self, start: FrameStart) -> bytes:
+        """Return the fingerprint at an entry; only of a log that has fingerprints."""
+        entry = bisect_left(self.offsets, start.offset) * _COLUMN_BYTES
+        return bytes(self.fingerprints[entry : entry + _COLUMN_BYTES])
 
     def before_timestamp(self, timestamp_us: int) -> FrameStart:
         """Return a frame start no later than the first frame stamped `timestamp_us` or more."""
@@ -60,23 +76,41 @@ class SparseIndex:
 
 
 class GrowingIndex(SparseIndex):
-    """The index of a segment that is being written or scanned: 24 bytes of memory an entry."""
+    """The index of a segment that is being written or scanned: 32 bytes of memory an entry."""
 
-    __slots__ = ("_interval_bytes", "_next_position", "_offsets", "_positions", "_timestamps")
+    __slots__ = (
+        "_fingerprints",
+        "_interval_bytes",
+        "_next_position",
+        "_offsets",
+        "_positions",
+        "_timestamps",
+    )
 
     def __init__(self, *, interval_bytes: int) -> None:
         self._offsets = array.array("Q")
         self._positions = array.array("Q")
         self._timestamps = array.array("q")
+        self._fingerprints = bytearray()
         self._interval_bytes = interval_bytes
         self._next_position = 0
         super().__init__(
-            offsets=self._offsets, positions=self._positions, timestamps=self._timestamps
+            offsets=self._offsets,
+            positions=self._positions,
+            timestamps=self._timestamps,
+            fingerprints=self._fingerprints,
         )
 
-    def add(self, *, offset: int, position: int, timestamp_us: int) -> None:
-        """Tell of the next frame; it gets an entry when the last one is far enough behind."""
+    def add(
+        self, *, offset: int, position: int, timestamp_us: int, fingerprint: bytes | None = None
+    ) -> None:
+        """Tell of the next frame; it gets an entry when the last one is far enough behind.
+
+        `fingerprint` is that at `offset`; every frame of a log has one, or none.
+        """
         if position >= self._next_position:
+            if fingerprint is not None:
+                self._fingerprints += fingerprint
             self._offsets.append(offset)
             self._positions.append(position)
             self._timestamps.append(timestamp_us)
@@ -84,7 +118,8 @@ class GrowingIndex(SparseIndex):
 
     def columns(self) -> list[Buffer]:
         """Return the columns' bytes, as an index file holds them."""
-        return [self._offsets.tobytes(), self._positions.tobytes(), self._timestamps.tobytes()]
+        columns = (self._offsets, self._positions, self._timestamps)
+        return [*(column.tobytes() for column in columns), bytes(self._fingerprints)]
 
     def __len__(self) -> int:
         return len(self._timestamps)
@@ -98,11 +133,16 @@ def encode_index(
     end_offset: int,
     segment_bytes: int,
     last_timestamp_us: int,
+    end_fingerprint: bytes | None = None,
 ) -> list[Buffer]:
-    """Return the contents of the index file of a sealed, non-empty segment."""
+    """Return the contents of the index file of a sealed, non-empty segment.
+
+    The first buffer is all but the entries.
+    """
     assert len(index) > 0
+    assert len(index.fingerprints) == (0 if end_fingerprint is None else len(index) * _COLUMN_BYTES)
     columns = index.columns()
-    entries_crc = 0
+    entries_crc = crc32c(end_fingerprint or b"")
     for column in columns:
         entries_crc = crc32c(column, entries_crc)
     header = IndexHeader(
@@ -112,6 +152,7 @@ def encode_index(
         segment_bytes=segment_bytes,
         last_timestamp_us=last_timestamp_us,
         entries_crc=entries_crc,
+        end_fingerprint=end_fingerprint,
     )
     return [encode_index_header(header, identity=identity), *columns]
 
@@ -121,17 +162,21 @@ def decode_index(view: memoryview, *, header: IndexHeader, check: bool) -> Spars
 
     `check` verifies the checksum of the entries, which reads all of them.
     """
-    end = FILE_HEADER_BYTES + header.entry_count * _ENTRY_BYTES
-    if header.entry_count == 0 or len(view) != end:
-        raise MalformedError(f"index of {header.entry_count} entries has {len(view)} bytes")
-    entries = view[FILE_HEADER_BYTES:end]
-    if check and crc32c(entries) != header.entries_crc:
+    count = header.entry_count
+    column_bytes = count * _COLUMN_BYTES
+    has_fingerprints = header.end_fingerprint is not None
+    start = INDEX_START_BYTES if has_fingerprints else FILE_HEADER_BYTES
+    end = start + (4 if has_fingerprints else 3) * column_bytes
+    if count == 0 or len(view) != end:
+        raise MalformedError(f"index of {count} entries has {len(view)} bytes")
+    if check and crc32c(view[FILE_HEADER_BYTES:end]) != header.entries_crc:
         raise MalformedError("index entries checksum mismatch")
-    column_bytes = header.entry_count * 8
+    columns = [view[at : at + column_bytes] for at in range(start, end, column_bytes)]
     return SparseIndex(
-        offsets=entries[:column_bytes].cast("Q"),
-        positions=entries[column_bytes : 2 * column_bytes].cast("Q"),
-        timestamps=entries[2 * column_bytes :].cast("q"),
+        offsets=columns[0].cast("Q"),
+        positions=columns[1].cast("Q"),
+        timestamps=columns[2].cast("q"),
+        fingerprints=columns[3] if has_fingerprints else view[end:end],
     )
 
 

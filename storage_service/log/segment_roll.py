@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+from streamhouse.storage_service.log.fingerprint import first_fingerprint
 from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
 from streamhouse.storage_service.log.segment_files import (
     index_path,
@@ -61,6 +62,9 @@ def create_segment(
     damage and never a crash in here.
     """
     path = segment_path(directory, header.base_offset)
+    # Where nothing is known of what lies before, the log's fingerprints begin.
+    fingerprint = header.fingerprint or first_fingerprint(identity, header.base_offset)
+    header = header._replace(fingerprint=fingerprint)
     temporary = path.with_name(path.name + ".tmp")
     file = filesystem.create(temporary)
     try:
@@ -74,6 +78,7 @@ def create_segment(
     return ActiveSegment(
         path=path,
         base_offset=header.base_offset,
+        base_fingerprint=fingerprint,
         created_timestamp_us=header.created_timestamp_us,
         filesystem=filesystem,
         file=file,
@@ -134,7 +139,7 @@ class SegmentRoll:
             sealed = self._seal(active, writers)
             successor = create_segment(
                 self.directory,
-                SegmentHeader(active.end_offset, timestamp_us),
+                SegmentHeader(active.end_offset, timestamp_us, active.end_fingerprint),
                 identity=self.identity,
                 filesystem=self.filesystem,
                 index_interval_bytes=self._index_interval_bytes,
@@ -154,6 +159,7 @@ class SegmentRoll:
             end_offset=active.end_offset,
             segment_bytes=active.size_bytes,
             last_timestamp_us=active.last_timestamp_us,
+            end_fingerprint=active.end_fingerprint,
         )
         replace_durably(self.filesystem, path, contents)
         snapshot = encode_writers(writers, identity=self.identity, offset=active.end_offset)
@@ -165,7 +171,11 @@ class SegmentRoll:
             contents[0], identity=self.identity, base_offset=active.base_offset
         )
         return SealedSegment(
-            path=active.path, index_path=path, facts=facts, filesystem=self.filesystem
+            path=active.path,
+            index_path=path,
+            facts=facts,
+            base_fingerprint=active.base_fingerprint,
+            filesystem=self.filesystem,
         )
 
     def _may_exist(self, path: Path) -> bool:

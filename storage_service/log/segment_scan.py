@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from streamhouse.storage_service.log.fingerprint import fingerprint_after
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
@@ -36,6 +37,7 @@ class ScanResult(NamedTuple):
     end_position: int
     last_timestamp_us: int
     problem: str
+    fingerprint: bytes | None
 
 
 class _RawFrame(NamedTuple):
@@ -57,10 +59,12 @@ def scan_frames(
     timestamp_us: int,
     index: GrowingIndex | None,
     writers: WriterStates | None,
+    fingerprint: bytes | None = None,
 ) -> ScanResult:
     """Verify frames from the file header on; tell `index` and `writers` of each whole one.
 
-    `timestamp_us` is when the segment was created: no frame of it is older.
+    `timestamp_us` is when the segment was created: no frame of it is older. `fingerprint` is that
+    at `base_offset`, if it is known; then the result has the one at its end.
     """
     position = FILE_HEADER_BYTES
     expected = base_offset
@@ -84,13 +88,21 @@ def scan_frames(
         end_offset = expected + found.row_count
         last_timestamp = found.timestamp_us
         if index is not None:
-            index.add(offset=expected, position=position, timestamp_us=last_timestamp)
+            index.add(
+                offset=expected,
+                position=position,
+                timestamp_us=last_timestamp,
+                fingerprint=fingerprint,
+            )
         if writers is not None and found.writer_id:
             batch = RememberedBatch(found.sequence, expected, end_offset, last_timestamp)
             writers.record(found.writer_id, batch)
+        if fingerprint is not None:
+            header = bytes(view[position : position + FRAME_HEADER_BYTES])
+            fingerprint = fingerprint_after(fingerprint, header)
         expected = end_offset
         position += frame_bytes(found.payload_bytes)
-    return ScanResult(expected, min(position, size), last_timestamp, problem)
+    return ScanResult(expected, min(position, size), last_timestamp, problem, fingerprint)
 
 
 def durable_offset_after(view: memoryview, position: int, *, offset_min: int) -> int:

@@ -13,7 +13,7 @@ from streamhouse.storage_service.log.durable_mark import DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segment_files import index_path, offsets_of, segment_path
 from streamhouse.storage_service.log.segment_format import (
-    FILE_HEADER_BYTES,
+    INDEX_START_BYTES,
     LogIdentity,
     MalformedError,
 )
@@ -71,6 +71,7 @@ def check_log(
     facts.segments = len(bases)
     mark = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
     opened: list[SegmentFile] = []
+    fingerprint: bytes | None = None
     for number, base in enumerate(bases):
         path = segment_path(directory, base)
         if base != facts.log_end_offset:
@@ -83,7 +84,14 @@ def check_log(
         except StreamhouseError as error:
             report.error(where, error.message)
             facts.log_end_offset = bases[number + 1] if base != bases[-1] else base
+            fingerprint = None
             continue
+        if fingerprint not in (None, segment.header.fingerprint):
+            report.error(
+                where,
+                f"the log of {path.name} has other rows below offset {base} than the segment before"
+                " it: one of the two files is from another copy of this directory",
+            )
         opened.append(segment)
         found = scan_frames(
             segment.view,
@@ -91,7 +99,9 @@ def check_log(
             timestamp_us=segment.header.created_timestamp_us,
             index=None,
             writers=None,
+            fingerprint=segment.header.fingerprint,
         )
+        fingerprint = None if found.problem else found.fingerprint
         facts.log_end_offset = found.end_offset
         facts.log_bytes += len(segment.view)
         _check_rows(segment, info, facts, report, where=where, end_offset=found.end_offset)
@@ -155,11 +165,12 @@ def _check_sealed(
     path = index_path(segment.path.parent, base)
     try:
         data = memoryview(path.read_bytes())
-        header = read_index_header(data[:FILE_HEADER_BYTES], identity=identity, base_offset=base)
+        header = read_index_header(data[:INDEX_START_BYTES], identity=identity, base_offset=base)
         decode_index(data, header=header, check=True)
-        is_right = (header.end_offset, header.segment_bytes) == (
+        is_right = (header.end_offset, header.segment_bytes, header.end_fingerprint) == (
             found.end_offset,
             len(segment.view),
+            found.fingerprint,
         )
         problem = "" if is_right else "does not fit its segment"
     except (OSError, MalformedError) as error:

@@ -1,7 +1,7 @@
-"""The log's files of format version 1, byte for byte, for as long as this project lives.
+"""The log's files of each format version, byte for byte, for as long as this project lives.
 
-`log_v1/` was written by `write_log`. A change that breaks a test here needs a new format version,
-a new folder, and code that still reads this one.
+`log_v1/` was written by `write_log` before logs had fingerprints, `log_v2/` since. A change that
+breaks a test here needs a new format version, a new folder, and code that still reads these.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import StoredBatch
 from tests.support.log_harness import SettableClock, open_log, read_all
 
-_GOLDEN = Path(__file__).parent / "log_v1"
+_GOLDEN = Path(__file__).parent
 _NAMES = [
     "00000000000000000000.index",
     "00000000000000000000.log",
@@ -61,11 +63,12 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 
     assert sorted(written) == _NAMES
     for name, contents in written.items():
-        assert contents.hex(" ", 8) == (_GOLDEN / name).read_bytes().hex(" ", 8), name
+        assert contents.hex(" ", 8) == (_GOLDEN / "log_v2" / name).read_bytes().hex(" ", 8), name
 
 
-def test_the_files_are_read_for_ever(tmp_path: Path) -> None:
-    shutil.copytree(_GOLDEN, tmp_path / "log")
+@pytest.mark.parametrize("version", ["log_v1", "log_v2"])
+def test_the_files_are_read_for_ever(tmp_path: Path, version: str) -> None:
+    shutil.copytree(_GOLDEN / version, tmp_path / "log")
 
     log = open_log(
         LocalFilesystem(), directory=tmp_path / "log", table_id=42, bucket=3, segment_bytes_max=450
@@ -82,4 +85,25 @@ def test_the_files_are_read_for_ever(tmp_path: Path) -> None:
     assert (again.base_offset, again.is_duplicate) == (4, True)
     assert log.offset_for_timestamp(at + 1) == 4
     log.close()
-    assert {path.name for path in (tmp_path / "log").iterdir()} == set(_NAMES)
+    # A log without fingerprints gets a segment with which they begin.
+    added = [f"{1007:020d}.log", f"{1007:020d}.writers", f"{7:020d}.index"]
+    names = {path.name for path in (tmp_path / "log").iterdir()}
+    assert names == {*_NAMES, *(added if version == "log_v1" else ())}
+
+
+def test_the_fingerprints_are_the_same_for_ever(tmp_path: Path) -> None:
+    shutil.copytree(_GOLDEN / "log_v2", tmp_path / "log")
+
+    log = open_log(LocalFilesystem(), directory=tmp_path / "log", table_id=42, bucket=3)
+
+    found = {offset: log.fingerprint(offset) for offset in (0, 4, 5, 7, 8, 1007, 1008)}
+    assert {at: known and known.hex() for at, known in found.items()} == {
+        0: "6788a4f3ce3c3e28",
+        4: "ad585c4dfb393727",
+        5: "522252653f159cf3",
+        7: "b153f11ac9d49f58",
+        8: "ff573f49a9cd9c36",
+        1007: "64eb78744bf5d6ea",
+        1008: None,
+    }
+    log.close()

@@ -68,8 +68,9 @@ def test_frames_are_padded_to_eight_bytes_outside_the_checksum(payload_bytes: in
     assert FRAME.unpack_from(frame)[1] == crc32c(frame[8 : 64 + payload_bytes])
 
 
-def test_headers_round_trip() -> None:
-    segment = SegmentHeader(base_offset=12, created_timestamp_us=-1)
+@pytest.mark.parametrize("fingerprint", [None, b"8 bytes."])
+def test_headers_round_trip(fingerprint: bytes | None) -> None:
+    segment = SegmentHeader(12, -1, fingerprint)
     index = IndexHeader(
         entry_count=1,
         base_offset=2,
@@ -77,13 +78,15 @@ def test_headers_round_trip() -> None:
         segment_bytes=4,
         last_timestamp_us=-5,
         entries_crc=6,
+        end_fingerprint=fingerprint,
     )
 
     encoded_segment = segment_format.encode_segment_header(segment, identity=_IDENTITY)
     encoded_index = segment_format.encode_index_header(index, identity=_IDENTITY)
     encoded_mark = segment_format.encode_durable_mark(1 << 60, identity=_IDENTITY)
 
-    assert {len(encoded_segment), len(encoded_index), len(encoded_mark)} == {64}
+    assert {len(encoded_segment), len(encoded_mark)} == {64}
+    assert len(encoded_index) == 64 + len(fingerprint or b"")
     assert segment_format.decode_segment_header(encoded_segment, identity=_IDENTITY) == segment
     assert segment_format.decode_index_header(encoded_index, identity=_IDENTITY) == index
     assert segment_format.decode_durable_mark(encoded_mark, identity=_IDENTITY) == 1 << 60
@@ -114,7 +117,7 @@ def test_a_file_of_another_bucket_is_refused() -> None:
 
 def test_a_newer_format_version_is_named() -> None:
     header = segment_format.encode_segment_header(SegmentHeader(1, 2), identity=_IDENTITY)
-    newer = segment_format.seal_header(header[:4] + struct.pack("<H", 2) + header[6:60])
+    newer = segment_format.seal_header(header[:4] + struct.pack("<H", 3) + header[6:60])
 
-    with pytest.raises(MalformedError, match="format version 2"):
+    with pytest.raises(MalformedError, match="format version 3"):
         segment_format.decode_segment_header(newer, identity=_IDENTITY)
