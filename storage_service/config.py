@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,9 @@ __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
 DEFAULT_PORT: Final = 8765
 DEFAULT_CATALOG_NAME: Final = "streamhouse"
 CATALOG_ACCESS: Final = ("direct", "service")
+ANY_HOST: Final = "*"
+"""As an allowed host: every name is this service's."""
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
 _MIB: Final = 1 << 20
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
@@ -81,6 +85,7 @@ class ServiceConfig:
     port: int = DEFAULT_PORT
     token: str | None = field(default=None, repr=False)
     grants_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
     tls_key_password: str | None = field(default=None, repr=False)
@@ -98,7 +103,9 @@ class ServiceConfig:
     append_batches_max: int = _limit(4_096, "batches", "Most record batches in one append request.")
     batch_bytes_max: int = _limit(32 * _MIB, "bytes", "Largest record batch of an append.")
     bodies_bytes_max: int = _limit(
-        512 * _MIB, "bytes", "Most memory for request bodies that are being received or handled."
+        512 * _MIB,
+        "bytes",
+        "Most memory for request bodies that are being received or handled; others wait for room.",
     )
     body_read_timeout_ms: int = _limit(30_000, "ms", "How long receiving a request body may take.")
     fetch_bytes_max: int = _limit(
@@ -264,6 +271,16 @@ class ServiceConfig:
             raise InvalidRequestError(
                 f"host '{self.host}' is reachable from other machines: give --token-file or"
                 " --grants, or bind to 127.0.0.1"
+            )
+        for name in self.allowed_hosts:
+            if name != ANY_HOST and not _HOST_NAME.fullmatch(name):
+                raise InvalidRequestError(
+                    f"--allowed-host '{name[:200]}' must be a host name without scheme and port"
+                )
+        if ANY_HOST in self.allowed_hosts and self.token is None and self.grants_file is None:
+            raise InvalidRequestError(
+                "--allowed-host '*' lets every web page use a service that asks for no token: give"
+                " --token-file or --grants, or name the hosts"
             )
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise InvalidRequestError("TLS needs both --tls-cert and --tls-key")

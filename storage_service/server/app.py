@@ -1,6 +1,7 @@
 """The ASGI application: what happens around every route, and which code answers it.
 
-Order for each request: request id, liveness, token and grants, stopping and limits, then the route.
+Order for each request: request id, liveness, whose page sends it, token and grants, stopping and
+limits, then the route.
 The data routes are answered here, everything else by the FastAPI application of control_plane.py.
 Whatever goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
 """
@@ -123,6 +124,7 @@ class ServiceApp:
         )
         started = time.perf_counter()
         try:
+            self._service.foreign_requests.check(exchange.method, scope["headers"])
             self._service.access.admit(exchange)
             # It is over before anybody could count it as being in progress.
             self._service.check_accepting()
@@ -148,14 +150,16 @@ class ServiceApp:
         )
 
     async def _answer(self, exchange: HttpExchange) -> None:
-        if exchange.path == STATUS_PAGE_PATH:
-            # The page has nothing in it: what it shows it asks for, with the token.
-            with self._service.request():
-                return await self._answer_control_route(exchange)
         if exchange.path == "/health":
-            # Alive even when stopping or full: an orchestrator must not kill it for that.
+            # Alive even when stopping or full, by whatever name: an orchestrator must not kill it.
             exchange.route = "health"
             return await exchange.answer_json({"status": "alive"})
+        self._service.foreign_requests.check(exchange.method, exchange.scope["headers"])
+        if exchange.path == STATUS_PAGE_PATH:
+            # The page has nothing in it: what it shows it asks for, with the token. Nobody without
+            # one has a body read.
+            with self._service.request():
+                return await self._hand_over(exchange, b"")
         self._service.access.admit(exchange)
         with self._service.request():
             if _is_iceberg(exchange):
@@ -208,13 +212,12 @@ class ServiceApp:
         return True
 
     async def _answer_control_route(self, exchange: HttpExchange) -> None:
-        """Hand the request to FastAPI with its whole, bounded body."""
-        body = await exchange.read_body(
-            bytes_max=self._service.config.control_body_bytes_max,
-            limit_name="control_body_bytes_max",
-            timeout_ms=self._service.config.body_read_timeout_ms,
-        )
-        _check_text(exchange, body)
+        """Answer with FastAPI, after reading the whole, bounded body."""
+        async with self._service.control_body(exchange) as body:
+            _check_text(exchange, body)
+            await self._hand_over(exchange, body)
+
+    async def _hand_over(self, exchange: HttpExchange, body: bytes) -> None:
         is_delivered = False
 
         async def receive() -> Message:

@@ -18,9 +18,19 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnauthorizedError,
 )
+from streamhouse.storage_service.server.body_memory import HeldBody
 from streamhouse.storage_service.server.grants import UNKNOWN
 
-__all__ = ["ClientGone", "HttpExchange", "Message", "Receive", "Scope", "Send"]
+__all__ = [
+    "ARROW_STREAM",
+    "JSON",
+    "ClientGone",
+    "HttpExchange",
+    "Message",
+    "Receive",
+    "Scope",
+    "Send",
+]
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -28,6 +38,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Piece: TypeAlias = bytes | memoryview
 
+JSON: Final = b"application/json"
+ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 ABORT_KEY: Final = "streamhouse.abort"
 _JOIN_BYTES_MAX: Final = 128 << 10
 
@@ -111,11 +123,20 @@ class HttpExchange:
             raise InvalidRequestError(f"{self.path}: content-length is not a number")
         return int(text)
 
-    async def read_body(self, *, bytes_max: int, limit_name: str, timeout_ms: int) -> bytes:
-        """Return the whole body.
+    async def read_body(
+        self,
+        held: HeldBody,
+        *,
+        content_type: bytes,
+        bytes_max: int,
+        limit_name: str,
+        timeout_ms: int,
+    ) -> bytes:
+        """Return the whole body, whose memory is `held`.
 
-        Raises `RequestTooLargeError` as soon as the limit is known to be passed,
-        `InvalidRequestError` when the body takes too long, `ClientGone` when it never ends.
+        Raises `InvalidRequestError` for a body of another content type, or one that takes too long;
+        `RequestTooLargeError` as soon as the limit is known to be passed, `OverloadedError` when
+        there is no room for it, `ClientGone` when it never ends.
         """
         length = self.content_length()
         if length is not None and length > bytes_max:
@@ -123,24 +144,44 @@ class HttpExchange:
         chunks: list[bytes] = []
         received = 0
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000) as limit:
+                held.begin(lambda: None if limit.expired() else limit.reschedule(0))
                 while True:
                     message = await self.receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
                     chunk = message.get("body", b"")
-                    received += len(chunk)
-                    if received > bytes_max:
-                        raise self._too_large(bytes_max, limit_name)
-                    chunks.append(chunk)
+                    if chunk:
+                        if not chunks:
+                            self._check_content_type(content_type)
+                        received += len(chunk)
+                        if received > bytes_max:
+                            raise self._too_large(bytes_max, limit_name)
+                        await held.add(len(chunk))
+                        chunks.append(chunk)
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
+            if held.is_refused:
+                raise held.refusal() from None
             raise InvalidRequestError(
                 f"{self.path}: the request body did not arrive within {timeout_ms} ms"
                 " (body_read_timeout_ms)"
             ) from None
+        held.end()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _check_content_type(self, wanted: bytes) -> None:
+        """Refuse what a web page may send anywhere without asking: forms, text, untyped bytes."""
+        given = self.header(b"content-type")
+        if given == wanted:
+            return
+        given = given or b""
+        if given.partition(b";")[0].strip().lower() != wanted:
+            raise InvalidRequestError(
+                f"{self.path[:200]}: the body's content type is '{given.decode('latin-1')[:200]}';"
+                f" send it with the header 'Content-Type: {wanted.decode()}'"
+            )
 
     def _too_large(self, bytes_max: int, limit_name: str) -> RequestTooLargeError:
         return RequestTooLargeError(

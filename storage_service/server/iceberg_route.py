@@ -29,7 +29,7 @@ from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
 )
-from streamhouse.storage_service.server.http_exchange import HttpExchange
+from streamhouse.storage_service.server.http_exchange import JSON, HttpExchange
 from streamhouse.storage_service.server.iceberg_errors import iceberg_error
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -55,8 +55,13 @@ class IcebergRoutes:
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request below `/iceberg`."""
         exchange.route = "iceberg"
+        path = self._path(exchange)
+        via = self._services_passed(exchange)
+        async with self._service.control_body(exchange, content_type=_content_type(path)) as body:
+            await self._answer(exchange, self._request(exchange, path, via, body))
+
+    async def _answer(self, exchange: HttpExchange, request: RestRequest) -> None:
         config = self._service.config
-        request = await self._request(exchange)
         if self._service.catalog_requests >= config.catalog_requests_max:
             raise OverloadedError(
                 f"{config.catalog_requests_max} requests to the lake catalog are in progress"
@@ -77,26 +82,22 @@ class IcebergRoutes:
         else:
             await exchange.answer(answer.status, b"application/json", [answer.body])
 
-    async def _request(self, exchange: HttpExchange) -> RestRequest:
+    def _path(self, exchange: HttpExchange) -> str:
         if not exchange.raw_path.startswith(_VERSION_PATH):
             raise NotFoundError(
                 f"there is no route {exchange.path[:200]}; the REST catalog's routes begin with"
                 f" {_VERSION_PATH}"
             )
-        via = self._services_passed(exchange)
-        config = self._service.config
-        body = await exchange.read_body(
-            bytes_max=config.control_body_bytes_max,
-            limit_name="control_body_bytes_max",
-            timeout_ms=config.body_read_timeout_ms,
-        )
+        return exchange.raw_path[len(_VERSION_PATH) :]
+
+    def _request(
+        self, exchange: HttpExchange, path: str, via: tuple[str, ...], body: bytes
+    ) -> RestRequest:
         pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         delegation = exchange.header(b"x-iceberg-access-delegation") or b""
         return RestRequest(
             method=exchange.method,
-            segments=tuple(
-                unquote(part) for part in exchange.raw_path[len(_VERSION_PATH) :].split("/")
-            ),
+            segments=tuple(unquote(part) for part in path.split("/")),
             query=dict(pairs),
             wants_credentials=b"vended-credentials" in delegation,
             sees=exchange.caller.sees_database,
@@ -180,6 +181,11 @@ def _live(table: OpenTable) -> LiveTable:
         high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
         pinned={pin.holder: pin.snapshot_id for pin in table.lake_pins.current()},
     )
+
+
+def _content_type(path: str) -> bytes:
+    # Only OAuth's own route takes a form, to say that there is no OAuth.
+    return b"application/x-www-form-urlencoded" if path == "oauth/tokens" else JSON
 
 
 async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) -> None:

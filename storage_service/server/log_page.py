@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import pyarrow as pa
 
@@ -12,6 +11,7 @@ from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.server.http_exchange import ARROW_STREAM
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.wire.arrow_body import (
@@ -22,8 +22,6 @@ from streamhouse.storage_service.wire.arrow_body import (
 )
 
 __all__ = ["ARROW_STREAM", "LogPage", "as_views", "projected_schema", "read_page"]
-
-ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,10 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access import AccessControl
+from streamhouse.storage_service.server.body_memory import BodyMemory
+from streamhouse.storage_service.server.foreign_requests import ForeignRequests
 from streamhouse.storage_service.server.gauges import gauges_of
-from streamhouse.storage_service.server.http_exchange import HttpExchange
+from streamhouse.storage_service.server.http_exchange import ARROW_STREAM, JSON, HttpExchange
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status import StatusSampler
 from streamhouse.storage_service.tablet.clock import clock_us
@@ -34,7 +36,7 @@ from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.row_expiry import RowExpiry
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
-__all__ = ["BodyMemory", "Service"]
+__all__ = ["Service"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -43,39 +45,6 @@ _SUBSCRIPTION_END_S: Final = 1.0
 # An error over a limit names it: "... (open_requests_max); try again later".
 _NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
 _LIMITS: Final = frozenset(option.name for option in ServiceConfig.options())
-
-
-class BodyMemory:
-    """How many bytes request bodies may hold together."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.bytes_held = 0
-
-    @contextlib.contextmanager
-    def hold(self, exchange: HttpExchange, *, bytes_max: int) -> Iterator[Callable[[int], None]]:
-        """Hold a body's announced size, or `bytes_max`; yields a function that corrects it.
-
-        Raises `OverloadedError` when there is no room.
-        """
-        length = exchange.content_length()
-        held = bytes_max if length is None else min(length, bytes_max)
-        if self.bytes_held + held > self._bytes_max:
-            raise OverloadedError(
-                f"request bodies already hold {self.bytes_held} of {self._bytes_max} bytes"
-                " (bodies_bytes_max); try again later"
-            )
-        self.bytes_held += held
-
-        def settle(actual: int) -> None:
-            nonlocal held
-            self.bytes_held += actual - held
-            held = actual
-
-        try:
-            yield settle
-        finally:
-            self.bytes_held -= held
 
 
 class Service:
@@ -94,6 +63,7 @@ class Service:
         metrics.show_limits(
             {option.name: getattr(config, option.name) for option in config.options()}
         )
+        self.foreign_requests = ForeignRequests(config)
         self.access = AccessControl(config)
         self.status = StatusSampler(
             tables=manager.open_tables,
@@ -122,7 +92,7 @@ class Service:
             clock_us=clock_us,
             observer=metrics,
         )
-        self.body_memory = BodyMemory(config.bodies_bytes_max)
+        self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.open_requests = 0
         self.catalog_requests = 0
         self.worker_calls = 0
@@ -222,16 +192,31 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
-        """Receive a body, and hold its memory while it is used."""
+        """Receive a body of Arrow rows, and hold its memory while it is used."""
         config = self.config
-        with self.body_memory.hold(exchange, bytes_max=config.body_bytes_max) as settle:
-            body = await exchange.read_body(
+        with self.body_memory.body() as held:
+            yield await exchange.read_body(
+                held,
+                content_type=ARROW_STREAM,
                 bytes_max=config.body_bytes_max,
                 limit_name="body_bytes_max",
                 timeout_ms=config.body_read_timeout_ms,
             )
-            settle(len(body))
-            yield body
+
+    @contextlib.asynccontextmanager
+    async def control_body(
+        self, exchange: HttpExchange, *, content_type: bytes = JSON
+    ) -> AsyncIterator[bytes]:
+        """Receive a small body, of JSON, and hold its memory while it is used."""
+        config = self.config
+        with self.body_memory.body() as held:
+            yield await exchange.read_body(
+                held,
+                content_type=content_type,
+                bytes_max=config.control_body_bytes_max,
+                limit_name="control_body_bytes_max",
+                timeout_ms=config.body_read_timeout_ms,
+            )
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""

@@ -105,7 +105,7 @@ async def _scenario(service: ServiceProcess, client: StreamhouseClient, crowd: C
 async def _poll(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await _connect(endpoint)
     path = "/v1/tables/idle/buckets/0/fetch?offset=0&max_wait_ms=600000"
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     return reader, writer
 
 
@@ -130,7 +130,10 @@ async def _append_rows(endpoint: str, first: int, count: int) -> None:
 async def _post_small(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
 ) -> int:
-    head = f"POST /v1/tables/t/append HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/tables/t/append HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        "content-type: application/vnd.apache.arrow.stream\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     answer = await reader.readuntil(b"\r\n\r\n")
     size = next(
@@ -162,6 +165,7 @@ def _post(endpoint: str, data: bytes) -> int:
         # Asked for before the body is sent: a refusal is heard in any case.
         connection.putrequest("POST", "/v1/tables/big/append")
         connection.putheader("content-length", str(len(data)))
+        connection.putheader("content-type", "application/vnd.apache.arrow.stream")
         connection.endheaders()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.send(data)

@@ -39,9 +39,11 @@ async def _exchange(endpoint: str, request: bytes) -> tuple[int, bytes]:
 
 
 def _request(method: str, target: str, body: bytes = b"", *headers: str, length: int = -1) -> bytes:
+    is_arrow = target.endswith(("/append", "/stage"))
     lines = [
         f"{method} {target} HTTP/1.1",
-        "host: x",
+        "host: localhost",
+        f"content-type: application/{'vnd.apache.arrow.stream' if is_arrow else 'json'}",
         f"content-length: {len(body) if length < 0 else length}",
         *headers,
     ]
@@ -158,7 +160,12 @@ def test_half_open_connections_are_ended_and_hold_nobody_up(tmp_path: Path) -> N
 
     async def many(endpoint: str) -> list[tuple[int, bytes]]:
         body = _request("POST", "/v1/tables/t/append", b"half", length=1_000)
-        requests = [b"", b"GET /v1/tab", b"POST /v1/tables HTTP/1.1\r\nhost: x\r\n", body] * 75
+        requests = [
+            b"",
+            b"GET /v1/tab",
+            b"POST /v1/tables HTTP/1.1\r\nhost: localhost\r\n",
+            body,
+        ] * 75
         return list(await asyncio.gather(*(half(endpoint, request) for request in requests)))
 
     arguments = ("--body-read-timeout-ms", "500", "--keep-alive-timeout-ms", "5s")

@@ -49,8 +49,8 @@ class _Connection:
 
 
 def _get(target: str, *headers: str, token: str = TOKEN, version: str = "1.1") -> bytes:
-    lines = [f"GET {target} HTTP/{version}", "host: x", f"authorization: Bearer {token}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode()
+    lines = [f"GET {target} HTTP/{version}", "host: localhost", f"authorization: Bearer {token}"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode()
 
 
 def _row(key: str, *headers: str, token: str = TOKEN, version: str = "1.1") -> bytes:
@@ -86,9 +86,14 @@ def test_rows_in_any_order_of_requests(tmp_path: Path) -> None:
             _row("a", "content-length: 2") + b"{}",
             _get("/v1/tables/default%2Et/rows/a"),
             _row("a"),
+            _row("a", "origin: http://evil.example"),
+            _row("a", "host: evil.example"),
+            _row("a", "sec-fetch-site: cross-site"),
         )
-        answers = [connection.read() for _ in range(9)]
-        assert [status for status, _, _ in answers] == [200, 200, 404, 401, 200, 400, 200, 200, 200]
+        answers = [connection.read() for _ in range(12)]
+        assert [status for status, _, _ in answers] == (
+            [200, 200, 404, 401, 200, 400, 200, 200, 200, 403, 403, 403]
+        )
         bodies = [json.loads(body) for _, _, body in answers]
         assert bodies[:2] == [{"id": "b/c", "v": 2}, {"id": "é", "v": 3}]
         assert bodies[2]["error"]["code"] == "row_not_found"

@@ -25,7 +25,7 @@ ROWS = pa.table({"id": range(100)}, schema=SCHEMA)
 
 
 def _request(path: str, extra: str = "") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: x\r\n{extra}\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{extra}\r\n".encode()
 
 
 def _address(endpoint: str) -> tuple[str, int]:
@@ -178,14 +178,14 @@ def test_peers_that_are_no_clients_are_answered_or_closed(tmp_path: Path) -> Non
             assert _error_of(_exchange(service.endpoint, bad)) == ("400", "invalid_request")
         endless = b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 70_000
         assert _error_of(_exchange(service.endpoint, endless)) == ("400", "invalid_request")
-        for silent in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nhost: x\r\nx: "):
+        for silent in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: "):
             assert _exchange(service.endpoint, silent) == b""
 
 
 def test_a_client_that_asks_before_it_sends_a_body_is_answered_first(tmp_path: Path) -> None:
     head = (
-        b"POST /v1/tables/t/append HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
-        b"expect: 100-continue\r\n\r\n"
+        b"POST /v1/tables/t/append HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
+        b"content-type: application/vnd.apache.arrow.stream\r\nexpect: 100-continue\r\n\r\n"
     )
     with (
         ServiceProcess(tmp_path) as service,

@@ -35,6 +35,15 @@ class AsgiAnswer:
         return self.status, error["code"], error["message"]
 
 
+_ARROW_ROUTES = ("append", "upsert", "delete", "stage", "lookup", "prefix_lookup")
+
+
+def _content_type(path: str) -> str:
+    """The content type of the route's bodies."""
+    is_arrow = path.rpartition("/")[2] in _ARROW_ROUTES
+    return "application/vnd.apache.arrow.stream" if is_arrow else "application/json"
+
+
 class AsgiCall:
     """A request under way: `answer` grows as the application sends; `disconnect` hangs up.
 
@@ -52,7 +61,8 @@ class AsgiCall:
         chunks: Iterable[bytes | None] = (b"",),
         content_length: int | None = None,
     ) -> None:
-        pairs = {} if content_length is None else {"content-length": str(content_length)}
+        pairs = {"content-type": _content_type(path)}
+        pairs |= {} if content_length is None else {"content-length": str(content_length)}
         pairs |= headers or {}
         self._app = app
         self._scope: Scope = {

@@ -67,6 +67,13 @@ def _limit_options(command: _F) -> _F:
     help="TOML file with hashes of tokens and what each may do; read again when it changes.",
 )
 @click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Another host name of this service, as of a load balancer before it; may be repeated.",
+)
+@click.option(
     "--tls-cert",
     "tls_certificate_file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -144,6 +151,7 @@ def command(
     port: int,
     token_file: Path | None,
     grants_file: Path | None,
+    allowed_hosts: tuple[str, ...],
     tls_certificate_file: Path | None,
     tls_key_file: Path | None,
     tls_key_password_file: Path | None,
@@ -173,6 +181,7 @@ def command(
         port=port,
         token=_service_token(token_file, needed=grants_file is not None and tiering == "embedded"),
         grants_file=grants_file,
+        allowed_hosts=allowed_hosts,
         tls_certificate_file=tls_certificate_file,
         tls_key_file=tls_key_file,
         tls_key_password=_optional_secret(tls_key_password_file, "password"),

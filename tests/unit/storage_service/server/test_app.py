@@ -291,30 +291,99 @@ def test_a_body_that_does_not_arrive_in_time_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_bodies_that_would_not_fit_in_memory_together_are_refused(tmp_path: Path) -> None:
+def test_bodies_that_are_announced_and_not_sent_keep_nobody_waiting(tmp_path: Path) -> None:
+    """Twelve of them, each announced as large as a body may be."""
+
     async def scenario() -> None:
-        sizes = {"body_bytes_max": 1_000, "batch_bytes_max": 1_000, "bodies_bytes_max": 1_500}
+        sizes = {"body_bytes_max": 4_000, "batch_bytes_max": 4_000, "bodies_bytes_max": 5_000}
         async with in_process_service(tmp_path, **sizes) as service:
             await service.create_table()
-            first = AsgiCall(
-                service.app,
-                "POST",
-                "/v1/tables/events/append",
-                chunks=[None],
-                content_length=900,
-            )
-            sending = asyncio.ensure_future(first.run())
+            target = "/v1/tables/events/append"
+            calls = [
+                AsgiCall(service.app, "POST", target, chunks=[b"x", None], content_length=4_000)
+                for _ in range(12)
+            ]
+            sending = [asyncio.ensure_future(call.run()) for call in calls]
             await asyncio.sleep(0)
 
-            status, code, message = (
-                await service.call("POST", "/v1/tables/events/append", body=b"x" * 700)
-            ).error()
+            assert (await service.append([(0, 0, event_rows(0, 4))])).status == 200
+            assert (await service.call("GET", "/v1/tables/events")).status == 200
+
+            for call in calls:
+                call.disconnect()
+            await asyncio.gather(*sending)
+            assert service.service.body_memory.bytes_held == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_got_no_room_in_time_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        sizes = {"body_bytes_max": 1_000, "batch_bytes_max": 1_000, "bodies_bytes_max": 1_500}
+        async with in_process_service(tmp_path, body_read_timeout_ms=50, **sizes) as service:
+            await service.create_table()
+            with service.service.body_memory.body() as used:
+                await used.add(900)
+                used.end()
+
+                status, code, message = (
+                    await service.call("POST", "/v1/tables/events/append", body=b"x" * 700)
+                ).error()
 
             assert (status, code) == (503, "overloaded")
-            assert message.startswith("request bodies already hold 900 of 1500 bytes")
-            first.disconnect()
-            await sending
+            assert message.startswith("request bodies hold 900 of 1500 bytes (bodies_bytes_max)")
             assert service.service.body_memory.bytes_held == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "given", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", ""]
+)
+def test_a_body_of_another_content_type_is_refused_on_every_route(
+    tmp_path: Path, given: str
+) -> None:
+    """These are what a browser sends anywhere without asking first."""
+    arrow = "application/vnd.apache.arrow.stream"
+
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table(primary_key=["id"])
+            for method, path, wanted in (
+                ("POST", "/v1/databases", "application/json"),
+                ("POST", "/v1/tables", "application/json"),
+                ("PATCH", "/v1/tables/events/properties", "application/json"),
+                ("PUT", "/v1/tables/events/lake/pins/me", "application/json"),
+                ("POST", "/v1/tiering/claim", "application/json"),
+                ("POST", "/v1/admin/backup", "application/json"),
+                ("POST", "/iceberg/v1/namespaces", "application/json"),
+                ("POST", "/v1/tables/events/upsert", arrow),
+                ("POST", "/v1/tables/events/delete", arrow),
+                ("POST", "/v1/tables/events/lookup", arrow),
+            ):
+                headers = {"content-type": given}
+                answer = await service.call(method, path, body=b'{"name": "x"}', headers=headers)
+                assert answer.status == 400, path
+                assert f"send it with the header 'Content-Type: {wanted}'" in answer.body.decode()
+            listed = await service.call("GET", "/v1/databases")
+            assert listed.json() == {"databases": ["default"]}
+
+            named = {"content-type": "Application/JSON; charset=utf-8"}
+            body = b'{"name": "x"}'
+            assert (
+                await service.call("POST", "/v1/databases", body=body, headers=named)
+            ).status == 201
+
+    asyncio.run(scenario())
+
+
+def test_nobody_without_a_token_has_a_body_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, token="secret") as service:
+            for path in ("/", "/health", "/v1/tables"):
+                call = AsgiCall(service.app, "POST", path, chunks=[None], content_length=4_000_000)
+                answer = await asyncio.wait_for(call.run(), 10)
+                assert answer.is_complete
 
     asyncio.run(scenario())
 

@@ -1,0 +1,200 @@
+"""How many bytes request bodies hold together: what has arrived counts, not what was announced.
+
+Guarantees:
+- bodies being received or handled never hold more than `bytes_max` together
+- a body announced and not sent holds nothing, so it keeps nobody waiting
+- where there is no room a body waits; the one that began first always gets room in the end, so
+  bodies that have arrived by halves never wait for each other
+- while others wait, a body whose sender has nearly stopped gives its room up
+Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from streamhouse.storage_service.errors import OverloadedError
+
+__all__ = ["BodyMemory", "HeldBody"]
+
+# A sender that takes longer for so many bytes gives way to those who wait.
+PROGRESS_BYTES: Final = 256 << 10
+SLOW_AFTER_S: Final = 2.0
+_LOOK_INTERVAL_S: Final = 0.25
+# What slow bodies free at once, as a share of all: one look must not refuse all of them.
+_FREED_SHARE: Final = 8
+
+
+class BodyMemory:
+    """The memory of all bodies, of which one may have up to `body_bytes_max` bytes."""
+
+    def __init__(
+        self,
+        bytes_max: int,
+        *,
+        body_bytes_max: int,
+        clock_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._bytes_max = bytes_max
+        # The rest is for the body that began first: it can always be received as a whole.
+        self._shared_max = max(0, bytes_max - body_bytes_max)
+        self._clock_s = clock_s
+        self.bytes_held = 0
+        # Those still being received, in the order in which they began.
+        self._receiving: dict[HeldBody, None] = {}
+        self._waiting: dict[HeldBody, asyncio.Future[None]] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[HeldBody]:
+        """Hold one body's memory until it was used."""
+        body = HeldBody(self)
+        self._receiving[body] = None
+        try:
+            yield body
+        finally:
+            self._receiving.pop(body, None)
+            self._free(body)
+
+    def now_s(self) -> float:
+        """The time by which senders are judged."""
+        return asyncio.get_running_loop().time() if self._clock_s is None else self._clock_s()
+
+    async def add(self, body: HeldBody, byte_count: int) -> None:
+        """Count bytes that have arrived; waits for room."""
+        if self._has_room(body, byte_count):
+            self._count(body, byte_count)
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        body.wanted_bytes = byte_count
+        self._waiting[body] = waiter
+        if self._look is None:
+            self.look_for_slow()
+        try:
+            # Whoever makes room counts the bytes before it wakes this body.
+            await waiter
+        except asyncio.CancelledError:
+            body.is_refused = True
+            raise
+        finally:
+            self._waiting.pop(body, None)
+            body.wanted_bytes = 0
+
+    def end_receiving(self, body: HeldBody) -> None:
+        """Say that the body is whole: it is the next one's turn to be the first."""
+        self._receiving.pop(body, None)
+        if self._waiting:
+            self._wake()
+
+    def look_for_slow(self) -> None:
+        """While somebody waits, let bodies that hardly arrive give their room up, largest first."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if not self._waiting:
+            return
+        now_s = self.now_s()
+        slow = [b for b in self._receiving if b not in self._waiting and b.is_slow(now_s)]
+        slow.sort(key=lambda body: -body.bytes_held)
+        freed = 0
+        for body in slow:
+            if freed * _FREED_SHARE >= self._bytes_max:
+                break
+            freed += body.bytes_held
+            body.give_way()
+        self._look = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self.look_for_slow)
+
+    def refusal(self) -> OverloadedError:
+        """What a body meets that got no room, or had to give it up."""
+        return OverloadedError(
+            f"request bodies hold {self.bytes_held} of {self._bytes_max} bytes (bodies_bytes_max)"
+            " and this one did not get room in time; try again later"
+        )
+
+    def _has_room(self, body: HeldBody, byte_count: int) -> bool:
+        total = self.bytes_held + byte_count
+        if total <= self._shared_max:
+            return True
+        return total <= self._bytes_max and body is next(iter(self._receiving))
+
+    def _count(self, body: HeldBody, byte_count: int) -> None:
+        self.bytes_held += byte_count
+        body.bytes_held += byte_count
+
+    def _free(self, body: HeldBody) -> None:
+        self.bytes_held -= body.bytes_held
+        body.bytes_held = 0
+        if self._waiting:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Give room to the body that began first, then to those who wait longest."""
+        for body in itertools.chain(self._first(), self._waiting):
+            waiter = self._waiting.get(body)
+            if waiter is None or waiter.done():
+                continue
+            if not self._has_room(body, body.wanted_bytes):
+                return
+            self._count(body, body.wanted_bytes)
+            body.mark_progress()
+            waiter.set_result(None)
+
+    def _first(self) -> list[HeldBody]:
+        body = next(iter(self._receiving), None)
+        return [] if body is None or body not in self._waiting else [body]
+
+
+class HeldBody:
+    """One body: what it holds, and how fast it arrives."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self.bytes_held = 0
+        self.wanted_bytes = 0
+        """What it waits for."""
+        self.is_refused = False
+        """Whether it was given up because there was no room for it."""
+        self._progress_s = memory.now_s()
+        self._progress_bytes = PROGRESS_BYTES
+        self._end_reading: Callable[[], None] = _nothing
+
+    def begin(self, end_reading: Callable[[], None]) -> None:
+        """Say how to end the reading of this body at once."""
+        self._end_reading = end_reading
+
+    async def add(self, byte_count: int) -> None:
+        """Count bytes that have arrived; waits for room."""
+        await self._memory.add(self, byte_count)
+        if self.bytes_held >= self._progress_bytes:
+            self.mark_progress()
+
+    def end(self) -> None:
+        """Say that the body is whole."""
+        self._end_reading = _nothing
+        self._memory.end_receiving(self)
+
+    def refusal(self) -> OverloadedError:
+        """What its sender is told when it `is_refused`."""
+        return self._memory.refusal()
+
+    def mark_progress(self) -> None:
+        """Its sender has done its part until now."""
+        self._progress_s = self._memory.now_s()
+        self._progress_bytes = self.bytes_held + PROGRESS_BYTES
+
+    def is_slow(self, now_s: float) -> bool:
+        """Whether its sender has not sent much for a while."""
+        return not self.is_refused and now_s - self._progress_s >= SLOW_AFTER_S
+
+    def give_way(self) -> None:
+        """End its reading."""
+        self.is_refused = True
+        self._end_reading()
+
+
+def _nothing() -> None:
+    """Nobody reads this body."""
