@@ -20,6 +20,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
+from streamhouse.connector.lake_labels import partition_labels
 from streamhouse.connector.lake_manifests import DeleteIndex, data_files, delete_files
 from streamhouse.connector.lake_pruning import (
     LakeQuery,
@@ -159,7 +160,7 @@ class FilePlanner:
         buckets = files.integer_bounds(self._system.bucket)
         offsets = files.integer_bounds(self._system.offset)
         times = files.integer_bounds(self._system.timestamp)
-        labels = [spec.partition_to_path(Record(*p), self._lake_schema) for p in files.partitions]
+        labels = partition_labels(spec, self._lake_schema, files.partitions)
         constants = [
             {
                 field.source_id: value

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.manifest import DataFile, write_manifest_list
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -20,6 +22,7 @@ from pyiceberg.table.snapshots import (
     Snapshot,
     SnapshotSummaryCollector,
     Summary,
+    UpdateMetrics,
     update_snapshot_summaries,
 )
 from pyiceberg.table.update import (
@@ -123,13 +126,25 @@ def stage_snapshot(
     )
 
 
+class _SummaryCollector(SnapshotSummaryCollector):
+    """Counts changed partitions by their values: as texts, days after the year 9999 have none."""
+
+    def update_partition_metrics(
+        self, partition_spec: PartitionSpec, file: DataFile, is_add_file: bool, schema: Schema
+    ) -> None:
+        del is_add_file, schema
+        values = [file.partition[position] for position in range(len(file.partition))]
+        # Nothing is kept of a partition but that there is one.
+        self.partition_metrics[f"{partition_spec.spec_id} {values}"] = UpdateMetrics()
+
+
 def _summary(
     metadata: TableMetadata,
     changes: SnapshotChanges,
     parent: Snapshot | None,
     properties: Mapping[str, str],
 ) -> Summary:
-    collector = SnapshotSummaryCollector()
+    collector = _SummaryCollector()
     specs, schema = metadata.specs(), metadata.schema()
     for file in changes.added:
         collector.add_file(file, schema=schema, partition_spec=specs[file.spec_id])

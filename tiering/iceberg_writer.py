@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import (
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-)
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.typedef import Record
 
+from streamhouse.tiering.iceberg_statistics import StatisticsPlan
 from streamhouse.tiering.parquet_writer import WrittenFile
 from streamhouse.tiering.position_deletes import (
     PATH_FIELD_ID,
@@ -40,12 +36,10 @@ def data_files(
         schema: the one the files were written with.
         properties: the lake table's; they say which columns get which statistics.
     """
-    plan = compute_statistics_plan(schema, dict(properties))
-    ids = parquet_path_to_id_mapping(schema)
+    plan = StatisticsPlan(schema, properties)
     files = []
     for file in written:
         footer = pq.read_metadata(pa.BufferReader(file.footer))
-        statistics = data_file_statistics_from_parquet_metadata(footer, plan, ids)
         data_file = DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=file.path,
@@ -55,7 +49,7 @@ def data_files(
             sort_order_id=sort_order_id,
             equality_ids=None,
             key_metadata=None,
-            **statistics.to_serialized_dict(),
+            **plan.of_file(footer),
         )
         data_file.spec_id = spec_id
         files.append(data_file)

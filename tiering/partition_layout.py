@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake_values import least_value, time_units
 from streamhouse.storage_service.model.partitioning import is_bucketable
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN
 from streamhouse.storage_service.model.table import TableDescriptor
@@ -22,8 +24,6 @@ __all__ = ["LakePartitionField", "PartitionValues", "lake_partitioning", "split_
 
 PartitionValues = tuple[Any, ...]
 """One value per field of the partitioning, None where the source is null."""
-
-_PARAMETER_TRANSFORMS: Final = ("bucket", "truncate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +143,59 @@ def _values(column: pa.ChunkedArray, field: LakePartitionField) -> pa.Array:
     source = column.combine_chunks()
     if isinstance(source, pa.ChunkedArray):
         source = pa.concat_arrays(source.chunks)
-    values = source if field.transform == "identity" else _transform(field)(source)
-    if pa.types.is_date32(values.type):
-        return values.cast(pa.int32())
-    if pa.types.is_timestamp(values.type):
-        return values.cast(pa.int64())
-    return values
+    return _TRANSFORMS[field.transform](source, field.parameter)
 
 
-def _transform(field: LakePartitionField) -> Callable[[pa.Array], pa.Array]:
+def _identity(source: pa.Array, _: int | None) -> pa.Array:
+    if pa.types.is_date32(source.type):
+        return source.view(pa.int32())
+    return source.view(pa.int64()) if pa.types.is_timestamp(source.type) else source
+
+
+def _bucket(source: pa.Array, parameter: int | None) -> pa.Array:
     # The transforms have no stubs and their package no pyiceberg: it costs 3 ms to import.
     from pyiceberg_core import transform
 
-    function = getattr(transform, field.transform)
-    if field.transform in _PARAMETER_TRANSFORMS:
-        return lambda array: function(array, field.parameter)
-    return lambda array: function(array)
+    return transform.bucket(source, parameter)
+
+
+def _truncate(source: pa.Array, width: int | None) -> pa.Array:
+    """Return Iceberg's `truncate`; where that lies below the type's values, the lowest of them.
+
+    Iceberg's own libraries wrap it around to the highest ones, or fail.
+    """
+    from pyiceberg_core import transform
+
+    assert width is not None
+    least = least_value(source.type)
+    if least is None:
+        return transform.truncate(source, width)
+    low = pa.scalar(least, source.type)
+    truncated = transform.truncate(source, width)
+    # What is truncated is never above its source, but where it was wrapped around.
+    is_wrapped = pc.or_(pc.greater(truncated, source), pc.less(truncated, low))
+    return pc.if_else(is_wrapped, low, truncated)
+
+
+def _time_unit(unit: str) -> Callable[[pa.Array, int | None], pa.Array]:
+    """Return the transform to whole units since 1970.
+
+    Iceberg's library knows the years -262143 to 262142 only and gives null for others, and hours
+    in 32 bits, which it wraps around. An hour that 32 bits do not hold becomes the nearest.
+    """
+
+    def transform(source: pa.Array, _: int | None) -> pa.Array:
+        width = pa.int32() if pa.types.is_date32(source.type) else pa.int64()
+        numbers = source.view(width).fill_null(0).to_numpy().astype(np.int64)
+        units = time_units(numbers, source.type, unit)
+        return pa.array(units, pa.int32(), mask=np.asarray(source.is_null()))
+
+    return transform
+
+
+_TRANSFORMS: Final[dict[str, Callable[[pa.Array, int | None], pa.Array]]] = {
+    "identity": _identity,
+    "bucket": _bucket,
+    "truncate": _truncate,
+    **{unit: _time_unit(unit) for unit in ("year", "month", "day", "hour")},
+}

@@ -27,6 +27,7 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_UPSERT,
 )
 from streamhouse.storage_service.model.conform import check_nulls, conform
+from streamhouse.storage_service.model.lake_values import NO_LIMITS, LakeLimits
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine, MergeRules
 from streamhouse.storage_service.model.schema import Schema
 
@@ -54,6 +55,7 @@ class TableRules:
     merge: MergeRules
     schema_id: int = 0
     earlier: Mapping[int, Schema] = field(default_factory=dict)
+    limits: LakeLimits = NO_LIMITS
     renews_unchanged: bool = False
 
 
@@ -106,6 +108,7 @@ def check_rows(
     else:
         conformed = conform(kept, _nullable(part), table=rules.table)
         _check_nulls(conformed, part, rules, deletes=deletes, row_numbers=row_numbers)
+    _check_limits(conformed, rules, deletes=deletes, row_numbers=row_numbers)
     conformed = _widened(conformed, rules.schema)
     _check_versions(conformed, rules, row_numbers)
     return WriteInput(
@@ -224,6 +227,24 @@ def _check_nulls(
                 f" {int(row)} is"
             )
     check_nulls(upserted, schema, table=rules.table)
+
+
+def _check_limits(
+    rows: pa.RecordBatch,
+    rules: TableRules,
+    *,
+    deletes: npt.NDArray[np.bool_],
+    row_numbers: npt.NDArray[np.int64],
+) -> None:
+    """Check the values to be stored; of those that are, any may be deleted."""
+    try:
+        rules.limits.check(rows, table=rules.table, row_numbers=row_numbers)
+    except SchemaMismatchError:
+        if not deletes.any():
+            raise
+        upserts = np.flatnonzero(~deletes)
+        upserted = rows.take(pa.array(upserts))
+        rules.limits.check(upserted, table=rules.table, row_numbers=row_numbers[upserts])
 
 
 def _check_versions(

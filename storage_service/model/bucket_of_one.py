@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.model.partitioning import is_bucketable
 
-__all__ = ["bytes_to_hash", "murmur3"]
+__all__ = ["bytes_to_hash", "least_bytes", "murmur3"]
 
 _MASK: Final = 0xFFFFFFFF
 _LONG: Final = struct.Struct("<q")
@@ -38,7 +38,7 @@ def bytes_to_hash(t: pa.DataType) -> Callable[[Any], bytes] | None:
     if pa.types.is_binary(t):
         return bytes
     if pa.types.is_decimal(t):
-        return lambda value: _least_bytes(int(Decimal(value).scaleb(t.scale)))
+        return lambda value: least_bytes(int(Decimal(value).scaleb(t.scale)))
     if pa.types.is_date(t):
         return lambda value: _LONG.pack((value - _EPOCH_DATE).days)
     if pa.types.is_timestamp(t):
@@ -47,7 +47,7 @@ def bytes_to_hash(t: pa.DataType) -> Callable[[Any], bytes] | None:
     return _LONG.pack
 
 
-def _least_bytes(number: int) -> bytes:
+def least_bytes(number: int) -> bytes:
     """Return the shortest big-endian two's complement of a number."""
     bits = (number if number >= 0 else ~number).bit_length() + 1
     return number.to_bytes((bits + 7) // 8, "big", signed=True)

@@ -18,6 +18,7 @@ from streamhouse.storage_service.model.bucketing import (
     split_by_bucket,
     split_evenly,
 )
+from streamhouse.storage_service.model.lake_values import LakeLimits
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http_exchange import HttpExchange
@@ -110,9 +111,12 @@ def routed_batches(body: bytes, request: AppendRequest) -> list[RoutedBatch]:
         batch_bytes_max=config.batch_bytes_max,
         batches_max=config.append_batches_max,
     )
+    table = request.table
+    limits = LakeLimits.of(table.descriptor, table.schema_version(request.schema_id))
     routed: list[RoutedBatch] = []
     for part in parts:
         _check_sequence(part, request)
+        limits.check(part.batch, table=str(table.path))
         if part.bucket is None:
             routed.extend(_split(part, request))
         else:

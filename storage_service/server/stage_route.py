@@ -101,7 +101,13 @@ def _read(
     )
     rules = table_rules(table)
     for write in writes:
-        given = check_rows(write.rows, rules, operations=write.operations, columns=spec.columns)
+        given = check_rows(
+            write.rows,
+            rules,
+            operations=write.operations,
+            columns=spec.columns,
+            row_numbers=write.row_numbers,
+        )
         _check_sizes(given, rules, rows_bytes_max=min(ROW_BYTES_MAX, config.batch_bytes_max // 3))
     return _as_part(writes)
 

@@ -22,6 +22,7 @@ from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.write_input import TableRules
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.model.lake_values import LakeLimits
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 
@@ -45,6 +46,7 @@ def table_rules(info: TableInfo) -> TableRules:
             for schema_id, schema in info.schema_versions.items()
             if schema_id != info.schema_id
         },
+        limits=LakeLimits.of(info.descriptor),
         renews_unchanged=info.properties().datalake_ttl_ms is not None,
     )
 
