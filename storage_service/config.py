@@ -236,6 +236,9 @@ class ServiceConfig:
         200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
     )
 
+    is_strict: bool = False
+    """Whether one damaged table keeps the service from starting."""
+
     def __post_init__(self) -> None:
         for option in self.options():
             if getattr(self, option.name) < 1:

@@ -29,6 +29,7 @@ StreamhouseError
 ├── CommitConflictError            commit_conflict           409
 ├── TransactionClosedError         transaction_closed        409
 ├── CorruptDataError               corrupt_data              500
+├── TableDamagedError              table_damaged             500
 ├── OverloadedError                overloaded                503
 ├── UnavailableError               unavailable               503
 ├── StorageFailedError             storage_failed            503
@@ -242,6 +243,12 @@ class CorruptDataError(StreamhouseError):
     """Stored bytes fail their checksum or format check and are never returned as data."""
 
     code = "corrupt_data"
+
+
+class TableDamagedError(StreamhouseError):
+    """The table's files are damaged or cannot be read; the service has set it out of use."""
+
+    code = "table_damaged"
 
 
 class OverloadedError(StreamhouseError):

@@ -162,12 +162,17 @@ class StorageClient(
         answer = self._transport.request_json("POST", "/v1/tables", body=descriptor.to_json())
         return self._remember(TableInfo.from_json(answer))
 
-    def drop_table(self, path: str, *, if_exists: bool = False) -> None:
-        """Drop a table and its log. Its lake table stays for other engines."""
+    def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
+        """Drop a table and its log. Its lake table stays for other engines.
+
+        A table that raises `TableDamagedError` is dropped with `damaged` only; its files stay on
+        the service's disk.
+        """
         parsed = TablePath.parse(path)
         self._forget(parsed)
         try:
-            self._transport.request_json("DELETE", f"/v1/tables/{parsed}")
+            query = {"damaged": "true"} if damaged else None
+            self._transport.request_json("DELETE", f"/v1/tables/{parsed}", query=query)
         except TableNotFoundError:
             if not if_exists:
                 raise

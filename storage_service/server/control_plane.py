@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -16,13 +17,14 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
     StreamhouseError,
+    TableDamagedError,
 )
 from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
     LakeDebt,
     SideLakeState,
 )
-from streamhouse.storage_service.model.table import TableDescriptor
+from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.access import database_scope
 from streamhouse.storage_service.server.adoption_route import adoption_routes
 from streamhouse.storage_service.server.backup_routes import backup_routes
@@ -144,7 +146,7 @@ def _table_routes(service: Service) -> APIRouter:
     @routes.get("", summary="The paths of all tables, or of one database's.")
     async def list_tables(request: Request, database: str | None = None) -> dict[str, list[str]]:
         may = _exchange(request).caller.may
-        paths = [str(info.path) for info in manager.list_tables(database)]
+        paths = [str(path) for path in manager.list_tables(database)]
         return {"tables": [path for path in paths if may(Level.READ, path)]}
 
     @routes.post("", summary="Create a table.", status_code=201)
@@ -161,7 +163,14 @@ def _table_routes(service: Service) -> APIRouter:
         return service.table(path).info.to_json()
 
     @routes.delete("/{path}", summary="Drop a table and its log.", status_code=204)
-    async def drop_table(path: TableName) -> None:
+    async def drop_table(
+        path: TableName,
+        damaged: Annotated[
+            bool, Query(description="Drop a table that is damaged; its files stay on disk.")
+        ] = False,
+    ) -> None:
+        if damaged:
+            return await manager.drop_damaged(TablePath.parse(path))
         await manager.drop_table(service.table(path).path)
 
     @routes.patch("/{path}/properties", summary="Set and remove properties, all or none.")
@@ -238,7 +247,7 @@ def _tiering_routes(service: Service) -> APIRouter:
 
     @routes.post("/claim", summary="Claim the most overdue table for a tiering round.")
     async def claim(body: ClaimTiering) -> dict[str, Any]:
-        tables = None if body.tables is None else [service.table(p) for p in body.tables]
+        tables = None if body.tables is None else _served(service, body.tables)
         answer = await coordinator.claim(
             body.worker_id, tables=tables, force=body.force, include_idle=body.include_idle
         )
@@ -280,6 +289,19 @@ def _tiering_routes(service: Service) -> APIRouter:
         return {"paused_ms": pause_ms}
 
     return routes
+
+
+def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
+    """Return those tables that are not damaged; raises `TableDamagedError` if all of them are."""
+    served, damaged = [], None
+    for path in paths:
+        try:
+            served.append(service.table(path))
+        except TableDamagedError as error:
+            damaged = error
+    if damaged is not None and not served:
+        raise damaged
+    return served
 
 
 def _side(body: CompletedSide | None) -> SideLakeState | None:

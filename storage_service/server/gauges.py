@@ -42,6 +42,7 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         "transaction_staged_bytes": ("Bytes staged by them.", manager.transactions.staged_bytes),
         "databases": ("Databases.", len(manager.databases())),
         "tables": ("Tables.", len(list(tables))),
+        "damaged_tables": ("Tables that are not served.", len(manager.damaged_tables())),
         "buckets": ("Buckets of all tables.", sum(len(table.tablets) for table in tables)),
         "read_only_buckets": (
             "Buckets that a failed disk has made read-only.",

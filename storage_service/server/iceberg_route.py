@@ -156,9 +156,12 @@ class ServiceTables:
         self._by_id: Mapping[int, OpenTable] = {
             table.info.table_id: table for table in service.manager.open_tables()
         }
+        self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
 
     def with_id(self, table_id: int) -> LiveTable | None:
-        """See `LiveTables.with_id`."""
+        """See `LiveTables.with_id`; raises `TableDamagedError`: its lake tables are its own."""
+        if table_id in self._damaged:
+            raise self._damaged[table_id].error()
         table = self._by_id.get(table_id)
         return None if table is None or table.is_dropped else _live(table)
 
@@ -168,6 +171,9 @@ class ServiceTables:
             wanted = TablePath.parse(path)
         except StreamhouseError:
             return None
+        for damaged in self._damaged.values():
+            if damaged.path == wanted:
+                raise damaged.error()
         for table in self._by_id.values():
             if table.path == wanted and not table.is_dropped:
                 return _live(table)

@@ -83,6 +83,7 @@ async def _serve(
     try:
         metrics.watch(
             tables=manager.open_tables,
+            damaged_tables=manager.damaged_tables,
             tiering=manager.tiering,
             gauges=service.gauges,
             tables_max=config.metrics_tables_max,

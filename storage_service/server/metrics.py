@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.tablet.damaged_table import DamagedTable
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
@@ -145,12 +146,13 @@ class ServiceMetrics:
         self,
         *,
         tables: Callable[[], Iterable[OpenTable]],
+        damaged_tables: Callable[[], Iterable[DamagedTable]],
         tiering: TieringCoordinator,
         gauges: Callable[[], dict[str, tuple[str, float]]],
         tables_max: int,
     ) -> None:
         """Also report `gauges` (name -> help, value) and the tables' state, read at each scrape."""
-        self.registry.register(_StateCollector(tables, tiering, gauges, tables_max))
+        self.registry.register(_StateCollector(tables, damaged_tables, tiering, gauges, tables_max))
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format. Call it on the event loop."""
@@ -161,11 +163,13 @@ class _StateCollector(Collector):
     def __init__(
         self,
         tables: Callable[[], Iterable[OpenTable]],
+        damaged_tables: Callable[[], Iterable[DamagedTable]],
         tiering: TieringCoordinator,
         gauges: Callable[[], dict[str, tuple[str, float]]],
         tables_max: int,
     ) -> None:
         self._tables = tables
+        self._damaged_tables = damaged_tables
         self._tiering = tiering
         self._gauges = gauges
         self._tables_max = tables_max
@@ -186,7 +190,22 @@ class _StateCollector(Collector):
         for how in ("in_time", "late", "failed"):
             rounds.add_metric([how], self._tiering.rounds_ended[how])
         yield rounds
+        yield self._collect_damaged()
         yield from self._collect_tables()
+
+    def _collect_damaged(self) -> Metric:
+        family = GaugeMetricFamily(
+            "streamhouse_damaged_table",
+            "1 for a table that is not served, by the code of what was met when it was opened.",
+            labels=["table", "code"],
+        )
+        counts: dict[tuple[str, str], int] = {}
+        for number, damaged in enumerate(self._damaged_tables()):
+            label = str(damaged.path) if number < self._tables_max else OTHER_TABLES
+            counts[label, damaged.code] = counts.get((label, damaged.code), 0) + 1
+        for labels, count in counts.items():
+            family.add_metric(labels, count)
+        return family
 
     def _collect_tables(self) -> Iterator[Metric]:
         families = {

@@ -67,6 +67,7 @@ class Service:
         self.access = AccessControl(config)
         self.status = StatusSampler(
             tables=manager.open_tables,
+            damaged_tables=manager.damaged_tables,
             coordinator=manager.tiering,
             run_blocking=self.run_blocking,
             clock_us=clock_us,

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.tablet.blocking import RunBlocking
+from streamhouse.storage_service.tablet.damaged_table import DamagedTable
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
@@ -66,6 +67,7 @@ class StatusSampler:
         self,
         *,
         tables: Callable[[], Iterable[OpenTable]],
+        damaged_tables: Callable[[], Iterable[DamagedTable]],
         coordinator: TieringCoordinator,
         run_blocking: RunBlocking,
         clock_us: Callable[[], int],
@@ -73,6 +75,7 @@ class StatusSampler:
         tables_max: int,
     ) -> None:
         self._tables = tables
+        self._damaged_tables = damaged_tables
         self._coordinator = coordinator
         self._run_blocking = run_blocking
         self._clock_us = clock_us
@@ -109,6 +112,7 @@ class StatusSampler:
             "sample_interval_ms": self._interval_ms,
             "table_count": len(every),
             "tables": [self._table(table) for table in tables],
+            "damaged_tables": [damaged.to_json() for damaged in self._damaged_tables()],
             "workers": [
                 {"worker_id": status["worker_id"], "table": str(table.path)}
                 | {name: status[name] for name in _ROUND_FACTS}

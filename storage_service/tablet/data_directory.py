@@ -10,6 +10,7 @@
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>/transactions/ staged rows and decisions of transactions
     tables/<table_id>.dropped/    a dropped table whose files are being deleted
+    tables/<table_id>.given-up/   a damaged table that was dropped; nothing deletes it
     lake/                         the default Iceberg catalog and warehouse
     backup.staged/                a backup that is being put together
 
@@ -29,6 +30,7 @@ from streamhouse.storage_service.tablet.durable_json import sync_directory
 __all__ = ["DataDirectory"]
 
 DROPPED_SUFFIX: Final = ".dropped"
+GIVEN_UP_SUFFIX: Final = ".given-up"
 
 
 class DataDirectory:
@@ -114,6 +116,10 @@ class DataDirectory:
     def dropped(self, table_id: int) -> Path:
         """Where a dropped table's files wait for their deletion."""
         return self.tables / f"{table_id}{DROPPED_SUFFIX}"
+
+    def given_up(self, table_id: int) -> Path:
+        """Where a damaged table's files stay once it was dropped."""
+        return self.tables / f"{table_id}{GIVEN_UP_SUFFIX}"
 
     def close(self) -> None:
         """Unlock the directory; idempotent."""

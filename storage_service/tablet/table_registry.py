@@ -48,7 +48,12 @@ from streamhouse.storage_service.model.table import (
     TablePath,
     check_name,
 )
-from streamhouse.storage_service.tablet.data_directory import DROPPED_SUFFIX, DataDirectory
+from streamhouse.storage_service.tablet.damaged_table import DamagedTable
+from streamhouse.storage_service.tablet.data_directory import (
+    DROPPED_SUFFIX,
+    GIVEN_UP_SUFFIX,
+    DataDirectory,
+)
 from streamhouse.storage_service.tablet.durable_json import (
     read_json,
     replace_json,
@@ -74,6 +79,7 @@ class TableRegistry:
         self._buckets_max = buckets_max
         self._databases: set[str] = {DEFAULT_DATABASE}
         self._tables: dict[TablePath, TableInfo] = {}
+        self._damaged: dict[TablePath, DamagedTable] = {}
         self._next_table_id = 1
         self.service_id = uuid.uuid4().hex
         if directory.service_file.exists():
@@ -97,8 +103,29 @@ class TableRegistry:
             if database is None or path.database == database
         ]
 
+    def paths(self, database: str | None = None) -> list[TablePath]:
+        """The paths of all tables, or of one database's, sorted; damaged ones too."""
+        if database is not None:
+            self._check_database(database)
+        known = {*self._tables, *self._damaged}
+        return sorted(path for path in known if database is None or path.database == database)
+
+    def damaged(self) -> list[DamagedTable]:
+        """The tables that cannot be served, sorted by path."""
+        return [damaged for _, damaged in sorted(self._damaged.items())]
+
+    def set_damaged(self, damaged: DamagedTable) -> None:
+        """Keep a table out of use until the next start; it stays as it is on disk."""
+        self._tables.pop(damaged.path, None)
+        self._damaged[damaged.path] = damaged
+
     def table(self, path: TablePath) -> TableInfo:
-        """Return the table, or raise `DatabaseNotFoundError` or `TableNotFoundError`."""
+        """Return the table.
+
+        Raises `DatabaseNotFoundError`, `TableNotFoundError` or `TableDamagedError`.
+        """
+        if path in self._damaged:
+            raise self._damaged[path].error()
         info = self._tables.get(path)
         if info is None:
             self._check_database(path.database)
@@ -107,7 +134,7 @@ class TableRegistry:
 
     def not_found(self, path: TablePath) -> TableNotFoundError:
         """Return the error for a table that does not exist."""
-        others = [str(other) for other in self._tables if other != path]
+        others = [str(other) for other in self.paths() if other != path]
         return TableNotFoundError(f"table '{path}' does not exist{suggestion(str(path), others)}")
 
     def create_database(self, name: str) -> None:
@@ -131,9 +158,9 @@ class TableRegistry:
         self._check_database(name)
         if name == DEFAULT_DATABASE:
             raise InvalidRequestError(f"database '{DEFAULT_DATABASE}' cannot be dropped")
-        if tables := self.tables(name):
+        if tables := self.paths(name):
             raise DatabaseNotEmptyError(
-                f"database '{name}' still has {len(tables)} tables, such as '{tables[0].path}';"
+                f"database '{name}' still has {len(tables)} tables, such as '{tables[0]}';"
                 " drop them first"
             )
         self._databases.discard(name)
@@ -159,6 +186,8 @@ class TableRegistry:
         """Raise unless such a table could be created now."""
         path = descriptor.path
         self._check_database(path.database)
+        if path in self._damaged:
+            raise TableExistsError(f"table '{path}' already exists, and is damaged")
         if path in self._tables:
             raise TableExistsError(f"table '{path}' already exists")
         self._check_limits(descriptor)
@@ -251,6 +280,19 @@ class TableRegistry:
             raise StorageFailedError(f"cannot drop table '{path}': {error.strerror}") from error
         return info
 
+    def drop_damaged(self, path: TablePath) -> None:
+        """Drop a damaged table; its files stay, beside those of the tables."""
+        damaged = self._damaged.get(path)
+        if damaged is None:
+            raise InvalidRequestError(f"table '{self.table(path).path}' is not damaged: drop it")
+        target = self._directory.given_up(damaged.table_id)
+        try:
+            self._directory.table(damaged.table_id).rename(target)
+            del self._damaged[path]
+            sync_directory(self._directory.tables)
+        except OSError as error:
+            raise StorageFailedError(f"cannot drop table '{path}': {error.strerror}") from error
+
     def purge(self, table_id: int) -> None:
         """Delete the files of a dropped table."""
         shutil.rmtree(self._directory.dropped(table_id), ignore_errors=True)
@@ -262,7 +304,7 @@ class TableRegistry:
             )
 
     def _check_limits(self, descriptor: TableDescriptor) -> None:
-        if len(self._tables) >= self._tables_max:
+        if len(self._tables) + len(self._damaged) >= self._tables_max:
             raise RequestTooLargeError(
                 f"table '{descriptor.path}': the service has its limit of {self._tables_max} tables"
             )
@@ -296,6 +338,8 @@ class TableRegistry:
         self._next_table_id = int(value["next_table_id"])
         self._databases = {DEFAULT_DATABASE, *map(str, value["databases"])}
         for directory in sorted(self._directory.tables.iterdir(), key=_table_id_of):
+            if directory.name.endswith(GIVEN_UP_SUFFIX):
+                continue
             if directory.name.endswith(DROPPED_SUFFIX) or not (directory / "table.json").exists():
                 # Dropped, or its creation was cut off by a crash: either way it is no table.
                 shutil.rmtree(directory)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -23,6 +24,7 @@ from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.tablet.appended import Appended
 from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.damaged_table import DamagedTable
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.group_commit import (
     CommitGroup,
@@ -48,6 +50,7 @@ from streamhouse.storage_service.tablet.wakeups import WaiterLimit
 
 __all__ = ["Appended", "TabletManager"]
 
+_logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -129,7 +132,11 @@ class TabletManager:
         observer: Observer,
         recovery: KeyRecovery | None = None,
     ) -> TabletManager:
-        """Lock the data directory and recover every table; all acknowledged rows are visible."""
+        """Lock the data directory and recover every table; all acknowledged rows are visible.
+
+        A table that cannot be opened is damaged, and the others are served, unless the
+        configuration is strict.
+        """
         recovery = recovery or KeyRecovery()
         directory = DataDirectory.open(config.data_dir)
         try:
@@ -153,15 +160,40 @@ class TabletManager:
             raise
         try:
             for info in registry.tables():
-                manager._add(await manager._opener.open(info))
-            for table in manager.open_tables():
-                await manager.transactions.open(table)
+                await manager._open_known(info)
         except BaseException:
             await manager.close()
             raise
         manager._start_retention()
         manager.transactions.start_cleanup()
         return manager
+
+    async def _open_known(self, info: TableInfo) -> None:
+        """Open a table that was there before; one that cannot be is set out of use."""
+        table = None
+        try:
+            table = await self._opener.open(info)
+            self._add(table)
+            await self.transactions.open(table)
+        except Exception as error:  # whatever it is, the other tables are served
+            if self._config.is_strict:
+                raise
+            if not isinstance(error, StreamhouseError):
+                _logger.exception("event=bug table=%s", info.path)
+            if table is not None:
+                self._remove(table)
+                await self._close(table)
+                await self._run_blocking(close_tablets, table.tablets)
+            self._set_damaged(DamagedTable.of(info.path, info.table_id, error))
+
+    def _set_damaged(self, damaged: DamagedTable) -> None:
+        _logger.error(
+            "event=table_damaged table=%s code=%s why=%r",
+            damaged.path,
+            damaged.code,
+            damaged.reason,
+        )
+        self._registry.set_damaged(damaged)
 
     def _start_retention(self) -> None:
         self._retention = self._loop.create_task(
@@ -205,12 +237,16 @@ class TabletManager:
         """All tables."""
         return tuple(self._tables.values())
 
-    def list_tables(self, database: str | None) -> list[TableInfo]:
-        """All tables, or those of one database, sorted by path."""
-        return self._registry.tables(database)
+    def list_tables(self, database: str | None) -> list[TablePath]:
+        """The paths of all tables, or of one database's, sorted; damaged ones too."""
+        return self._registry.paths(database)
+
+    def damaged_tables(self) -> list[DamagedTable]:
+        """The tables that cannot be served, sorted by path."""
+        return self._registry.damaged()
 
     def table(self, path: TablePath) -> OpenTable:
-        """Return a table; raises `DatabaseNotFoundError` or `TableNotFoundError`."""
+        """Return a table; raises as the registry does."""
         table = self._tables.get(path)
         if table is None:
             self._registry.table(path)
@@ -291,11 +327,20 @@ class TabletManager:
                 if path in {info.path for info in self._registry.tables()}:
                     self._add(table)
                 raise
-            await self.transactions.forget(table)
-            if table.key_writer is not None:
-                await table.key_writer.stop(flush=False)
-            self._deferred.difference_update(table.tablets)
+            await self._close(table)
             await self._run_blocking(self._close_and_purge, table)
+
+    async def drop_damaged(self, path: TablePath) -> None:
+        """Drop a table that cannot be served; its files stay for who wants to mend them."""
+        async with self.changing_files:
+            await self._run_blocking(self._registry.drop_damaged, path)
+
+    async def _close(self, table: OpenTable) -> None:
+        """End what works for a table that nobody uses any more; its logs are still open then."""
+        await self.transactions.forget(table)
+        if table.key_writer is not None:
+            await table.key_writer.stop(flush=False)
+        self._deferred.difference_update(table.tablets)
 
     def _close_and_purge(self, table: OpenTable) -> None:
         close_tablets(table.tablets)

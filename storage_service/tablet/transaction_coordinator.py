@@ -97,6 +97,8 @@ class TransactionCoordinator:
             self._tables[table] = transactions
             await transactions.recover()
         except StreamhouseError as error:
+            if table not in self._tables:
+                self._staged_bytes.hold(-transactions.staged_bytes)
             raise type(error)(f"table '{table.path}' cannot be opened: {error.message}") from error
 
     async def forget(self, table: OpenTable) -> None:

@@ -139,6 +139,7 @@ async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InP
             service = Service(settings, manager, executor, metrics)
             metrics.watch(
                 tables=manager.open_tables,
+                damaged_tables=manager.damaged_tables,
                 tiering=manager.tiering,
                 gauges=service.gauges,
                 tables_max=settings.metrics_tables_max,

@@ -137,6 +137,9 @@ def _limit_options(command: _F) -> _F:
     " may be repeated.",
 )
 @click.option(
+    "--strict", "is_strict", is_flag=True, help="Do not start while any table is damaged."
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -163,6 +166,7 @@ def command(
     lake_credentials: str,
     tiering: str,
     rebuild: tuple[str, ...],
+    is_strict: bool,
     log_level: str,
     **limits: str | None,
 ) -> None:
@@ -189,6 +193,7 @@ def command(
         catalog_properties=properties,
         catalog_access=catalog_access,
         warehouse=warehouse,
+        is_strict=is_strict,
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)

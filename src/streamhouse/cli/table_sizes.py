@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from rich.console import Group
 from rich.table import Table
 
+from streamhouse.cli.tables import states_of_tables
 from streamhouse.connector.lake_planner import open_lake_table
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
@@ -16,7 +18,7 @@ _HEADINGS = ("hot", "cold", "doubled", "lake rows", "lake / log, a row")
 _UNIT = 1024
 
 
-def sizes_overview(client: StorageClient) -> Table:
+def sizes_overview(client: StorageClient) -> Group:
     """Return every table's bytes, and what they come to."""
     overview = Table(
         caption="hot: log and rows by key. cold: the lake. doubled: log that the lake has, and lake"
@@ -26,8 +28,10 @@ def sizes_overview(client: StorageClient) -> Table:
     for heading in _HEADINGS:
         overview.add_column(heading, justify="right")
     totals = [0, 0, 0]
-    for path in client.list_tables():
-        state, sizes = client.table_state(path), client.table_sizes(path)
+    states, damaged = states_of_tables(client)
+    for state in states:
+        path = str(state.table.path)
+        sizes = client.table_sizes(path)
         for name, known in _lake_tables(state):
             cold, rows = _in_lake(client, name, known)
             if name == path:
@@ -40,7 +44,7 @@ def sizes_overview(client: StorageClient) -> Table:
             overview.add_row(name, *(_text(size) for size in bytes_of), f"{rows:,}", ratio)
     overview.add_section()
     overview.add_row("all", *(_text(size) for size in totals), "", "")
-    return overview
+    return Group(overview, *damaged)
 
 
 def _lake_tables(state: TableState) -> list[tuple[str, LakeState | SideLakeState]]:

@@ -6,14 +6,19 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.storage_service.errors import ForbiddenError, InvalidRequestError
+from streamhouse.storage_service.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    TableDamagedError,
+)
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["command"]
+__all__ = ["command", "states_of_tables"]
 
 
 @click.command("tables")
@@ -37,9 +42,9 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
             _describe(client, path, console)
 
 
-def _overview(client: StorageClient) -> Table:
+def _overview(client: StorageClient) -> Group:
     rounds = _rounds(client)
-    states = [client.table_state(path) for path in client.list_tables()]
+    states, damaged = states_of_tables(client)
     rows = [_row(client, state, rounds.get(str(state.table.path))) for state in states]
     headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
     # Narrow: 80 columns are few. Names are folded when they must be, figures never.
@@ -55,7 +60,18 @@ def _overview(client: StorageClient) -> Table:
         overview.add_row(*row[: len(overview.columns)])
     if any(state.table.is_primary_key_table for state in states):
         overview.caption = "with a primary key: rows, and changes in the log, the lake and untiered"
-    return overview
+    return Group(overview, *damaged)
+
+
+def states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Text]]:
+    """Return the tables that are served, and a sentence for each of those that are not."""
+    states, damaged = [], []
+    for path in client.list_tables():
+        try:
+            states.append(client.table_state(path))
+        except TableDamagedError as error:
+            damaged.append(Text(error.message, style="red"))
+    return states, damaged
 
 
 def _row(

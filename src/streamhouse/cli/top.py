@@ -61,6 +61,8 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
             *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
         )
     lines: list[RenderableType] = [tables]
+    for damaged in status.get("damaged_tables", ()):
+        lines.append(Text(f"{damaged['table']} is not served: {damaged['reason']}", style="red"))
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"

@@ -142,7 +142,7 @@ def _prepare(data_dir: Path) -> tuple[Rows, FakeLake]:
 
 def _reopened(data_dir: Path, recovery: KeyRecovery) -> Rows:
     async def scenario() -> Rows:
-        async with open_manager(data_dir, recovery=recovery) as manager:
+        async with open_manager(data_dir, recovery=recovery, is_strict=True) as manager:
             return _state(manager.table(PATH))
 
     return asyncio.run(scenario())

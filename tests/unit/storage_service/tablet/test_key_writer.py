@@ -293,7 +293,7 @@ def test_rows_without_their_log_are_refused_at_the_start(tmp_path: Path) -> None
             if file.is_file():
                 file.unlink()
         with pytest.raises(CorruptDataError, match=r"'default\.events' cannot be opened"):
-            async with open_manager(tmp_path):
+            async with open_manager(tmp_path, is_strict=True):
                 pass
 
     asyncio.run(scenario())

@@ -139,7 +139,7 @@ def test_a_log_that_lost_tiered_rows_is_not_opened(tmp_path: Path) -> None:
             return table.info.table_id
 
     async def start() -> None:
-        async with open_manager(tmp_path):
+        async with open_manager(tmp_path, is_strict=True):
             pass
 
     table_id = asyncio.run(tier())
@@ -324,7 +324,7 @@ def test_a_damaged_log_is_named_when_the_service_starts(tmp_path: Path) -> None:
                 await manager.append(table, [routed(0, event_rows(0, 100))], writer_id=0)
 
     async def start() -> None:
-        async with open_manager(tmp_path):
+        async with open_manager(tmp_path, is_strict=True):
             pass
 
     asyncio.run(write())
