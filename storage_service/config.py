@@ -114,7 +114,14 @@ class ServiceConfig:
     fetch_wait_ms_max: int = _limit(
         60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
     )
-    connections_max: int = _limit(10_000, "connections", "Most open connections.")
+    connections_max: int = _limit(
+        10_000,
+        "connections",
+        "Most open connections; for a new one more, the one idle for longest is closed.",
+    )
+    address_connections_max: int = _limit(
+        8_000, "connections", "Most open connections from one client address."
+    )
     open_requests_max: int = _limit(
         5_000, "requests", "Most requests in progress, waiting ones included."
     )

@@ -27,7 +27,7 @@ from streamhouse.storage_service.server.grants import (
 )
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 
-__all__ = ["AccessControl", "Need", "database_scope", "need_of"]
+__all__ = ["AccessControl", "Need", "database_scope", "is_about_service", "need_of"]
 
 _audit = logging.getLogger("streamhouse.audit")
 
@@ -45,6 +45,8 @@ _SEEN_BY_ALL: Final = {
     "/v1/databases",
     "/v1/tables",
 }
+_SERVICE_STATE: Final = {"/metrics", "/v1/status"}
+_ABOUT_SERVICE: Final = _SERVICE_STATE | {"/ready", "/v1/tiering"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ def database_scope(database: str) -> str:
     return f"{database}.*"
 
 
+def is_about_service(path: str) -> bool:
+    """Whether a request looks after the service itself, which is let in when others are not."""
+    return path in _ABOUT_SERVICE or path.startswith("/v1/admin/")
+
+
 def need_of(method: str, path: str) -> Need:
     """Return what a request needs; `/health` and `/`, which need nothing, never come here.
 
@@ -75,7 +82,7 @@ def need_of(method: str, path: str) -> Need:
     is_reading = method in ("GET", "HEAD")
     if path in _SEEN_BY_ALL:
         return _ANY
-    if path in ("/metrics", "/v1/status"):
+    if path in _SERVICE_STATE:
         return Need(Level.READ, SERVICE)
     if path.startswith(f"{REST_CATALOG_PATH}/v1/"):
         return _need_of_catalog(method, path.removeprefix(f"{REST_CATALOG_PATH}/v1/").split("/"))

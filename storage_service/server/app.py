@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
+from streamhouse.storage_service.server.access import is_about_service
 from streamhouse.storage_service.server.append_route import answer_append
 from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
 from streamhouse.storage_service.server.fetch_route import answer_fetch
@@ -158,10 +159,10 @@ class ServiceApp:
         if exchange.path == STATUS_PAGE_PATH:
             # The page has nothing in it: what it shows it asks for, with the token. Nobody without
             # one has a body read.
-            with self._service.request():
+            with self._service.request(is_about_service=True):
                 return await self._hand_over(exchange, b"")
         self._service.access.admit(exchange)
-        with self._service.request():
+        with self._service.request(is_about_service=is_about_service(exchange.path)):
             if _is_iceberg(exchange):
                 await self._iceberg.answer(exchange)
             elif not await self._answer_data_route(exchange):

@@ -17,7 +17,11 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
     key_buckets = [keys for table in tables for keys in table.key_buckets]
     writers = [table.key_writer for table in tables if table.key_writer is not None]
     return {
-        "connections": ("Open connections.", service.connection_count()),
+        "connections": ("Open connections.", len(service.connections)),
+        "idle_connections_closed": (
+            "Connections closed while idle, to let others in.",
+            service.connections.closed_idle_count,
+        ),
         "open_requests": ("Requests in progress.", service.open_requests),
         "subscriptions": ("Open subscriptions.", service.subscription_count),
         "waiting_requests": ("Requests waiting for rows.", manager.waiter_limit.count),

@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.server.http_exchange import ABORT_KEY, Scope, error_to_json
+from streamhouse.storage_service.server.open_connections import OpenConnections
 
 __all__ = ["AnswerAtOnce", "bounded_protocol"]
 
@@ -36,14 +37,14 @@ _BODY_HEADERS: Final = (b"content-length", b"transfer-encoding", b"expect")
 
 
 def bounded_protocol(
-    *, connections_max: int, head_timeout_ms: int, answer_at_once: AnswerAtOnce
+    connections: OpenConnections, *, head_timeout_ms: int, answer_at_once: AnswerAtOnce
 ) -> type[asyncio.Protocol]:
     """Return a connection class with these limits; uvicorn makes one object a connection."""
 
     short_cut = answer_at_once
 
     class BoundedHttpProtocol(_BoundedHttpProtocol):
-        limit_of_connections = connections_max
+        open_connections = connections
         head_timeout_s = head_timeout_ms / 1000
         answer_at_once = staticmethod(short_cut)
 
@@ -99,7 +100,7 @@ class _HeadJoiningTransport:
 
 
 class _BoundedHttpProtocol(HttpToolsProtocol):
-    limit_of_connections: int
+    open_connections: OpenConnections
     head_timeout_s: float
     answer_at_once: AnswerAtOnce
 
@@ -115,20 +116,26 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._joining = _HeadJoiningTransport(transport, self.loop)
         super().connection_made(self._joining)  # type: ignore[arg-type]
-        if len(self.connections) > self.limit_of_connections:
-            self._refuse(
-                OverloadedError(
-                    f"{self.limit_of_connections} connections are open (connections_max); try"
-                    " again later"
-                )
-            )
+        try:
+            self.open_connections.opened(self, self._address())
+        except OverloadedError as error:
+            self._refuse(error)
             return
         self._begin_head()
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        self.open_connections.closed(self, self._address())
         super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close at once and give the place to another connection."""
+        self.open_connections.closed(self, self._address())
+        self.transport.abort()
+
+    def _address(self) -> str | None:
+        return None if self.client is None else self.client[0]
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -159,7 +166,13 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._may_answer = False
             self._is_answered = self._try_at_once()
         if not self._is_answered:
+            self.open_connections.in_use(self)
             super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle():
+            self.open_connections.idle(self)
 
     def on_message_complete(self) -> None:
         if self._is_answered:

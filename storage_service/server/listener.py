@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import resource
@@ -26,6 +27,7 @@ from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.tls import check_tls
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
@@ -59,7 +61,7 @@ def run_service(
     """
     check_tls(config)
     with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
-        _raise_open_files_limit(config)
+        config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, listening, on_ready, recovery))
@@ -98,8 +100,7 @@ async def _serve(
             ),
             asyncio.ensure_future(service.row_expiry.run(interval_ms=config.retention_interval_ms)),
         ]
-        server = _Server(_uvicorn_config(config, app))
-        service.connection_count = lambda: len(server.server_state.connections)
+        server = _Server(_uvicorn_config(config, app, service.connections))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
         on_stop = on_ready(_endpoint(listening, config))
@@ -174,12 +175,14 @@ class _Server(uvicorn.Server):
         self.is_listening.set()
 
 
-def _uvicorn_config(config: ServiceConfig, app: ServiceApp) -> uvicorn.Config:
+def _uvicorn_config(
+    config: ServiceConfig, app: ServiceApp, connections: OpenConnections
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
         http=bounded_protocol(
-            connections_max=config.connections_max,
+            connections,
             head_timeout_ms=config.keep_alive_timeout_ms,
             answer_at_once=app.answer_at_once,
         ),
@@ -221,11 +224,25 @@ def _endpoint(listening: socket.socket, config: ServiceConfig) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _raise_open_files_limit(config: ServiceConfig) -> None:
-    """Allow as many open files as the system does: each bucket and connection needs some."""
+def _within_open_files(config: ServiceConfig) -> ServiceConfig:
+    """Allow as many open files as the system does, and no more connections than half of them.
+
+    Fewer requests than connections: who comes when all requests are taken is heard and answered.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     wanted = config.connections_max + config.buckets_max * _FILES_A_BUCKET
     if hard < wanted:
         _logger.debug("event=few_open_files limit=%d full_service_needs=%d", hard, wanted)
+    connections_max = min(config.connections_max, max(1, hard // 2))
+    if connections_max < config.connections_max:
+        _logger.warning(
+            "event=fewer_connections connections_max=%d open_files_limit=%d advice='ulimit -n'",
+            connections_max,
+            hard,
+        )
+    requests_max = min(config.open_requests_max, max(1, connections_max * 9 // 10))
+    return dataclasses.replace(
+        config, connections_max=connections_max, open_requests_max=requests_max
+    )

@@ -29,6 +29,7 @@ from streamhouse.storage_service.server.foreign_requests import ForeignRequests
 from streamhouse.storage_service.server.gauges import gauges_of
 from streamhouse.storage_service.server.http_exchange import ARROW_STREAM, JSON, HttpExchange
 from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.status import StatusSampler
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.disk_budget import DiskBudget
@@ -41,6 +42,7 @@ __all__ = ["Service"]
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_RESERVED_REQUESTS: Final = 100
 _SUBSCRIPTION_END_S: Final = 1.0
 # An error over a limit names it: "... (open_requests_max); try again later".
 _NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
@@ -97,8 +99,10 @@ class Service:
         self.open_requests = 0
         self.catalog_requests = 0
         self.worker_calls = 0
-        self.connection_count: Callable[[], int] = lambda: 0
-        """Set by whoever listens."""
+        self.connections = OpenConnections(
+            connections_max=config.connections_max,
+            address_connections_max=config.address_connections_max,
+        )
         self._subscriptions: set[HttpExchange] = set()
         self.is_draining = False
         self._executor = executor
@@ -146,20 +150,24 @@ class Service:
         await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
         return True
 
-    def check_accepting(self) -> None:
-        """Raise when stopping or when too many requests are in progress."""
+    def check_accepting(self, *, is_about_service: bool = False) -> None:
+        """Raise when stopping or when too many requests are in progress.
+
+        A few more may be about the service itself: who looks after it must get in when it is full.
+        """
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
-        if self.open_requests >= self.config.open_requests_max:
+        reserve = _RESERVED_REQUESTS if is_about_service else 0
+        if self.open_requests >= self.config.open_requests_max + reserve:
             raise OverloadedError(
                 f"{self.config.open_requests_max} requests are in progress (open_requests_max);"
                 " try again later"
             )
 
     @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, *, is_about_service: bool = False) -> Iterator[None]:
         """Count a request in progress; refuses it as `check_accepting` does."""
-        self.check_accepting()
+        self.check_accepting(is_about_service=is_about_service)
         self.open_requests += 1
         self._idle.clear()
         try:

@@ -203,16 +203,34 @@ def test_a_client_that_asks_before_it_sends_a_body_is_answered_first(tmp_path: P
         assert _error_of(connection.recv(65_536)) == ("413", "request_too_large")
 
 
-def test_too_many_connections_are_refused_with_a_reason(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path, "--connections-max", "3") as service:
+def test_idle_connections_make_room_and_those_in_use_do_not(tmp_path: Path) -> None:
+    arguments = ("--connections-max", "4", "--drain-timeout-ms", "100")
+    with ServiceProcess(tmp_path, *arguments) as service:
+        with StorageClient(service.endpoint) as client:
+            client.create_table("t", SCHEMA)
         with contextlib.ExitStack() as stack:
-            for _ in range(3):
-                connection = socket.create_connection(_address(service.endpoint), 30)
-                stack.enter_context(connection)
-                connection.sendall(_request("/health"))
-                assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
 
-            assert _error_of(_exchange(service.endpoint, b"")) == ("503", "overloaded")
+            def connection(request: bytes) -> socket.socket:
+                made = stack.enter_context(socket.create_connection(_address(service.endpoint), 30))
+                made.sendall(request)
+                return made
+
+            poll = _request("/v1/tables/t/buckets/0/fetch?offset=0&max_wait_ms=60000")
+            for _ in range(3):
+                connection(poll)
+            idle = connection(_request("/health"))
+            assert idle.recv(65_536).startswith(b"HTTP/1.1 200")
+            # Two more requests at once than connections: the idle one gives its place up.
+            late = connection(_request("/ready"))
+            assert late.recv(65_536).startswith(b"HTTP/1.1 200")
+            assert idle.recv(65_536) == b""
+
+            status = _exchange(service.endpoint, _request("/metrics", "connection: close\r\n"))
+            assert b"streamhouse_idle_connections_closed 2" in status
+            # A fourth request that waits would leave no connection for anybody else.
+            assert _error_of(connection(poll).recv(65_536)) == ("503", "overloaded")
+            health = _exchange(service.endpoint, _request("/health", "connection: close\r\n"))
+            assert health.startswith(b"HTTP/1.1 200")
 
         _until_connected(service)
 

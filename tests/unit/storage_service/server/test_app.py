@@ -230,6 +230,10 @@ def test_too_many_requests_at_once_are_refused(tmp_path: Path) -> None:
 
             assert (status, code) == (503, "overloaded")
             assert message.startswith("2 requests are in progress (open_requests_max)")
+            # Who looks after the service gets in.
+            for path in ("/", "/health", "/ready", "/metrics", "/v1/status", "/v1/tiering"):
+                assert (await service.call("GET", path)).status == 200
+            assert (await service.call("POST", "/v1/admin/backup", json_body=7)).status == 400
             for call, _ in waiting:
                 call.disconnect()
             await asyncio.gather(*(task for _, task in waiting))
