@@ -131,7 +131,14 @@ class KeyValueCalls:
                 raise SchemaMismatchError(
                     f"table '{table.path}': the key {key} does not fit its columns: {error}"
                 ) from error
-            row: dict[str, Any] = self.lookup(str(table.path), keys).to_pylist()[0]
+            found = self.lookup(str(table.path), keys)
+            try:
+                row: dict[str, Any] = found.to_pylist()[0]
+            except (OverflowError, ValueError) as error:
+                raise UnsupportedError(
+                    f"table '{table.path}': the row {key} has a date or timestamp outside of the"
+                    " years 1 to 9999, which Python cannot hold; use lookup, which answers Arrow"
+                ) from error
             return row if row.pop(FOUND_COLUMN) else None
 
         return self._with_table(path, ask)

@@ -5,10 +5,10 @@ The bytes are those of `model.bucketing.encode_key` and of `row_layout`; tests c
 
 from __future__ import annotations
 
-import datetime
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,13 +17,16 @@ from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.kv.row_codec import RowCodec
 from streamhouse.storage_service.kv.row_layout import fixed_dtype
 from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.model.far_times import (
+    as_days,
+    as_microseconds,
+    date_of,
+    python_value,
+    timestamp_of,
+)
 
 __all__ = ["SingleRows"]
 
-_EPOCH_DATE: Final = datetime.date(1970, 1, 1)
-_EPOCH_UTC: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_EPOCH: Final = _EPOCH_UTC.replace(tzinfo=None)
-_MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _EXACT: Final = Context(prec=80, traps=[Inexact, InvalidOperation])
 _LENGTH: Final = struct.Struct("<I")
 _SCHEMA_ID_AT: Final = 8
@@ -78,14 +81,14 @@ class SingleRows:
         return b"".join(parts)
 
     def decode(self, value: bytes) -> dict[str, Any]:
-        """Return the row of a stored value, with its values as Arrow's `to_pylist` gives them."""
+        """Return the row of a stored value, as Python values (see `far_times`)."""
         return dict(zip(self._names, self.decode_values(value), strict=True))
 
     def decode_values(self, value: bytes) -> list[Any]:
         """Return the row's values in the order of the columns; see `decode`."""
         if self._has_nested or value[_SCHEMA_ID_AT] != self._codec.schema_id:
             decoded = self._codec.decode(pa.array([value], pa.binary()))
-            return [column[0].as_py() for column in decoded.columns]
+            return [python_value(column[0]) for column in decoded.columns]
         nulls, *numbers = self._header.unpack_from(value)
         null_bits = int.from_bytes(nulls, "little")
         values: list[Any] = [None] * len(self._types)
@@ -119,10 +122,9 @@ def _from_fixed(t: pa.DataType) -> Convert:
     if pa.types.is_boolean(t):
         return bool
     if pa.types.is_date(t):
-        return lambda days: _EPOCH_DATE + datetime.timedelta(days=days)
+        return date_of
     if pa.types.is_timestamp(t):
-        epoch = _EPOCH if t.tz is None else _EPOCH_UTC
-        return lambda microseconds: epoch + datetime.timedelta(microseconds=microseconds)
+        return partial(timestamp_of, is_utc=t.tz is not None)
     if pa.types.is_decimal(t):
         return lambda raw: _EXACT.scaleb(
             Decimal(int.from_bytes(raw, "little", signed=True)), -t.scale
@@ -165,32 +167,19 @@ def _encoded_boolean(value: Any) -> bytes:
 
 
 def _encoded_decimal(value: Any, t: pa.DataType) -> bytes:
-    unscaled = _EXACT.to_integral_exact(_EXACT.scaleb(Decimal(value), t.scale))
+    # An integer first: `abs` of a Decimal rounds to 28 digits.
+    unscaled = int(_EXACT.to_integral_exact(_EXACT.scaleb(Decimal(value), t.scale)))
     if abs(unscaled) >= 10**t.precision:
         raise OverflowError
-    return (int(unscaled) + (1 << 127)).to_bytes(16, "big")
+    return (unscaled + (1 << 127)).to_bytes(16, "big")
 
 
 def _whole_number_of(t: pa.DataType) -> Callable[[Any], int]:
     if pa.types.is_date(t):
-        return _days
+        return as_days
     if pa.types.is_timestamp(t):
-        # Subtracting a time with a zone from one without, or the other way round, is a TypeError.
-        epoch = _EPOCH if t.tz is None else _EPOCH_UTC
-        return lambda value: _microseconds(value, epoch)
+        return partial(as_microseconds, is_utc=t.tz is not None)
     return _integer
-
-
-def _days(value: Any) -> int:
-    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
-        raise TypeError
-    return (value - _EPOCH_DATE).days
-
-
-def _microseconds(value: Any, epoch: datetime.datetime) -> int:
-    if not isinstance(value, datetime.datetime):
-        raise TypeError
-    return (value - epoch) // _MICROSECOND
 
 
 def _integer(value: Any) -> int:

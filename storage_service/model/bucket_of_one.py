@@ -6,24 +6,21 @@ rest of looking it up.
 
 from __future__ import annotations
 
-import datetime
 import struct
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.model.far_times import as_days, as_microseconds
 from streamhouse.storage_service.model.partitioning import is_bucketable
 
 __all__ = ["bytes_to_hash", "least_bytes", "murmur3"]
 
 _MASK: Final = 0xFFFFFFFF
 _LONG: Final = struct.Struct("<q")
-_EPOCH_DATE: Final = datetime.date(1970, 1, 1)
-_EPOCH_UTC: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_EPOCH: Final = _EPOCH_UTC.replace(tzinfo=None)
-_MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_EXACT: Final = Context(prec=80)
 
 
 def bytes_to_hash(t: pa.DataType) -> Callable[[Any], bytes] | None:
@@ -38,12 +35,12 @@ def bytes_to_hash(t: pa.DataType) -> Callable[[Any], bytes] | None:
     if pa.types.is_binary(t):
         return bytes
     if pa.types.is_decimal(t):
-        return lambda value: least_bytes(int(Decimal(value).scaleb(t.scale)))
+        return lambda value: least_bytes(int(_EXACT.scaleb(Decimal(value), t.scale)))
     if pa.types.is_date(t):
-        return lambda value: _LONG.pack((value - _EPOCH_DATE).days)
+        return lambda value: _LONG.pack(as_days(value))
     if pa.types.is_timestamp(t):
-        epoch = _EPOCH if t.tz is None else _EPOCH_UTC
-        return lambda value: _LONG.pack((value - epoch) // _MICROSECOND)
+        is_utc = t.tz is not None
+        return lambda value: _LONG.pack(as_microseconds(value, is_utc=is_utc))
     return _LONG.pack
 
 

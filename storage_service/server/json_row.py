@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 from urllib.parse import unquote
@@ -14,6 +15,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.far_times import (
+    FarDate,
+    FarTimestamp,
+    date_of_text,
+    timestamp_of_text,
+)
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
 
@@ -62,9 +69,9 @@ def _reader(t: pa.DataType) -> Callable[[str], Any]:
     if pa.types.is_decimal(t):
         return Decimal
     if pa.types.is_date(t):
-        return datetime.date.fromisoformat
+        return date_of_text
     if pa.types.is_timestamp(t):
-        return _zoned_timestamp if t.tz else datetime.datetime.fromisoformat
+        return partial(timestamp_of_text, is_utc=t.tz is not None)
     bound = 1 << (t.bit_width - 1)
 
     def integer(text: str) -> int:
@@ -80,11 +87,6 @@ def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError
     return text == "true"
-
-
-def _zoned_timestamp(text: str) -> datetime.datetime:
-    moment = datetime.datetime.fromisoformat(text)
-    return moment.replace(tzinfo=datetime.UTC) if moment.tzinfo is None else moment
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def _json(value: Any) -> Any:
             return "Infinity" if value > 0 else "-Infinity"
         case Decimal():
             return str(value)
-        case datetime.datetime() | datetime.date():
+        case datetime.datetime() | datetime.date() | FarDate() | FarTimestamp():
             return value.isoformat()
         case bytes():
             return value.hex()

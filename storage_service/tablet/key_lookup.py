@@ -18,6 +18,7 @@ from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.kv.lookup import FoundRows, check_lookup_keys, check_prefix
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
 from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.far_times import arrow_value
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
@@ -75,7 +76,8 @@ def lookup_one(info: TableInfo, buckets: Sequence[KeyBucket], key: Mapping[str, 
     if info.bucket_count > 1:
         bucket_key = info.descriptor.effective_bucket_key
         part = info.schema.select(bucket_key, table=str(info.path)).to_arrow()
-        row = pa.RecordBatch.from_pylist([dict(key)], schema=part)
+        columns = [arrow_value(key.get(field.name), field.type) for field in part]
+        row = pa.RecordBatch.from_arrays(columns, schema=part)
         number = int(buckets_for_rows(row, bucket_key, info.bucket_count)[0])
     buckets[number].check_usable()
     found = buckets[number].rows.lookup_one(key)

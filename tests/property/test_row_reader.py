@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.row_codec import RowCodec
 from streamhouse.storage_service.kv.single_row import SingleRows
+from streamhouse.storage_service.kv.write_input import TableRules
 from streamhouse.storage_service.model.bucket_of_one import bytes_to_hash, murmur3
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
-from streamhouse.storage_service.server.json_row import json_writers, row_to_json
+from streamhouse.storage_service.model.far_times import arrow_value
+from streamhouse.storage_service.model.merge_engine import MergeRules
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.server.json_row import json_writers, key_reader, row_to_json
 from tests.support.kv_rows import random_batch, random_keys, random_rules
 
 
@@ -73,3 +78,56 @@ def test_the_bucket_of_a_key_is_that_of_its_row(seed: int) -> None:
 )
 def test_published_hashes(data: bytes, expected: int) -> None:
     assert murmur3(data) == expected & 0xFFFFFFFF
+
+
+_DAYS = st.integers(-(2**31), 2**31 - 1)
+_MICROSECONDS = st.integers(-(2**63), 2**63 - 1)
+_DIGITS = st.integers(1 - 10**38, 10**38 - 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_DAYS, _MICROSECONDS, _MICROSECONDS, _DIGITS)
+def test_keys_and_rows_of_every_year_and_all_digits(
+    days: int, utc: int, local: int, digits: int
+) -> None:
+    raw = pa.py_buffer(digits.to_bytes(16, "little", signed=True))
+    columns = {
+        "d": pa.array([days], pa.int32()).view(pa.date32()),
+        "u": pa.array([utc], pa.int64()).view(pa.timestamp("us", tz="UTC")),
+        "l": pa.array([local], pa.int64()).view(pa.timestamp("us")),
+        "n": pa.Array.from_buffers(pa.decimal128(38, 7), 1, [None, raw]),
+    }
+    fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
+    schema = Schema.from_arrow(batch.schema)
+    rules = TableRules(
+        table="t",
+        schema=schema,
+        primary_key=tuple(columns),
+        merge=MergeRules.parse({}, schema=schema, primary_key=tuple(columns), table="t"),
+    )
+    codec = RowCodec(schema, schema_id=0, table="t")
+    rows = SingleRows(rules, codec)
+
+    values = rows.decode_values(codec.encode(batch)[0].as_py())
+    key = dict(zip(columns, values, strict=True))
+
+    assert rows.encode_key(key) == encode_key(batch.columns)[0].as_py()
+    texts = json.loads(json.dumps(row_to_json(key)))
+    assert [json.loads(w(v)) for (_, w), v in zip(json_writers(schema), values, strict=True)] == [
+        *texts.values()
+    ]
+    info = TableInfo(
+        descriptor=TableDescriptor(
+            path=TablePath.parse("t"), schema=schema, primary_key=tuple(columns)
+        ),
+        table_id=1,
+        created_at_us=0,
+    )
+    assert key_reader(info)(list(texts.values())) == key
+    for name, value in key.items():
+        to_hash = bytes_to_hash(columns[name].type)
+        assert to_hash is not None
+        bucket = (murmur3(to_hash(value)) & 0x7FFFFFFF) % 1_000
+        assert [bucket] == buckets_for_rows(batch, [name], 1_000).tolist()
+        assert arrow_value(value, columns[name].type).equals(columns[name])

@@ -13,6 +13,7 @@ import click
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_frames import SegmentFrame, open_segment
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
+from streamhouse.storage_service.model.far_times import FarDate, FarTimestamp, python_value
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
@@ -83,14 +84,21 @@ def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
         raise CorruptDataError(
             f"the batch at offset {frame.base_offset}: {error.message}"
         ) from error
-    for number, row in enumerate(batch.to_pylist(), frame.base_offset):
-        if number >= offset:
-            if CHANGE_TYPE_COLUMN in row:
-                row[CHANGE_TYPE_COLUMN] = CHANGE_TYPE_NAMES[row[CHANGE_TYPE_COLUMN]]
-            yield f"  {number} {json.dumps(row, default=_plain)}"
+    names = batch.schema.names
+    for number in range(max(offset, frame.base_offset), frame.base_offset + batch.num_rows):
+        position = number - frame.base_offset
+        row = {
+            name: python_value(column[position])
+            for name, column in zip(names, batch.columns, strict=True)
+        }
+        if CHANGE_TYPE_COLUMN in row:
+            row[CHANGE_TYPE_COLUMN] = CHANGE_TYPE_NAMES[row[CHANGE_TYPE_COLUMN]]
+        yield f"  {number} {json.dumps(row, default=_plain)}"
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, FarDate | FarTimestamp):
+        return value.isoformat()
     return value.hex() if isinstance(value, bytes) else str(value)
 
 

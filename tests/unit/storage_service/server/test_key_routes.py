@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.in_process_service import (
     EVENTS,
@@ -386,3 +388,56 @@ def test_merge_properties_are_checked_at_creation_and_fixed(tmp_path: Path) -> N
             assert f"{key} is fixed when the table is created" in changed.error()[2]
 
     _run(tmp_path, scenario)
+
+
+def test_rows_of_any_year_are_found_under_what_their_json_says(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            pa.field("day", pa.date32(), nullable=False),
+            pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("local", pa.timestamp("us")),
+            pa.field("days", pa.list_(pa.date32())),
+        ]
+    )
+    days = pa.array([-(2**31), 0, 2_932_897, 2**31 - 1], pa.int32()).view(pa.date32())
+    moments = pa.array([-(2**63), 0, 253_402_300_800_000_000, 2**63 - 1], pa.int64())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4], pa.int32()), days)
+    columns = [days, moments.view(schema.field("at").type), moments.view(pa.timestamp("us")), lists]
+    body = append_body(schema, [(None, 0, pa.RecordBatch.from_arrays(columns, schema=schema))])
+    expected = [
+        ("-5877641-06-23", "-290308-12-21T19:59:05.224192"),
+        ("1970-01-01", "1970-01-01T00:00:00"),
+        ("+10000-01-01", "+10000-01-01T00:00:00"),
+        ("+5881580-07-11", "+294247-01-10T04:00:54.775807"),
+    ]
+
+    async def check(service: InProcessService) -> None:
+        for day, at in expected:
+            found = await service.call("GET", f"/v1/tables/far/rows/{day}/{at}Z")
+            row = {"day": day, "at": f"{at}+00:00", "local": at, "days": [day]}
+            assert found.status == 200, found.body
+            assert found.json() == row
+        missing = await service.call("GET", "/v1/tables/far/rows/+12000-01-01/+12000-01-01")
+        assert missing.error()[1] == "row_not_found"
+        keys = pa.RecordBatch.from_arrays(columns[:2], schema=pa.schema(list(schema)[:2]))
+        found = await _post(service, "lookup", append_body(keys.schema, [(None, 0, keys)]), "far")
+        rows = pa.ipc.open_stream(found.body).read_all().combine_chunks()
+        assert rows.drop_columns("__found").to_batches()[0].columns == columns
+
+    async def write(service: InProcessService) -> None:
+        fields = {"primary_key": ("day", "at"), "bucket_key": ("day",), "bucket_count": 3}
+        descriptor = TableDescriptor(
+            path=TablePath.parse("far"), schema=Schema.from_arrow(schema), **fields
+        )
+        created = await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
+        assert created.status == 201, created.body
+        assert (await _post(service, "upsert", body, "far")).status == 200
+        await check(service)
+
+    _run(tmp_path / "a", write)
+
+    async def reopened() -> None:
+        async with in_process_service(tmp_path / "a") as service:
+            await check(service)
+
+    asyncio.run(reopened())

@@ -1,0 +1,161 @@
+"""Dates and timestamps as Python values, also those that Python has none for.
+
+A value inside of Python's years 1 to 9999 is a `datetime.date` or `datetime.datetime`, as Arrow's
+`as_py` gives it, one outside a `FarDate` or `FarTimestamp`, for which `as_py` fails. Both have
+`isoformat`, and both are read back from what it gives.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.model.calendar import date_text, days_of, timestamp_text
+
+__all__ = [
+    "FarDate",
+    "FarTimestamp",
+    "arrow_value",
+    "as_days",
+    "as_microseconds",
+    "date_of",
+    "date_of_text",
+    "python_value",
+    "timestamp_of",
+    "timestamp_of_text",
+]
+
+_EPOCH_DATE: Final = datetime.date(1970, 1, 1)
+_EPOCH_UTC: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_EPOCH: Final = _EPOCH_UTC.replace(tzinfo=None)
+_MICROSECOND: Final = datetime.timedelta(microseconds=1)
+_YEAR: Final = re.compile(r"([+-]?\d{4,7})-(\d\d)-(\d\d)((?:[T ].*)?)", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FarDate:
+    """A date outside of the years 1 to 9999, in days from 1970-01-01."""
+
+    days: int
+
+    def isoformat(self) -> str:
+        """Return it as ISO 8601, with a sign before the year."""
+        return date_text(self.days)
+
+
+@dataclass(frozen=True, slots=True)
+class FarTimestamp:
+    """A timestamp outside of the years 1 to 9999, in microseconds from 1970."""
+
+    microseconds: int
+    is_utc: bool
+
+    def isoformat(self) -> str:
+        """Return it as ISO 8601, with a sign before the year."""
+        return timestamp_text(self.microseconds) + ("+00:00" if self.is_utc else "")
+
+
+def date_of(days: int) -> datetime.date | FarDate:
+    """Return the date of a number of days from 1970-01-01."""
+    try:
+        return _EPOCH_DATE + datetime.timedelta(days=days)
+    except OverflowError:
+        return FarDate(days)
+
+
+def timestamp_of(microseconds: int, *, is_utc: bool) -> datetime.datetime | FarTimestamp:
+    """Return the timestamp of a number of microseconds from 1970."""
+    try:
+        epoch = _EPOCH_UTC if is_utc else _EPOCH
+        return epoch + datetime.timedelta(microseconds=microseconds)
+    except OverflowError:
+        return FarTimestamp(microseconds, is_utc)
+
+
+def as_days(value: Any) -> int:
+    """Return a date as days from 1970-01-01; raises `TypeError` for anything else."""
+    if isinstance(value, FarDate):
+        return value.days
+    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+        raise TypeError
+    return (value - _EPOCH_DATE).days
+
+
+def as_microseconds(value: Any, *, is_utc: bool) -> int:
+    """Return a timestamp as microseconds from 1970; raises `TypeError` for anything else."""
+    if isinstance(value, FarTimestamp) and value.is_utc == is_utc:
+        return value.microseconds
+    if not isinstance(value, datetime.datetime):
+        raise TypeError
+    # Subtracting a time with a zone from one without, or the other way round, is a TypeError.
+    return (value - (_EPOCH_UTC if is_utc else _EPOCH)) // _MICROSECOND
+
+
+def date_of_text(text: str) -> datetime.date | FarDate:
+    """Read a date as `isoformat` writes it; raises `ValueError`."""
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        days, rest = _far_parts(text)
+        if rest or not -(1 << 31) <= days < 1 << 31:
+            raise
+        return date_of(days)
+
+
+def timestamp_of_text(text: str, *, is_utc: bool) -> datetime.datetime | FarTimestamp:
+    """Read a timestamp as `isoformat` writes it, in UTC without a zone; raises `ValueError`."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return moment.replace(tzinfo=datetime.UTC) if is_utc and moment.tzinfo is None else moment
+    except ValueError:
+        days, rest = _far_parts(text)
+        midnight = _EPOCH_UTC if is_utc else _EPOCH
+        clock = datetime.datetime.fromisoformat(f"{_EPOCH_DATE}{rest}")
+        if is_utc and clock.tzinfo is None:
+            clock = clock.replace(tzinfo=datetime.UTC)
+        if (clock.tzinfo is None) == is_utc:
+            raise
+        microseconds = days * 86_400_000_000 + (clock - midnight) // _MICROSECOND
+        if not -(1 << 63) <= microseconds < 1 << 63:
+            raise
+        return timestamp_of(microseconds, is_utc=is_utc)
+
+
+def _far_parts(text: str) -> tuple[int, str]:
+    """Return the days to the date that a text begins with, and the rest of it."""
+    match = _YEAR.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' begins with no date")
+    year, month, day, rest = match.groups()
+    return days_of(int(year), int(month), int(day)), rest
+
+
+def python_value(scalar: pa.Scalar) -> Any:
+    """Return what `as_py` gives, with a `FarDate` or `FarTimestamp` where it fails for one."""
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        pass
+    t = scalar.type
+    if pa.types.is_date(t):
+        return date_of(scalar.value)
+    if pa.types.is_timestamp(t):
+        return timestamp_of(scalar.value, is_utc=t.tz is not None)
+    if pa.types.is_struct(t):
+        return {name: python_value(item) for name, item in scalar.items()}
+    if pa.types.is_map(t):
+        return [tuple(python_value(part) for part in entry.values()) for entry in scalar.values]
+    return [python_value(item) for item in scalar]
+
+
+def arrow_value(value: Any, t: pa.DataType) -> pa.Array:
+    """Return an array of one value, which may be a `FarDate` or `FarTimestamp`."""
+    if isinstance(value, FarDate) and pa.types.is_date(t):
+        return pa.array([value.days], pa.int32()).view(t)
+    if isinstance(value, FarTimestamp) and pa.types.is_timestamp(t):
+        return pa.array([value.microseconds], pa.int64()).view(t)
+    return pa.array([value], t)
