@@ -107,6 +107,12 @@ class ServiceConfig:
         "bytes",
         "Most memory for request bodies that are being received or handled; others wait for room.",
     )
+    answers_bytes_max: int = _limit(
+        512 * _MIB,
+        "bytes",
+        "Most memory for answers that are being built or have not left; a caller holds at most as"
+        " much as is left for the others.",
+    )
     body_read_timeout_ms: int = _limit(30_000, "ms", "How long receiving a request body may take.")
     fetch_bytes_max: int = _limit(
         64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger one is lowered to it."
@@ -253,6 +259,7 @@ class ServiceConfig:
         for small, large in (
             ("batch_bytes_max", "body_bytes_max"),
             ("body_bytes_max", "bodies_bytes_max"),
+            ("fetch_bytes_max", "answers_bytes_max"),
             ("body_bytes_max", "commit_queue_bytes_max"),
             ("tiering_backoff_ms_min", "tiering_backoff_ms_max"),
             ("transaction_table_bytes_max", "transaction_bytes_max"),

@@ -19,6 +19,7 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidRequestError,
     NotFoundError,
+    RequestTooLargeError,
     SchemaMismatchError,
     UnknownColumnError,
     UnsupportedError,
@@ -168,7 +169,17 @@ class KeyValueCalls:
 
     def _ask(self, url: str, query: Mapping[str, str], keys: pa.RecordBatch) -> pa.Table:
         body = encode_append_body(keys.schema, [(None, 0, keys)])
-        answer = self._transport.request("POST", url, query=query, body=body, is_repeatable=True)
+        try:
+            answer = self._transport.request(
+                "POST", url, query=query, body=body, is_repeatable=True
+            )
+        except RequestTooLargeError:
+            # Nobody knows how large the rows are before they are found.
+            if keys.num_rows < 2:
+                raise
+            half = keys.num_rows // 2
+            halves = (keys.slice(0, half), keys.slice(half))
+            return pa.concat_tables([self._ask(url, query, part) for part in halves])
         try:
             return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
         except (pa.ArrowException, OSError) as error:

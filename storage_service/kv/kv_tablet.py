@@ -39,8 +39,10 @@ from streamhouse.storage_service.kv.lookup import (
     FoundRows,
     check_lookup_keys,
     check_prefix,
+    least_row_bytes,
     prefix_end,
     rows_in_key_order,
+    too_many_bytes,
 )
 from streamhouse.storage_service.kv.older_rows import only_written_in, values_before
 from streamhouse.storage_service.kv.replay_plan import plan_replay
@@ -60,6 +62,11 @@ _logger = logging.getLogger(__name__)
 
 _LOAD_CHUNK_ROWS: Final = 10_000
 _SCAN_CHUNK_ROWS: Final = 2_000
+# Rows are looked up in steps, whose sizes follow what the rows before took.
+_FIRST_STEP_ROWS: Final = 16
+_STEP_GROWTH: Final = 8
+_SCAN_CHUNK_BYTES: Final = 16 << 20
+_ANY_SIZE: Final = 1 << 62
 
 
 class KvTablet:
@@ -257,13 +264,35 @@ class KvTablet:
         self._expect_reads()
         return self._loader is not None
 
-    def lookup(self, keys: pa.RecordBatch) -> FoundRows:
-        """Return the newest rows of many keys, given as rows of the key columns."""
+    def lookup(self, keys: pa.RecordBatch, *, bytes_max: int = _ANY_SIZE) -> FoundRows:
+        """Return the newest rows of many keys, given as rows of the key columns.
+
+        Raises `RequestTooLargeError` for rows of more than `bytes_max`.
+        """
         encoded = check_lookup_keys(keys, self.rules)
-        values = self._completed(encoded, self._cache.get(encoded))
+        values = self._values_of(encoded, bytes_max=bytes_max)
         found = values.is_valid().to_numpy(zero_copy_only=False)
         rows = self.codec.decode(values.drop_null() if values.null_count else values)
         return FoundRows(rows=rows, found=found, end_offset=self._end_seen)
+
+    def _values_of(self, keys: pa.Array, *, bytes_max: int) -> pa.Array:
+        if len(keys) <= _FIRST_STEP_ROWS:
+            return self._completed(keys, self._cache.get(keys))
+        row_bytes = least_row_bytes(self.rules.schema.to_arrow())
+        parts: list[pa.Array] = []
+        start, step, size = 0, _FIRST_STEP_ROWS, 0
+        while start < len(keys):
+            part = keys.slice(start, step)
+            values = self._completed(part, self._cache.get(part))
+            of_part = max(values.nbytes, row_bytes * (len(part) - values.null_count))
+            size += of_part
+            if size > bytes_max:
+                raise too_many_bytes(self.rules.table, bytes_max)
+            parts.append(values)
+            start += len(part)
+            fitting = (bytes_max - size) * len(part) // max(of_part, 1)
+            step = max(min(step * _STEP_GROWTH, fitting), _FIRST_STEP_ROWS)
+        return pa.concat_arrays(parts)
 
     def lookup_one(self, key: Mapping[str, Any]) -> FoundRow:
         """Return the newest row of one key, given and returned as `to_pylist` gives values."""
@@ -279,16 +308,25 @@ class KvTablet:
         """Return the stored row of one key, if it is in memory, and the end offset as `lookup`."""
         return self._cache.get_one(encoded_key)[1], self._end_seen
 
-    def prefix_lookup(self, prefix: pa.RecordBatch, *, rows_max: int) -> FoundRows:
+    def prefix_lookup(
+        self, prefix: pa.RecordBatch, *, rows_max: int, bytes_max: int = _ANY_SIZE
+    ) -> FoundRows:
         """Return rows whose leading key columns equal the one row of `prefix`, in key order.
 
-        At most `rows_max + 1`: one more than the maximum says that there are more.
+        At most `rows_max + 1`: one more than the maximum says that there are more. Raises
+        `RequestTooLargeError` for rows of more than `bytes_max`.
         """
         start = check_prefix(prefix, self.rules)
         newer = self._behind.changes_under(start)
-        end, chunk_rows = prefix_end(start), min(rows_max + 1, _SCAN_CHUNK_ROWS)
-        older = self._store.scan(start=start, end=end, chunk_rows=chunk_rows)
-        chosen = rows_in_key_order(newer, older, rows_max=rows_max)
+        chunk_rows = min(rows_max + 1, _SCAN_CHUNK_ROWS)
+        if chunk_rows > _FIRST_STEP_ROWS:
+            held = self._store.approximate_bytes()
+            row_bytes = (held["files"] + held["memtables"]) // max(self.row_count, 1)
+            chunk_rows = min(chunk_rows, max(_SCAN_CHUNK_BYTES // max(row_bytes, 1), 1))
+        older = self._store.scan(start=start, end=prefix_end(start), chunk_rows=chunk_rows)
+        chosen = rows_in_key_order(
+            newer, older, rows_max=rows_max, bytes_max=bytes_max, table=self.rules.table
+        )
         rows = self.codec.decode(pa.array(chosen, pa.binary()))
         everything = np.ones(len(chosen), dtype=np.bool_)
         return FoundRows(rows=rows, found=everything, end_offset=self._end_seen)

@@ -10,7 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    SchemaMismatchError,
+)
 from streamhouse.storage_service.kv.write_input import TableRules, check_keys
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
@@ -20,8 +24,10 @@ __all__ = [
     "FoundRows",
     "check_lookup_keys",
     "check_prefix",
+    "least_row_bytes",
     "prefix_end",
     "rows_in_key_order",
+    "too_many_bytes",
 ]
 
 
@@ -69,6 +75,27 @@ def check_prefix(prefix: pa.RecordBatch, rules: TableRules) -> bytes:
     return encoded
 
 
+def least_row_bytes(schema: pa.Schema) -> int:
+    """Return what a row takes in memory at least, also one of nulls."""
+    return sum(_least_bytes(field.type) for field in schema)
+
+
+def _least_bytes(t: pa.DataType) -> int:
+    if pa.types.is_struct(t):
+        return sum(_least_bytes(field.type) for field in t)
+    if pa.types.is_primitive(t) or pa.types.is_decimal(t):
+        return max(int(t.bit_width) // 8, 1)
+    return 4
+
+
+def too_many_bytes(table: str, bytes_max: int) -> RequestTooLargeError:
+    """Return the error for rows that take more memory than one answer may."""
+    return RequestTooLargeError(
+        f"lookup in '{table}': the rows have more than {bytes_max} bytes, the most that one answer"
+        " may have of the memory for answers (answers_bytes_max); ask for fewer rows at once"
+    )
+
+
 def prefix_end(prefix: bytes) -> bytes:
     """Return the least bytes above everything that starts with `prefix`."""
     stem = prefix.rstrip(b"\xff")
@@ -81,14 +108,20 @@ def rows_in_key_order(
     older: Iterable[tuple[pa.Array, pa.Array]],
     *,
     rows_max: int,
+    bytes_max: int,
+    table: str,
 ) -> list[bytes]:
     """Return the first `rows_max + 1` rows of both; `newer` wins, and None there is no row.
 
-    `older` are chunks of keys and rows in key order; no more of them is read than needed.
+    `older` are chunks of keys and rows in key order; no more of them is read than needed. Raises
+    `RequestTooLargeError` for more than `bytes_max`.
     """
     found = {key: value for key, value in newer.items() if value is not None}
-    taken = 0
+    taken = size = 0
     for keys, values in older:
+        size += values.nbytes
+        if size > bytes_max:
+            raise too_many_bytes(table, bytes_max)
         for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
             if key not in newer:
                 found[key] = value

@@ -17,6 +17,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.fair_turns import SHARE
 from streamhouse.storage_service.server.grants import (
     EVERYTHING,
     OWNER,
@@ -145,11 +146,20 @@ class AccessControl:
     def admit(self, exchange: HttpExchange) -> None:
         """Set the exchange's caller; raises `UnauthorizedError` or `ForbiddenError`."""
         exchange.caller = self._caller(exchange)
+        exchange.share = self._share(exchange)
+        SHARE.set(exchange.share)
         if exchange.caller is OWNER:
             return
         need = need_of(exchange.method, exchange.path)
         if need.scope is not None:
             self.require(exchange, need.level, need.scope)
+
+    def _share(self, exchange: HttpExchange) -> str:
+        """Whose share of what all callers share a request uses: its token's, else its address's."""
+        if self._token is None and self._grants is None:
+            client = exchange.scope.get("client") or ("unknown",)
+            return f"client {client[0]}"
+        return f"token {exchange.caller.name}"
 
     def is_still_admitted(self, exchange: HttpExchange) -> bool:
         """Whether a request that goes on for long would be admitted now."""

@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.server.access import is_about_service
+from streamhouse.storage_service.server.answer_memory import SMALL_ANSWER_BYTES
 from streamhouse.storage_service.server.append_route import answer_append
 from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
 from streamhouse.storage_service.server.fetch_route import answer_fetch
@@ -99,6 +100,7 @@ class ServiceApp:
             )
             await self._answer_error(exchange, bug)
         finally:
+            await exchange.delivered()
             exchange.close()
             self._count(exchange, started)
             REQUEST_ID.reset(outer)
@@ -132,7 +134,7 @@ class ServiceApp:
             body = row_in_memory(self._service, path=table, segments=key.split("/"))
         except Exception:  # noqa: BLE001 - the ordinary way meets it again, reports and answers it
             return None
-        if body is None:
+        if body is None or len(body) > SMALL_ANSWER_BYTES:
             return None
         exchange.route, exchange.status = "row", 200
         self._count(exchange, started)
@@ -228,11 +230,23 @@ class ServiceApp:
             is_delivered = True
             return {"type": "http.request", "body": body, "more_body": False}
 
+        messages: list[Message] = []
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
         exchange.scope[EXCHANGE_KEY] = exchange
-        await self._control_plane(exchange.scope, receive, exchange.send)
-        endpoint = exchange.scope.get("endpoint")
-        # The function's name: a path would make as many metrics as there are tables.
-        exchange.route = getattr(endpoint, "__name__", exchange.route)
+        try:
+            await self._control_plane(exchange.scope, receive, collect)
+        finally:
+            endpoint = exchange.scope.get("endpoint")
+            # The function's name: a path would make as many metrics as there are tables.
+            exchange.route = getattr(endpoint, "__name__", exchange.route)
+        # Built in one go on this loop, so there is never more than one that is not counted.
+        size = sum(len(message.get("body", b"")) for message in messages)
+        self._service.answers.hold_built(exchange, size)
+        for message in messages:
+            await exchange.send(message)
 
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         self._service.report(exchange, error)

@@ -48,6 +48,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
             break
         service.manager.check_open(table)
     page = await read_page(
+        exchange,
         service,
         table,
         number,

@@ -28,6 +28,14 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         "catalog_requests": ("Requests to /iceberg in progress.", service.catalog_requests),
         "worker_calls": ("Calls on worker threads, waiting ones too.", service.worker_calls),
         "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
+        "answer_bytes": (
+            "Bytes held by answers that are being built or have not left.",
+            service.answers.bytes_held,
+        ),
+        "answers_waiting": (
+            "Requests waiting for memory for answers.",
+            service.answers.waiting_count,
+        ),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
         "disk_bytes": ("What rows take of --disk-max.", service.disk_budget.bytes_used),
         "key_writes_waiting": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 from streamhouse.storage_service.errors import (
@@ -18,12 +18,14 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnauthorizedError,
 )
+from streamhouse.storage_service.server.answer_memory import AnswerHold
 from streamhouse.storage_service.server.body_memory import HeldBody
 from streamhouse.storage_service.server.grants import UNKNOWN
 
 __all__ = [
     "ARROW_STREAM",
     "JSON",
+    "AnswerFlow",
     "ClientGone",
     "HttpExchange",
     "Message",
@@ -41,7 +43,27 @@ Piece: TypeAlias = bytes | memoryview
 JSON: Final = b"application/json"
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 ABORT_KEY: Final = "streamhouse.abort"
+FLOW_KEY: Final = "streamhouse.flow"
 _JOIN_BYTES_MAX: Final = 128 << 10
+# What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
+_PROGRESS_BYTES_MIN: Final = 64 << 10
+
+
+class AnswerFlow(Protocol):
+    """What a connection tells of the bytes that it was given and that have not left."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether so many have not left that no more should be given."""
+        ...
+
+    async def drain(self) -> None:
+        """Return when few are left, or the connection is lost."""
+        ...
+
+    def unsent_bytes(self) -> int:
+        """How many have not left."""
+        ...
 
 
 class ClientGone(Exception):
@@ -69,7 +91,12 @@ class HttpExchange:
         self.path: str = scope["path"]
         self.route = "unknown"
         self.caller = UNKNOWN
+        self.share = ""
+        """Whose share of what is shared the request uses; see `AccessControl`."""
         self.status = 0
+        self.hold: AnswerHold | None = None
+        """What the answer holds of the memory for answers."""
+        self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
         self._watcher: asyncio.Task[None] | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._is_gone = False
@@ -211,6 +238,36 @@ class HttpExchange:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
+    async def delivered(self) -> None:
+        """Return when the answer has left, or the connection is given up; then hold nothing."""
+        try:
+            if self._flow is not None and self._flow.write_paused:
+                await self._drained(self._flow)
+        except ClientGone:
+            pass
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Hold no memory for an answer any more."""
+        if self.hold is not None:
+            self.hold.release()
+            self.hold = None
+
+    async def _drained(self, flow: AnswerFlow) -> None:
+        """Wait until what was sent has left; cuts the connection of a client that reads nothing."""
+        unsent = flow.unsent_bytes()
+        while flow.write_paused:
+            try:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await flow.drain()
+            except TimeoutError:
+                left = flow.unsent_bytes()
+                if left > unsent - _PROGRESS_BYTES_MIN:
+                    self.abort()
+                    raise ClientGone from None
+                unsent = left
+
     def close(self) -> None:
         """Stop watching for the client to go away."""
         if self._watcher is not None:
@@ -241,12 +298,7 @@ class HttpExchange:
     async def answer_small(self, status: int, content_type: bytes, body: bytes) -> None:
         """Send a whole answer of few bytes, as `answer` does, for a fraction of its cost."""
         await self.start(status, content_type=content_type, length=len(body))
-        # A timer costs a tenth of a timeout, which would be a task's business.
-        stalled = asyncio.get_running_loop().call_later(self._stall_timeout_s, self.abort)
-        try:
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        finally:
-            stalled.cancel()
+        await self._send_piece(body, is_last=True)
 
     async def push(self, pieces: Sequence[Piece]) -> None:
         """Send the next part of a chunked answer; returns once the connection takes more.
@@ -259,17 +311,24 @@ class HttpExchange:
             pieces = [b"".join(pieces)]
         for piece in pieces:
             await self._send_piece(piece)
+        if self._flow is not None and self._flow.write_paused:
+            await self._drained(self._flow)
 
     async def finish(self) -> None:
         """End a chunked answer cleanly."""
         await self._send_piece(b"", is_last=True)
 
     async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
+        message = {"type": "http.response.body", "body": piece, "more_body": not is_last}
+        if self._flow is not None:
+            if self._flow.write_paused:
+                await self._drained(self._flow)
+            # Given to a connection that takes more, it never waits.
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._stall_timeout_s):
-                await self._send(
-                    {"type": "http.response.body", "body": piece, "more_body": not is_last}
-                )
+                await self._send(message)
         except TimeoutError:
             self.abort()
             raise ClientGone from None

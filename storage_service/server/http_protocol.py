@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from streamhouse.storage_service.errors import (
@@ -23,7 +24,12 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.server.http_exchange import ABORT_KEY, Scope, error_to_json
+from streamhouse.storage_service.server.http_exchange import (
+    ABORT_KEY,
+    FLOW_KEY,
+    Scope,
+    error_to_json,
+)
 from streamhouse.storage_service.server.open_connections import OpenConnections
 
 __all__ = ["AnswerAtOnce", "bounded_protocol"]
@@ -99,6 +105,19 @@ class _HeadJoiningTransport:
             self._transport.write(head)
 
 
+class _Flow:
+    """The bytes of one connection that have not left; an `AnswerFlow`."""
+
+    def __init__(self, flow: FlowControl, transport: asyncio.Transport) -> None:
+        self._flow = flow
+        self.drain = flow.drain
+        self.unsent_bytes = transport.get_write_buffer_size
+
+    @property
+    def write_paused(self) -> bool:
+        return self._flow.write_paused
+
+
 class _BoundedHttpProtocol(HttpToolsProtocol):
     open_connections: OpenConnections
     head_timeout_s: float
@@ -116,6 +135,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._joining = _HeadJoiningTransport(transport, self.loop)
         super().connection_made(self._joining)  # type: ignore[arg-type]
+        self._answer_flow = _Flow(self.flow, transport)
         try:
             self.open_connections.opened(self, self._address())
         except OverloadedError as error:
@@ -158,6 +178,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._is_answered = False
         # A stalled answer is given up by cutting the connection: closing would wait for the peer.
         self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope[FLOW_KEY] = self._answer_flow  # type: ignore[typeddict-unknown-key]
         self._begin_head()
 
     def on_headers_complete(self) -> None:

@@ -80,6 +80,8 @@ class IcebergRoutes:
         if request.method == "HEAD" or answer.status == 204:
             await _answer_empty(exchange, answer.status)
         else:
+            # Few are built at once: as many as there are threads.
+            self._service.answers.hold_built(exchange, len(answer.body))
             await exchange.answer(answer.status, b"application/json", [answer.body])
 
     def _path(self, exchange: HttpExchange) -> str:

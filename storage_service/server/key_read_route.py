@@ -7,9 +7,10 @@ before they are published, and a reader of both must never see one without the o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kv.lookup import least_row_bytes
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.json_row import json_writers, key_reader, row_to_json
@@ -27,7 +29,6 @@ from streamhouse.storage_service.server.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.key_lookup import (
     KeyAnswer,
-    RowAnswer,
     lookup_one,
     lookup_rows,
     prefix_rows,
@@ -46,23 +47,45 @@ _INLINE_KEYS: Final = 16
 _PUBLICATION_WAIT_S: Final = 30.0
 
 
+class _RowsAnswer(NamedTuple):
+    """An answer as it is sent; `ends` as in `KeyAnswer`."""
+
+    pieces: Sequence[bytes | memoryview]
+    ends: Mapping[int, int]
+    row_count: int
+    byte_count: int
+
+
 async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Answer the row of every key, in the order of the keys."""
     query = exchange.query(["columns"])
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
-    keys = await _read_keys(exchange, service, table, what="lookup")
-
-    def look_up() -> KeyAnswer:
-        return lookup_rows(table.info, table.key_buckets, keys)
-
-    if keys.num_rows <= _INLINE_KEYS and _is_in_memory(table):
-        answer = look_up()
-    else:
-        answer = await service.run_blocking(look_up)
-    await _wait_until_visible(exchange, service, table, answer)
     names = None if columns is None else [*columns, FOUND_COLUMN]
-    await _answer_rows(exchange, service, answer, names)
+    await _answer_rows(exchange, service, await _looked_up(exchange, service, table, names))
+
+
+async def _looked_up(
+    exchange: HttpExchange, service: Service, table: OpenTable, names: Sequence[str] | None
+) -> _RowsAnswer:
+    bytes_max = service.answers.one_bytes_max
+    async with _keys(exchange, service, table, what="lookup") as keys:
+
+        def look_up() -> _RowsAnswer:
+            answer = lookup_rows(table.info, table.key_buckets, keys, bytes_max=bytes_max)
+            return _packed(answer, names)
+
+        async def build(_: int) -> tuple[_RowsAnswer, int]:
+            if keys.num_rows <= _INLINE_KEYS and _is_in_memory(table):
+                found = look_up()
+            else:
+                found = await service.run_blocking(look_up)
+            return found, found.byte_count
+
+        estimate = keys.num_rows * least_row_bytes(table.info.schema.to_arrow())
+        found = await service.answers.build(exchange, min(estimate, bytes_max), build)
+    await _wait_until_visible(exchange, service, table, found.ends)
+    return found
 
 
 async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -71,20 +94,38 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
-    prefixes = await _read_keys(exchange, service, table, what="prefix lookup")
-    rows_max = service.config.lookup_rows_max
-    if limit * prefixes.num_rows > rows_max:
-        raise RequestTooLargeError(
-            f"prefix lookup in '{table.path}': {prefixes.num_rows} prefixes of up to {limit} rows;"
-            f" at most {rows_max} rows together (lookup_rows_max)"
-        )
+    found = await _found_under(exchange, service, table, columns, limit)
+    await _answer_rows(exchange, service, found)
 
-    def look_up() -> KeyAnswer:
-        return prefix_rows(table.info, table.key_buckets, prefixes, rows_max=limit)
 
-    answer = await service.run_blocking(look_up)
-    await _wait_until_visible(exchange, service, table, answer)
-    await _answer_rows(exchange, service, answer, columns)
+async def _found_under(
+    exchange: HttpExchange,
+    service: Service,
+    table: OpenTable,
+    columns: Sequence[str] | None,
+    limit: int,
+) -> _RowsAnswer:
+    rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
+    async with _keys(exchange, service, table, what="prefix lookup") as prefixes:
+        if limit * prefixes.num_rows > rows_max:
+            raise RequestTooLargeError(
+                f"prefix lookup in '{table.path}': {prefixes.num_rows} prefixes of up to {limit}"
+                f" rows; at most {rows_max} rows together (lookup_rows_max)"
+            )
+
+        def look_up() -> _RowsAnswer:
+            answer = prefix_rows(
+                table.info, table.key_buckets, prefixes, rows_max=limit, bytes_max=bytes_max
+            )
+            return _packed(answer, columns)
+
+        async def build(_: int) -> tuple[_RowsAnswer, int]:
+            found = await service.run_blocking(look_up)
+            return found, found.byte_count
+
+        found = await service.answers.build(exchange, 0, build)
+    await _wait_until_visible(exchange, service, table, found.ends)
+    return found
 
 
 async def answer_row(
@@ -94,6 +135,7 @@ async def answer_row(
     exchange.query(())
     body = row_in_memory(service, path=path, segments=segments)
     if body is not None:
+        service.answers.hold_built(exchange, len(body))
         await exchange.answer_small(200, b"application/json", body)
         return
     table = _key_table(service, path)
@@ -102,10 +144,12 @@ async def answer_row(
         answer = lookup_one(table.info, table.key_buckets, key)
     else:
         answer = await service.run_blocking(lookup_one, table.info, table.key_buckets, key)
-    await _wait_until_visible(exchange, service, table, answer)
+    await _wait_until_visible(exchange, service, table, answer.ends)
     if answer.row is None:
         raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
-    await exchange.answer_json(row_to_json(answer.row))
+    body = json.dumps(row_to_json(answer.row)).encode()
+    service.answers.hold_built(exchange, len(body))
+    await exchange.answer_small(200, b"application/json", body)
 
 
 def row_in_memory(service: Service, *, path: str, segments: Sequence[str]) -> bytes | None:
@@ -148,9 +192,11 @@ def _is_in_memory(table: OpenTable) -> bool:
     return all(bucket.rows.is_loaded for bucket in table.key_buckets)
 
 
-async def _read_keys(
+@contextlib.asynccontextmanager
+async def _keys(
     exchange: HttpExchange, service: Service, table: OpenTable, *, what: str
-) -> pa.RecordBatch:
+) -> AsyncIterator[pa.RecordBatch]:
+    """Receive the keys of a request, and hold their memory while they are used."""
     config = service.config
     async with service.held_body(exchange) as body:
         stream = open_request(
@@ -161,18 +207,19 @@ async def _read_keys(
             batches_max=config.append_batches_max,
         )
         batches = [read.batch for read in stream.batches()]
-    if len(batches) == 1:
-        return batches[0]
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=stream.schema)
-    return pa.concat_batches(batches)
+        if len(batches) == 1:
+            yield batches[0]
+        elif batches:
+            yield pa.concat_batches(batches)
+        else:
+            yield pa.RecordBatch.from_pylist([], schema=stream.schema)
 
 
 async def _wait_until_visible(
-    exchange: HttpExchange, service: Service, table: OpenTable, answer: KeyAnswer | RowAnswer
+    exchange: HttpExchange, service: Service, table: OpenTable, ends: Mapping[int, int]
 ) -> None:
-    """Return when fetches see all that `answer` may show; normally at once."""
-    for number, end in answer.ends.items():
+    """Return when fetches see all up to `ends`; normally at once."""
+    for number, end in ends.items():
         bucket = table.key_buckets[number]
         while bucket.log.high_watermark < end:
             started = asyncio.get_running_loop().time()
@@ -184,9 +231,8 @@ async def _wait_until_visible(
                 raise UnavailableError(f"{bucket.where} is busy writing; try again later")
 
 
-async def _answer_rows(
-    exchange: HttpExchange, service: Service, answer: KeyAnswer, columns: Sequence[str] | None
-) -> None:
+def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _RowsAnswer:
+    """Return the rows as one Arrow stream; what they were looked up in is not kept by it."""
     rows = answer.rows if columns is None else answer.rows.select(list(columns))
     metadata = {MORE_KEY: json.dumps(list(answer.more))} if answer.more else None
     pieces = as_views(
@@ -196,7 +242,9 @@ async def _answer_rows(
             ipc_message.END_OF_STREAM,
         ]
     )
-    service.metrics.count_sent(
-        row_count=rows.num_rows, byte_count=sum(len(piece) for piece in pieces)
-    )
-    await exchange.answer(200, ARROW_STREAM, pieces)
+    return _RowsAnswer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
+
+
+async def _answer_rows(exchange: HttpExchange, service: Service, found: _RowsAnswer) -> None:
+    service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
+    await exchange.answer(200, ARROW_STREAM, found.pieces)

@@ -99,6 +99,7 @@ async def _serve(
                 service.disk_budget.run(interval_ms=config.disk_check_interval_ms)
             ),
             asyncio.ensure_future(service.row_expiry.run(interval_ms=config.retention_interval_ms)),
+            asyncio.ensure_future(service.memory_return.run()),
         ]
         server = _Server(_uvicorn_config(config, app, service.connections))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))

@@ -11,7 +11,7 @@ from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.http_exchange import ARROW_STREAM
+from streamhouse.storage_service.server.http_exchange import ARROW_STREAM, HttpExchange
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.wire.arrow_body import (
@@ -35,6 +35,7 @@ class LogPage:
 
 
 async def read_page(
+    exchange: HttpExchange,
     service: Service,
     table: OpenTable,
     bucket: int,
@@ -47,8 +48,9 @@ async def read_page(
 ) -> LogPage:
     """Read the stored batches that hold rows of [offset, end); empty if there are none.
 
-    Rows come in version `schema_id` of the schema, whichever they were written with. Small reads
-    happen right here: handing them to a thread costs more than they do.
+    Rows come in version `schema_id` of the schema, whichever they were written with. The page is
+    counted as an answer of `exchange`, and read once there is room for it. Small reads happen right
+    here: handing them to a thread costs more than they do.
     """
     tablet = table.tablet(bucket)
     request = _Read(
@@ -63,10 +65,14 @@ async def read_page(
         columns=columns,
         positions={bucket: (tablet.log_start_offset, tablet.high_watermark)},
     )
-    if min(_bytes_estimate(tablet, end - offset), bytes_max) > service.config.inline_bytes_max:
-        page: LogPage = await service.run_blocking(_read, request)
-        return page
-    return _read(request)
+
+    async def build(expected: int) -> tuple[LogPage, int]:
+        is_small = expected <= service.config.inline_bytes_max
+        page = _read(request) if is_small else await service.run_blocking(_read, request)
+        return page, page.byte_count
+
+    estimate = min(_bytes_estimate(tablet, end - offset), bytes_max)
+    return await service.answers.build(exchange, estimate, build)
 
 
 def _bytes_estimate(tablet: LogTablet, row_count: int) -> int:

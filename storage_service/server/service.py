@@ -24,10 +24,13 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access import AccessControl
+from streamhouse.storage_service.server.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.body_memory import BodyMemory
+from streamhouse.storage_service.server.fair_turns import FairTurns
 from streamhouse.storage_service.server.foreign_requests import ForeignRequests
 from streamhouse.storage_service.server.gauges import gauges_of
 from streamhouse.storage_service.server.http_exchange import ARROW_STREAM, JSON, HttpExchange
+from streamhouse.storage_service.server.memory_return import MemoryReturn
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.status import StatusSampler
@@ -96,6 +99,12 @@ class Service:
             observer=metrics,
         )
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
+        self.answers = AnswerMemory(config.answers_bytes_max)
+        self.memory_return = MemoryReturn(
+            held=lambda: self.answers.bytes_held + self.body_memory.bytes_held,
+            ever=lambda: self.answers.bytes_ever,
+            run_blocking=self.run_blocking,
+        )
         self.open_requests = 0
         self.catalog_requests = 0
         self.worker_calls = 0
@@ -106,6 +115,7 @@ class Service:
         self._subscriptions: set[HttpExchange] = set()
         self.is_draining = False
         self._executor = executor
+        self._turns = FairTurns(config.worker_threads)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -121,7 +131,7 @@ class Service:
         self.manager.tiering.is_early = is_early
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Run `function` on a worker thread."""
+        """Run `function` on a worker thread, when it is the caller's turn."""
         handed_over = time.perf_counter()
 
         def run() -> _T:
@@ -130,9 +140,10 @@ class Service:
 
         self.worker_calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, contextvars.copy_context().run, run
-            )
+            async with self._turns.turn():
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._executor, contextvars.copy_context().run, run
+                )
         finally:
             self.worker_calls -= 1
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import OverloadedError, StreamhouseError
 from streamhouse.storage_service.server.fetch_route import check_offset
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.log_page import (
@@ -89,10 +89,16 @@ async def _push(
             end = table.tablet(bucket).high_watermark
             if offset < end:
                 is_behind = True
-                page = await _next_page(exchange, service, table, bucket, offset, wanted)
+                try:
+                    page = await _next_page(exchange, service, table, bucket, offset, wanted)
+                except OverloadedError:
+                    # No room for answers for a while: the client is told that it is still served.
+                    await exchange.push(_heartbeat(table, positions, wanted))
+                    continue
                 if page is None:
                     return await exchange.finish()
                 await exchange.push(page.pieces)
+                exchange.release()
                 positions[bucket] = page.next_offset
                 table.read_rows += page.row_count
                 service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
@@ -114,10 +120,14 @@ async def _next_page(
     offset: int,
     wanted: _Wanted,
 ) -> LogPage | None:
-    """Return the page at `offset`, or None when it cannot be had and the client must ask anew."""
+    """Return the page at `offset`, or None when it cannot be had and the client must ask anew.
+
+    Raises `OverloadedError` when there is no room for it.
+    """
     try:
         check_offset(table, bucket, offset)
         return await read_page(
+            exchange,
             service,
             table,
             bucket,
@@ -127,6 +137,8 @@ async def _next_page(
             columns=wanted.columns,
             schema_id=wanted.schema_id,
         )
+    except OverloadedError:
+        raise
     except StreamhouseError as error:
         # The status line is long sent; a fetch or a new subscription reports the same error.
         _logger.warning(

@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.kv.lookup import FoundRows, check_lookup_keys, check_prefix
+from streamhouse.storage_service.kv.lookup import (
+    FoundRows,
+    check_lookup_keys,
+    check_prefix,
+    least_row_bytes,
+    too_many_bytes,
+)
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.far_times import arrow_value
@@ -47,11 +53,17 @@ class RowAnswer:
     ends: Mapping[int, int]
 
 
-def lookup_rows(info: TableInfo, buckets: Sequence[KeyBucket], keys: pa.RecordBatch) -> KeyAnswer:
+def lookup_rows(
+    info: TableInfo, buckets: Sequence[KeyBucket], keys: pa.RecordBatch, *, bytes_max: int = 1 << 62
+) -> KeyAnswer:
     """Return one row a key, in their order, and `__found`; rows not found are null.
 
-    Each key is as it was at some moment of the call; the moments may differ.
+    Each key is as it was at some moment of the call; the moments may differ. Raises
+    `RequestTooLargeError` for rows of more than `bytes_max`.
     """
+    bytes_left = bytes_max
+    if keys.num_rows * least_row_bytes(info.schema.to_arrow()) > bytes_max:
+        raise too_many_bytes(str(info.path), bytes_max)
     by_bucket = _positions_by_bucket(info, keys)
     index = np.full(keys.num_rows, -1, dtype=np.int64)
     batches: list[pa.RecordBatch] = []
@@ -61,7 +73,9 @@ def lookup_rows(info: TableInfo, buckets: Sequence[KeyBucket], keys: pa.RecordBa
         bucket = buckets[number]
         bucket.check_usable()
         is_whole = len(positions) == keys.num_rows
-        found = bucket.rows.lookup(keys if is_whole else keys.take(pa.array(positions)))
+        wanted = keys if is_whole else keys.take(pa.array(positions))
+        found = bucket.rows.lookup(wanted, bytes_max=bytes_left)
+        bytes_left -= found.rows.nbytes
         _check_version(info, bucket)
         ends[number] = found.end_offset
         index[positions[found.found]] = np.arange(count, count + found.rows.num_rows)
@@ -86,12 +100,19 @@ def lookup_one(info: TableInfo, buckets: Sequence[KeyBucket], key: Mapping[str, 
 
 
 def prefix_rows(
-    info: TableInfo, buckets: Sequence[KeyBucket], prefixes: pa.RecordBatch, *, rows_max: int
+    info: TableInfo,
+    buckets: Sequence[KeyBucket],
+    prefixes: pa.RecordBatch,
+    *,
+    rows_max: int,
+    bytes_max: int = 1 << 62,
 ) -> KeyAnswer:
     """Return the rows under each prefix, prefix after prefix, each in key order.
 
-    At most `rows_max` a prefix; `prefixes` has leading key columns.
+    At most `rows_max` a prefix; `prefixes` has leading key columns. Raises `RequestTooLargeError`
+    for rows of more than `bytes_max`.
     """
+    bytes_left = bytes_max
     batches: list[pa.RecordBatch] = []
     ends: dict[int, int] = {}
     more: list[int] = []
@@ -100,7 +121,11 @@ def prefix_rows(
         found: list[pa.RecordBatch] = []
         for number in _buckets_of_prefix(info, prefix):
             buckets[number].check_usable()
-            part: FoundRows = buckets[number].rows.prefix_lookup(prefix, rows_max=rows_max)
+            rows_of = buckets[number].rows
+            part: FoundRows = rows_of.prefix_lookup(prefix, rows_max=rows_max, bytes_max=bytes_left)
+            bytes_left -= part.rows.nbytes
+            if bytes_left < 0:
+                raise too_many_bytes(str(info.path), bytes_max)
             _check_version(info, buckets[number])
             ends[number] = part.end_offset
             found.append(part.rows)

@@ -1,0 +1,192 @@
+"""Clients that ask for much and read nothing: memory stays bounded, and others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+import pytest
+import urllib3
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.server.grants import token_hash
+from tests.support.in_process_service import append_body
+from tests.support.service_process import ServiceProcess
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+PARTS = pa.schema([pa.field("part", pa.int64(), nullable=False), *SCHEMA])
+_MIB = 1 << 20
+_BUDGET = 96 * _MIB
+_GREEDY, _MODEST, _OWNER = "greedy-token", "modest-token", "owner-token"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service with 24 MiB of rows in a log table and in a primary key table."""
+    folder = tmp_path_factory.mktemp("unread")
+    grants, token = folder / "grants.toml", folder / "token"
+    grants.write_text("".join(
+        f'[[token]]\nname = "{name}"\nsha256 = "{token_hash(name.encode())}"\n'
+        'grants = ["read:*"]\n'
+        for name in (_GREEDY, _MODEST)
+    ))  # fmt: skip
+    token.write_text(_OWNER)
+    for path in (grants, token):
+        path.chmod(0o600)
+    arguments = (
+        "--answers-bytes-max", str(_BUDGET),
+        "--answer-stall-timeout-ms", "1s",
+        "--grants", str(grants),
+        "--token-file", str(token),
+    )  # fmt: skip
+    with ServiceProcess(folder / "data", *arguments) as started:
+        with StorageClient(started.endpoint, token=_OWNER) as client:
+            client.create_table("t", SCHEMA)
+            client.create_table("k", SCHEMA, primary_key=["id"])
+            client.create_table("p", PARTS, primary_key=["part", "id"])
+            for start in range(0, 24_000, 8_000):
+                rows = pa.table(
+                    {"id": range(start, start + 8_000), "text": ["x" * 1_000] * 8_000},
+                    schema=SCHEMA,
+                )
+                client.append("t", rows)
+                client.upsert("k", rows)
+                client.upsert("p", rows.add_column(0, PARTS.field("part"), [[1] * 8_000]))
+        yield started
+
+
+def _request(method: str, target: str, token: str, body: bytes = b"") -> bytes:
+    head = (
+        f"{method} {target} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n"
+        f"content-type: application/vnd.apache.arrow.stream\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _keys(field: pa.Field, ids: range) -> bytes:
+    schema = pa.schema([field])
+    keys = pa.record_batch([pa.array(ids, pa.int64())], schema=schema)
+    return append_body(schema, [(None, 0, keys)])
+
+
+@contextlib.contextmanager
+def _unread(endpoint: str, requests: list[bytes]) -> Iterator[list[socket.socket]]:
+    """Send each request over its own connection, and read nothing of the answers."""
+    parts = urlsplit(endpoint)
+    opened = []
+    try:
+        for request in requests:
+            connection = socket.socket()
+            # What the system holds of an answer is not the service's.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.connect((parts.hostname, parts.port))
+            connection.sendall(request)
+            opened.append(connection)
+        yield opened
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def _metric(endpoint: str, name: str) -> float:
+    answer = urllib3.request(
+        "GET", f"{endpoint}/metrics", headers={"authorization": f"Bearer {_OWNER}"}
+    )
+    found = re.search(rf"^{name} (\S+)$", answer.data.decode(), re.M)
+    assert found is not None
+    return float(found[1])
+
+
+def _until(endpoint: str, name: str, wanted: str) -> None:
+    """Wait until a metric is `zero` or `more`."""
+    deadline = time.monotonic() + 60
+    while (_metric(endpoint, name) > 0) != (wanted == "more"):
+        assert time.monotonic() < deadline, f"{name} is {_metric(endpoint, name)}"
+        time.sleep(0.05)  # sleep: a metric of another process
+
+
+def _rss_mib(service: ServiceProcess) -> float:
+    """The anonymous memory of the process."""
+    text = Path(f"/proc/{service.pid}/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", text)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+_FETCH = f"/v1/tables/t/buckets/0/fetch?offset=0&columns={quote(json.dumps(['text']))}"
+_FLOODS = {
+    "fetch of columns": _request("GET", f"{_FETCH}&max_bytes={32 * _MIB}", _GREEDY),
+    "fetch": _request("GET", "/v1/tables/t/buckets/0/fetch?offset=0", _GREEDY),
+    "lookup": _request("POST", "/v1/tables/k/lookup", _GREEDY, _keys(PARTS[1], range(20_000))),
+    "prefix lookup": _request(
+        "POST",
+        "/v1/tables/p/prefix_lookup?limit=20000",
+        _GREEDY,
+        _keys(PARTS[0], range(1, 2)),
+    ),
+    "subscribe": _request("GET", "/v1/tables/t/subscribe?start=earliest", _GREEDY),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(_FLOODS))
+def test_answers_that_nobody_reads_hold_a_share_of_the_memory_and_no_more(
+    service: ServiceProcess, kind: str
+) -> None:
+    """Of 30 requests for up to 24 MiB, 720 MiB together, each by the same caller."""
+    before = _rss_mib(service)
+    with (
+        StorageClient(service.endpoint, token=_MODEST) as others,
+        _unread(service.endpoint, [_FLOODS[kind]] * 30),
+    ):
+        _until(service.endpoint, "streamhouse_answer_bytes", "more")
+        for _ in range(5):
+            assert _metric(service.endpoint, "streamhouse_answer_bytes") <= _BUDGET * 2 / 3
+            keys = pa.table({"id": [1, 2, 3]}, schema=pa.schema([SCHEMA.field("id")]))
+            assert others.lookup("k", keys).num_rows == 3
+            fetched = others.fetch("t", 0, 0, max_bytes=8 * _MIB)
+            assert sum(log_batch.data.num_rows for log_batch in fetched) >= 7_000
+        assert _rss_mib(service) - before < 5 * _BUDGET / _MIB
+        # Nobody reads: each is cut off, and what it held is free again.
+        _until(service.endpoint, "streamhouse_answer_bytes", "zero")
+        _until(service.endpoint, "streamhouse_answers_waiting", "zero")
+
+
+def test_what_was_refused_is_retriable_and_says_why(service: ServiceProcess) -> None:
+    fetch = _FLOODS["fetch of columns"]
+    with _unread(service.endpoint, [fetch] * 3) as stuck:
+        _until(service.endpoint, "streamhouse_answer_bytes", "more")
+        answer = urllib3.request(
+            "GET",
+            f"{service.endpoint}{_FETCH}",
+            headers={"authorization": f"Bearer {_GREEDY}"},
+            retries=False,
+            timeout=60,
+        )
+        for connection in stuck:
+            connection.close()
+    if answer.status != 200:
+        error = json.loads(answer.data)["error"]
+        assert (answer.status, error["code"], error["retriable"]) == (503, "overloaded", True)
+        assert "(answers_bytes_max)" in error["message"]
+        assert answer.headers["retry-after"] == "1"
+    _until(service.endpoint, "streamhouse_answer_bytes", "zero")
+
+
+def test_memory_goes_back_after_a_burst(service: ServiceProcess) -> None:
+    requests = [_FLOODS["lookup"], _FLOODS["fetch of columns"]] * 20
+    with _unread(service.endpoint, requests):
+        _until(service.endpoint, "streamhouse_answer_bytes", "more")
+    _until(service.endpoint, "streamhouse_answer_bytes", "zero")
+    deadline = time.monotonic() + 60
+    while _rss_mib(service) > 400:
+        assert time.monotonic() < deadline, f"{_rss_mib(service)} MiB are kept"
+        time.sleep(0.2)  # sleep: the memory of another process
