@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
@@ -32,8 +31,9 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.errors import lake_errors
+from streamhouse.storage_service.lake.landing import StagedCommit, land
 
 __all__ = [
     "Expired",
@@ -114,64 +114,65 @@ def expire_snapshots(
     """Expire what `rules` allow and delete the files that only that needed.
 
     `pinned` is asked before the commit and once more before files are deleted. `properties` are set
-    on the table in the same commit. Losing the commit to others every time expires nothing.
+    on the table in the same commit.
 
-    Raises `UnknownOutcomeError` when the catalog cannot be asked what became of the commit; then no
-    file is deleted.
+    Raises `UnknownOutcomeError` when the commit may have landed, or may still; no file is deleted.
     """
-    for _ in range(COMMIT_ATTEMPTS_MAX):
-        before = table.metadata
-        ids = expirable_snapshots(before, rules, now_ms=now_ms, pinned=pinned())
-        missing = {k: v for k, v in properties.items() if before.properties.get(k) != v}
-        if not ids and not missing:
-            return Expired()
-        check_lease()
-        if _commit(table, ids, missing):
-            break
-    else:
+    change = _Expiry(table, rules, now_ms, pinned, properties)
+    land(table, change, before_send=check_lease, attempts_max=COMMIT_ATTEMPTS_MAX)
+    if not (change.ids or change.properties):
         return Expired()
     checkpoint("snapshots-expired")
-    gone = [s for s in before.snapshots if s.snapshot_id in set(ids)]
     still_pinned = set(pinned())
-    kept = [*table.metadata.snapshots, *(s for s in gone if s.snapshot_id in still_pinned)]
-    doomed = [s for s in gone if s.snapshot_id not in still_pinned]
+    kept = [*table.metadata.snapshots, *(s for s in change.gone if s.snapshot_id in still_pinned)]
+    doomed = [s for s in change.gone if s.snapshot_id not in still_pinned]
     with lake_errors(f"read manifests of lake table '{'.'.join(table.name())}'"):
         files = _only_in(doomed, kept, table.io)
     checkpoint("files-found")
     failed = _delete(filesystem, files)
-    return Expired(snapshots=len(ids), files=len(files) - failed, failed_files=failed)
+    return Expired(snapshots=len(change.ids), files=len(files) - failed, failed_files=failed)
 
 
-def _commit(table: Table, ids: list[int], properties: Mapping[str, str]) -> bool:
-    """Commit the expiry; False when somebody else committed first."""
-    head = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    base = {"ref": MAIN_BRANCH, "snapshot-id": None if head is None else head.snapshot_id}
-    updates: tuple[TableUpdate, ...] = ()
-    if ids:
-        updates += (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),)
-    if properties:
-        updates += (SetPropertiesUpdate(updates=dict(properties)),)
-    try:
-        table._do_commit(
-            updates,
-            (
-                AssertTableUUID(uuid=table.metadata.table_uuid),
-                AssertRefSnapshotId.model_validate(base),
-            ),
+@dataclass(slots=True)
+class _Expiry:
+    """An expiry, for the loop that lands it: `ids` and `properties` are what is left to do."""
+
+    table: Table
+    rules: ExpiryRules
+    now_ms: int
+    pinned: Callable[[], Collection[int]]
+    wanted: Mapping[str, str]
+    ids: Sequence[int] = ()
+    gone: Sequence[Snapshot] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def stage(self, table: Table) -> StagedCommit | None:
+        """Choose the snapshots anew."""
+        metadata = table.metadata
+        self.ids = expirable_snapshots(
+            metadata, self.rules, now_ms=self.now_ms, pinned=self.pinned()
         )
-    except Exception as error:  # noqa: BLE001 - whatever a catalog raises, it may have landed
-        is_certain = isinstance(error, CommitFailedException)
-        try:
-            table.refresh()
-        except Exception as reload_error:
-            raise UnknownOutcomeError(
-                f"lake table '{'.'.join(table.name())}': expiry of snapshots may have landed"
-                f" ({error}), and the catalog cannot be asked: {reload_error}"
-            ) from reload_error
-        left = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-        # Somebody else may have expired them; then their files are his to delete.
-        return not is_certain and bool(ids) and not left & set(ids)
-    return True
+        self.gone = [s for s in metadata.snapshots if s.snapshot_id in set(self.ids)]
+        self.properties = self._missing()
+        updates: tuple[TableUpdate, ...] = ()
+        if self.ids:
+            updates += (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": self.ids}),)
+        if self.properties:
+            updates += (SetPropertiesUpdate(updates=dict(self.properties)),)
+        head = metadata.snapshot_by_name(MAIN_BRANCH)
+        base = {"ref": MAIN_BRANCH, "snapshot-id": None if head is None else head.snapshot_id}
+        identity = AssertTableUUID(uuid=metadata.table_uuid)
+        requirements = (identity, AssertRefSnapshotId.model_validate(base))
+        return StagedCommit(updates=updates, requirements=requirements) if updates else None
+
+    def is_done(self) -> bool:
+        """Whether nothing of it is left to do: somebody else's expiry is as good."""
+        left = {snapshot.snapshot_id for snapshot in self.table.metadata.snapshots}
+        return not left & set(self.ids) and not self._missing()
+
+    def _missing(self) -> dict[str, str]:
+        there = self.table.metadata.properties
+        return {key: value for key, value in self.wanted.items() if there.get(key) != value}
 
 
 def reachable_files(snapshots: Iterable[Snapshot], io: FileIO) -> set[str]:

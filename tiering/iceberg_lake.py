@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
@@ -22,6 +20,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.lake.errors import lake_errors
+from streamhouse.storage_service.lake.landing import pause
 from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
     LakeCatalog,
@@ -42,7 +41,6 @@ _logger = logging.getLogger(__name__)
 
 OPEN_ATTEMPTS_MAX: Final = 4
 TABLES_REMEMBERED_MAX: Final = 256
-_RETRY_WAIT_S_FIRST: Final = 0.1
 
 
 class IcebergLake:
@@ -135,7 +133,7 @@ class IcebergLake:
                 # namespace, in the lake table: a moment later what they collided on is there.
                 if attempt + 1 == OPEN_ATTEMPTS_MAX or isinstance(error, Timeout):
                     raise
-                time.sleep(_RETRY_WAIT_S_FIRST * 2**attempt * random.uniform(0.5, 1.0))
+                pause(attempt)
         raise AssertionError("unreachable")
 
     def _not_found(

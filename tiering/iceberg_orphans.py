@@ -2,13 +2,15 @@
 
 Only what looks like Iceberg's own file is ever taken for an orphan, only when it is older than a
 safety age, and never when any snapshot, kept metadata file or statistics file names it, however
-the engine that named it writes its URI.
+the engine that named it writes its URI. A commit that was lost on its way to the catalog may land
+late, whatever the age of its files: before anything is deleted a snapshot of this claim makes that
+impossible for all that tiering has sent. Commits of other engines have the safety age to land.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +23,7 @@ from streamhouse.storage_service.client.lake_filesystem import (
 )
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.errors import lake_errors
+from streamhouse.storage_service.lake.landing import reload
 from streamhouse.tiering.iceberg_expiry import reachable_files
 
 __all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]
@@ -32,10 +35,11 @@ _SUFFIXES: Final = (".parquet", ".avro", ".metadata.json", ".puffin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphansRemoved:
-    """How many files were deleted, and their bytes."""
+    """How many files were deleted, and their bytes; `sealed_by` is a snapshot made for it."""
 
     files: int = 0
     size_bytes: int = 0
+    sealed_by: int | None = None
 
 
 def find_orphans(
@@ -53,15 +57,20 @@ def find_orphans(
     if not candidates:
         return []
     with lake_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
-        table.refresh()
-        metadata = table.metadata
-        used = reachable_files(metadata.snapshots, table.io)
+        reload(table)
+        return _unused(table, candidates)
+
+
+def _unused(table: Table, files: Sequence[ListedFile]) -> list[ListedFile]:
+    """Return those of `files` that the table as it is does not refer to."""
+    metadata = table.metadata
+    used = reachable_files(metadata.snapshots, table.io)
     used.add(table.metadata_location)
     used.update(entry.metadata_file for entry in metadata.metadata_log)
     used.update(file.statistics_path for file in metadata.statistics)
     used.update(file.statistics_path for file in metadata.partition_statistics)
     identities = {file_identity(uri) for uri in used}
-    return [file for file in candidates if file_identity(file.uri) not in identities]
+    return [file for file in files if file_identity(file.uri) not in identities]
 
 
 def remove_orphans(
@@ -69,10 +78,22 @@ def remove_orphans(
     filesystem: LakeFilesystem,
     *,
     modified_before_ms: int,
+    seal: Callable[[], int | None],
     check_lease: Callable[[], None] = lambda: None,
 ) -> OrphansRemoved:
-    """Delete the orphans last modified before that time; what cannot be deleted stays."""
+    """Delete the orphans last modified before that time; what cannot be deleted stays.
+
+    `seal` is called once there are some: after it no commit of tiering that was sent before can
+    land any more. What has landed until then is not deleted.
+    """
     orphans = find_orphans(table, filesystem, modified_before_ms=modified_before_ms)
+    sealed_by = None
+    if orphans:
+        before = table.metadata_location
+        sealed_by = seal()
+        if table.metadata_location != before:
+            with lake_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
+                orphans = _unused(table, orphans)
     check_lease()
     removed: list[ListedFile] = []
     for orphan in orphans:
@@ -81,4 +102,5 @@ def remove_orphans(
             removed.append(orphan)
         except StreamhouseError as error:
             _logger.warning("an orphan of a lake table stays: %s", error)
-    return OrphansRemoved(files=len(removed), size_bytes=sum(file.size_bytes for file in removed))
+    size_bytes = sum(file.size_bytes for file in removed)
+    return OrphansRemoved(files=len(removed), size_bytes=size_bytes, sealed_by=sealed_by)

@@ -1,8 +1,9 @@
 """Commits of maintenance: one snapshot that replaces lake files, or drops them for good.
 
-What it promises of a rewrite, a REPLACE snapshot with the same rows:
-- it lands at most once, and only while every file it replaces is still live and no row of them
-  was deleted since the rewrite was planned
+What it promises of a rewrite, a REPLACE snapshot with the same rows, besides what every commit
+promises (`lake/landing.py`):
+- it lands only while every file it replaces is still live and no row of them was deleted since the
+  rewrite was planned
 - rewritten rows keep the sequence number of the snapshot they were read from, as Iceberg's own
   RewriteFiles can: what others delete by value meanwhile still applies to them
 - it carries the tiered offsets that the table covers at that moment, so it hides no round
@@ -11,13 +12,9 @@ A removal, a DELETE snapshot, promises the same, but that rows deleted meanwhile
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -25,30 +22,23 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from streamhouse.storage_service.errors import (
     FencedError,
     UnavailableError,
-    UnknownOutcomeError,
 )
-from streamhouse.storage_service.lake.errors import lake_errors
+from streamhouse.storage_service.lake.landing import StagedCommit, land
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.iceberg_inventory import path_bounds
 from streamhouse.tiering.iceberg_offsets import (
     covered_offsets,
-    has_ancestor,
     round_properties,
     table_properties,
 )
 from streamhouse.tiering.iceberg_snapshot import (
     Operation,
     SnapshotChanges,
-    StagedSnapshot,
     stage_snapshot,
 )
 
 __all__ = ["LakeReplacement", "commit_replacement"]
-
-_logger = logging.getLogger(__name__)
-
-COMMIT_ATTEMPTS_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,46 +73,40 @@ def commit_replacement(
     Raises:
         FencedError: another worker has the table now; nothing was replaced.
         UnavailableError: somebody else changed files of the rewrite; nothing was replaced.
-        UnknownOutcomeError: the catalog cannot be asked what became of the commit; the new files
-            must stay.
+        UnknownOutcomeError: it may have landed, or may still: the new files must stay.
     """
-    name = ".".join(table.name())
-    error: BaseException | None = None
-    for _ in range(COMMIT_ATTEMPTS_MAX):
-        staged = _stage(table, rewrite, name)
-        try:
-            is_removal = rewrite.operation is Operation.DELETE
-            checkpoint("removal-staged" if is_removal else "rewrite-staged")
-            check_lease()
-        except Exception:
-            _clean_up(table, staged)
-            raise
-        error = _send(table, staged)
-        if error is None or _has_landed(table, staged, name, error):
-            return staged.snapshot_id
-        _logger.info("rewrite of lake table %s: commit failed: %s", name, error)
-        if isinstance(error, CommitFailedException):
-            _clean_up(table, staged)
-    raise UnavailableError(
-        f"lake table '{name}': {COMMIT_ATTEMPTS_MAX} commits of a rewrite failed, the last with"
-        f" {type(error).__name__}: {error}"
-    )
+
+    def before_send() -> None:
+        is_removal = rewrite.operation is Operation.DELETE
+        checkpoint("removal-staged" if is_removal else "rewrite-staged")
+        check_lease()
+
+    snapshot_id = land(table, _Replacement(rewrite), before_send=before_send)
+    assert snapshot_id is not None, "it has a snapshot, or is refused"
+    return snapshot_id
 
 
-def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
-    covered = covered_offsets(table.metadata, table_id=rewrite.table_id, role=rewrite.role)
-    if covered is None or covered.epoch > rewrite.epoch:
-        raise FencedError(
-            f"lake table '{name}' was advanced by tiering epoch {covered.epoch if covered else 0};"
-            f" this worker has epoch {rewrite.epoch}"
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """A replacement, for the loop that lands it."""
+
+    rewrite: LakeReplacement
+
+    def stage(self, table: Table) -> StagedCommit:
+        """Stage it on what the table is now; raises as `commit_replacement`."""
+        rewrite, name = self.rewrite, ".".join(table.name())
+        covered = covered_offsets(table.metadata, table_id=rewrite.table_id, role=rewrite.role)
+        if covered is None or covered.epoch > rewrite.epoch:
+            raise FencedError(
+                f"lake table '{name}' was advanced by tiering epoch"
+                f" {covered.epoch if covered else 0}; this worker has epoch {rewrite.epoch}"
+            )
+        expired = {**covered.expired_offsets, **rewrite.expired_offsets}
+        properties = round_properties(
+            table_id=rewrite.table_id,
+            covered=replace(covered, epoch=rewrite.epoch, expired_offsets=expired),
+            role=rewrite.role,
         )
-    expired = {**covered.expired_offsets, **rewrite.expired_offsets}
-    properties = round_properties(
-        table_id=rewrite.table_id,
-        covered=replace(covered, epoch=rewrite.epoch, expired_offsets=expired),
-        role=rewrite.role,
-    )
-    with lake_errors(f"write metadata of lake table '{name}'"):
         if rewrite.added:
             _check_no_new_deletes(table, rewrite, name)
         try:
@@ -142,6 +126,10 @@ def _stage(table: Table, rewrite: LakeReplacement, name: str) -> StagedSnapshot:
         except FencedError as error:
             # The table is still ours; only this rewrite has lost.
             raise UnavailableError(str(error)) from error
+
+    def is_done(self) -> bool:
+        """Nothing but its snapshot shows that it landed."""
+        return False
 
 
 def _check_no_new_deletes(table: Table, rewrite: LakeReplacement, name: str) -> None:
@@ -168,31 +156,3 @@ def _check_no_new_deletes(table: Table, rewrite: LakeReplacement, name: str) -> 
                     f" by '{entry.data_file.file_path}'; nothing was replaced, the next"
                     " maintenance rewrites them"
                 )
-
-
-def _send(table: Table, staged: StagedSnapshot) -> BaseException | None:
-    try:
-        # Table.transaction() would retry on a newer base by itself; this does not.
-        table._do_commit(staged.updates, staged.requirements)
-    except Exception as error:  # noqa: BLE001 - whatever a catalog raises, it may have landed
-        return error
-    return None
-
-
-def _has_landed(table: Table, staged: StagedSnapshot, name: str, error: BaseException) -> bool:
-    """Reload the table and look for the snapshot."""
-    try:
-        table.refresh()
-    except Exception as reload_error:
-        raise UnknownOutcomeError(
-            f"lake table '{name}': a rewrite may have landed ({error}), and the catalog cannot be"
-            f" asked: {reload_error}"
-        ) from reload_error
-    return has_ancestor(table.metadata, staged.snapshot_id)
-
-
-def _clean_up(table: Table, staged: StagedSnapshot) -> None:
-    """Delete the metadata of an attempt that can never land."""
-    for path in staged.metadata_paths:
-        with contextlib.suppress(OSError):
-            table.io.delete(path)

@@ -31,13 +31,13 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
-    TableRequirement,
     TableUpdate,
 )
 
+from streamhouse.storage_service.lake.landing import StagedCommit
 from streamhouse.tiering.iceberg_manifests import SnapshotManifests
 
-__all__ = ["Operation", "SnapshotChanges", "StagedSnapshot", "stage_snapshot"]
+__all__ = ["Operation", "SnapshotChanges", "stage_snapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +55,13 @@ class SnapshotChanges:
     data_sequence_number: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedSnapshot:
-    """A snapshot ready to commit. `metadata_paths` are the files that only it refers to."""
-
-    snapshot_id: int
-    updates: tuple[TableUpdate, ...]
-    requirements: tuple[TableRequirement, ...]
-    metadata_paths: tuple[str, ...]
-
-
 def stage_snapshot(
     table: Table,
     changes: SnapshotChanges,
     *,
     summary: Mapping[str, str],
     table_properties: Callable[[int], Mapping[str, str]] = lambda _: {},
-) -> StagedSnapshot:
+) -> StagedCommit:
     """Write the metadata of a snapshot that makes `changes` to the table's current one.
 
     The commit asserts the table's identity and that this current snapshot is still the current
@@ -115,8 +105,10 @@ def stage_snapshot(
     properties = dict(table_properties(sequence_number))
     if properties:
         updates += (SetPropertiesUpdate(updates=properties),)
-    return StagedSnapshot(
+    return StagedCommit(
         snapshot_id=snapshot_id,
+        parent_id=parent_id,
+        sequence_number=sequence_number,
         updates=updates,
         requirements=(
             AssertTableUUID(uuid=metadata.table_uuid),

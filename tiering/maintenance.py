@@ -32,6 +32,7 @@ from streamhouse.tiering.iceberg_expiry import Expired, expirable_snapshots, exp
 from streamhouse.tiering.iceberg_inventory import Inventory, InventoryReader, head_of
 from streamhouse.tiering.iceberg_orphans import OrphansRemoved, find_orphans, remove_orphans
 from streamhouse.tiering.iceberg_removal import Removed, ends_before, files_below, remove_files
+from streamhouse.tiering.iceberg_replace import LakeReplacement, commit_replacement
 from streamhouse.tiering.iceberg_rewrite import Rewrite, Rewritten
 from streamhouse.tiering.iceberg_schema import METADATA_PROPERTIES
 from streamhouse.tiering.maintenance_claim import Claim, Pins
@@ -238,8 +239,10 @@ class Maintainer:
                 table,
                 self.filesystem,
                 modified_before_ms=now_ms - rules.orphan_age_ms_min,
+                seal=lambda: _seal(lake_table, info, claim),
                 check_lease=claim.check,
             )
+            in_use = orphans.sealed_by or in_use
             self.checkpoint("orphans-removed")
             properties[ORPHANS_PROPERTY] = str(now_ms)
         expired = Expired()
@@ -375,6 +378,31 @@ class Maintainer:
             while len(self._memories) > _TABLES_REMEMBERED_MAX:
                 self._memories.popitem(last=False)
             return memory
+
+
+def _seal(lake_table: IcebergLakeTable, info: TableInfo, claim: Claim) -> int | None:
+    """See that no commit of an earlier claim can land any more, though it is on its way.
+
+    Each asserts a snapshot that is older than one of this claim. If there is none yet, one without
+    changes is committed, and its id returned.
+    """
+    covered = lake_table.covered
+    if covered is not None and covered.epoch == claim.epoch:
+        return None
+    snapshot_id = commit_replacement(
+        lake_table.iceberg,
+        LakeReplacement(
+            added=(),
+            removed=(),
+            base_sequence=0,
+            table_id=info.table_id,
+            epoch=claim.epoch,
+            role=lake_table.role,
+        ),
+        check_lease=claim.check,
+    )
+    claim.on_snapshot(snapshot_id)
+    return snapshot_id
 
 
 def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:

@@ -11,8 +11,8 @@ import pytest
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.model.lake import LakeRole, LakeState
-from streamhouse.tiering import iceberg_committer, iceberg_lake
 from streamhouse.tiering.maintenance import Maintainer
 from tests.support.faulty_catalog import (
     Commit,
@@ -42,8 +42,7 @@ STEPS = (
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
-    monkeypatch.setattr(iceberg_committer, "_RETRY_WAIT_S_FIRST", 0.0)
-    monkeypatch.setattr(iceberg_lake, "_RETRY_WAIT_S_FIRST", 0.0)
+    monkeypatch.setattr(landing, "RETRY_WAIT_S_FIRST", 0.0)
     FaultyCatalog.reset()
     with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)

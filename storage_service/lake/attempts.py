@@ -1,0 +1,138 @@
+"""What became of the commits that were sent for one change of a lake table: a pure judgement.
+
+A catalog may not answer, may answer late, may have done what it refuses (something between sent the
+commit twice), and may show an older state than the newest. So an attempt is taken for
+- landed only when its snapshot is seen among those that the current one comes from
+- dead only when it was refused for a reason that is not the table's state, or when nothing can make
+  it land any more and no snapshot that exists comes from it
+- unsettled else: files that it refers to must stay
+
+Every attempt asserts the snapshot it was staged on, and brings a sequence number one above the
+highest that the table had given. A table never gives one twice (Iceberg spec, "Sequence Numbers"),
+not even after it was rolled back: once it has given that number or a later one, what is on its way
+can land no more. What has landed may be hidden, when its snapshot was expired and so was one of
+those that came after it; then nobody can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Answer", "Fate", "Seen", "Sent", "Verdict", "fate_of", "judge"]
+
+
+class Answer(Enum):
+    """What a catalog said of a commit."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """It did nothing, for a reason that is not the table's state."""
+    CONFLICT = "conflict"
+    """The table is not as asserted: perhaps because the commit itself arrived twice."""
+    UNKNOWN = "unknown"
+
+
+class Fate(Enum):
+    """What became of a commit."""
+
+    LANDED = "landed"
+    DEAD = "dead"
+    UNSETTLED = "unsettled"
+
+
+class Verdict(Enum):
+    """What is to be done after a look."""
+
+    LANDED = "landed"
+    RETRY = "retry"
+    REFUSED = "refused"
+    """Nothing landed and nothing will: what was written for it may go."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A commit that was sent, and its answer.
+
+    One without a snapshot (`snapshot_id` None) refers to no file of its own.
+    """
+
+    snapshot_id: int | None
+    parent_id: int | None
+    sequence_number: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A table as a look at it found it: `snapshots` has the parent and sequence number of each."""
+
+    current_id: int | None
+    last_sequence_number: int
+    snapshots: Mapping[int, tuple[int | None, int]]
+
+    def has_current_from(self, snapshot_id: int) -> bool:
+        """Whether the current snapshot is that one or comes from it, as far as can be seen."""
+        found = self.current_id
+        while found is not None and found in self.snapshots:
+            if found == snapshot_id:
+                return True
+            found = self.snapshots[found][0]
+        return False
+
+
+def fate_of(sent: Sent, seen: Seen) -> Fate:
+    """Return what became of `sent`, judged by the newest state that was seen."""
+    if sent.snapshot_id is not None and seen.has_current_from(sent.snapshot_id):
+        return Fate.LANDED
+    if sent.answer is Answer.DONE:
+        # Rolled back since, or hidden: it did land.
+        return Fate.UNSETTLED
+    if sent.answer is Answer.REFUSED:
+        return Fate.DEAD
+    if sent.snapshot_id is None:
+        return Fate.DEAD if sent.answer is Answer.CONFLICT else Fate.UNSETTLED
+    if not _is_sealed(sent, seen) or _may_have_left_files(sent, seen):
+        return Fate.UNSETTLED
+    return Fate.DEAD
+
+
+def judge(sent: Sequence[Sent], seen: Seen, *, is_last: bool) -> tuple[Verdict, int | None]:
+    """Return what is to be done, and of `LANDED` the snapshot; `is_last`: no more attempts."""
+    for attempt in sent:
+        if fate_of(attempt, seen) is Fate.LANDED:
+            return Verdict.LANDED, attempt.snapshot_id
+    if not is_last and sent[-1].answer is not Answer.REFUSED:
+        return Verdict.RETRY, None
+    is_over = all(fate_of(attempt, seen) is Fate.DEAD for attempt in sent)
+    return (Verdict.REFUSED if is_over else Verdict.UNKNOWN), None
+
+
+def _is_sealed(sent: Sent, seen: Seen) -> bool:
+    """Whether the commit can land no more."""
+    if seen.current_id == sent.parent_id or seen.last_sequence_number < sent.sequence_number:
+        return False
+    # The first snapshot of a table may have any number: only its answer says that it is not on
+    # its way any more.
+    return sent.parent_id is not None or sent.answer is Answer.CONFLICT
+
+
+def _may_have_left_files(sent: Sent, seen: Seen) -> bool:
+    """Whether a snapshot that exists is that of `sent` or may come from it."""
+    if sent.snapshot_id in seen.snapshots:
+        return True
+    return any(_may_come_from(snapshot_id, sent, seen) for snapshot_id in seen.snapshots)
+
+
+def _may_come_from(snapshot_id: int, sent: Sent, seen: Seen) -> bool:
+    found: int | None = snapshot_id
+    while found is None or found != sent.parent_id:
+        if found is None or found not in seen.snapshots:
+            # What it came from was expired; some catalogs then say that it came from none.
+            return True
+        found, sequence_number = seen.snapshots[found]
+        if sequence_number <= sent.sequence_number:
+            return False
+    return False

@@ -1,0 +1,179 @@
+"""Commits whose outcome is unknown, and what must not be deleted then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.table import CommitTableResponse
+
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.lake import landing
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintenance_claim import Claim
+from streamhouse.tiering.maintenance_policy import MaintenancePolicy
+from tests.support.faulty_catalog import (
+    Commit,
+    FaultyCatalog,
+    conflict_after_landed,
+    faulty_lake_catalog,
+    late,
+    late_by,
+    lost_answer,
+    refused,
+    server_error_after_landed,
+    well,
+)
+from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.lake_files import missing_files
+
+PROPERTIES = {
+    "table.datalake.snapshot.max-age": "1ms",
+    "table.datalake.snapshot.min-count": "1",
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
+    monkeypatch.setattr(landing, "RETRY_WAIT_S_FIRST", 0.0)
+    FaultyCatalog.reset()
+    with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
+        info = opened.create_key_table(properties=PROPERTIES)
+        # The lake table exists before the first fault: faults are those of commits.
+        opened.lake().open_or_create(info, LakeState())
+        yield opened
+    FaultyCatalog.reset()
+
+
+def _maintainer(world: KeyTieringWorld, **more: Any) -> Maintainer:
+    filesystem = LakeFilesystem(world.catalog.properties)
+    return Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem, **more)
+
+
+def _fill(world: KeyTieringWorld) -> None:
+    """Rounds that leave files to rewrite, and rows for another round."""
+    for number in range(3):
+        _write(world, number)
+        world.round(world.claim()).run()
+    _write(world, 7)
+
+
+def _maintain(world: KeyTieringWorld) -> None:
+    """Maintain under a claim of its own: first a rewrite is committed, then expiry."""
+    claimed = world.service.claim_tiering("test", force=True, include_idle=True)
+    assert isinstance(claimed, TieringAssignment)
+    state = claimed.state
+    policy = replace(MaintenancePolicy.of(state.table).on_demand(), orphan_age_ms_min=0)
+    lake_table = world.lake().open_or_create(state.table, state.lake)
+    claim = Claim(epoch=claimed.epoch, snapshot_id=state.lake.snapshot_id)
+    try:
+        _maintainer(world).maintain(lake_table, state.table, claim, policy=policy)
+    finally:
+        world.service.release(world.PATH)
+
+
+def _write(world: KeyTieringWorld, number: int) -> None:
+    world.upsert(*({"id": key, "region": "eu", "amount": float(number)} for key in range(8)))
+
+
+def _judge(world: KeyTieringWorld) -> None:
+    FaultyCatalog.settle()
+    assert missing_files(world.lake_table(world.PATH)) == []
+    with contextlib.suppress(StreamhouseError):
+        world.service.release(world.PATH)
+    for number in range(20, 22):
+        _write(world, number)
+        while world.lag:
+            world.round(world.claim()).run()
+        _maintain(world)
+        assert missing_files(world.lake_table(world.PATH)) == []
+        assert world.in_lake() == world.live
+
+
+def land_the_late_one_first(_: FaultyCatalog, commit: Commit) -> CommitTableResponse:
+    FaultyCatalog.late.pop(0).land()
+    return commit.land()
+
+
+def test_a_rewrite_that_lands_before_its_repetition_is_judged_keeps_its_files(
+    world: KeyTieringWorld,
+) -> None:
+    """The second attempt is refused because of the first; the third finds nothing to replace."""
+    _fill(world)
+    FaultyCatalog.faults = [late, land_the_late_one_first]
+
+    _maintain(world)
+
+    assert FaultyCatalog.faults == []
+    _judge(world)
+
+
+@pytest.mark.parametrize("calls", range(12))
+def test_a_rewrite_that_lands_late_at_any_moment_keeps_its_files(
+    world: KeyTieringWorld, calls: int
+) -> None:
+    """Where it has not landed before the worker gives up, the next one looks for orphans."""
+    _fill(world)
+    FaultyCatalog.faults = [late_by(calls), *[refused] * 4]
+
+    with contextlib.suppress(StreamhouseError):
+        _maintain(world)
+    FaultyCatalog.faults = []
+    with contextlib.suppress(StreamhouseError):
+        _maintain(world)
+
+    _judge(world)
+
+
+@pytest.mark.parametrize("stale", [[], [1], [1] * 9], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    [conflict_after_landed, lost_answer, server_error_after_landed],
+    ids=lambda fault: fault.__name__,
+)
+@pytest.mark.parametrize("before", range(3))
+def test_stale_looks_after_a_commit_that_landed_prove_nothing(
+    world: KeyTieringWorld, fault: Any, stale: list[int], before: int
+) -> None:
+    """The round's commit is the first, the rewrite's the second, that of expiry the third."""
+    _fill(world)
+
+    def then_stale(catalog: FaultyCatalog, commit: Commit) -> CommitTableResponse:
+        FaultyCatalog.stale = list(stale)
+        return fault(catalog, commit)
+
+    FaultyCatalog.faults = [*[well] * before, then_stale]
+    with contextlib.suppress(UnknownOutcomeError):
+        world.round(world.claim()).run()
+    world.service.release(world.PATH)
+    with contextlib.suppress(StreamhouseError):
+        _maintain(world)
+
+    _judge(world)
+
+
+def test_a_round_that_landed_and_was_expired_since_keeps_its_files(world: KeyTieringWorld) -> None:
+    """Its worker looks when another has gone on from its snapshot and expired that."""
+    _fill(world)
+
+    def overtaken(_: FaultyCatalog, commit: Commit) -> CommitTableResponse:
+        commit.land()
+        world.service.release(world.PATH)
+        _write(world, 8)
+        while world.lag:
+            world.round(world.claim()).run()
+        _maintain(world)
+        raise TimeoutError("no answer")
+
+    FaultyCatalog.faults = [overtaken]
+    with pytest.raises(UnknownOutcomeError, match="may have landed"):
+        world.round(world.claim()).run()
+
+    _judge(world)
