@@ -153,6 +153,10 @@ class HashIndex:
         self.numbers[slots] = 0
         self._dead += len(slots)
 
+    def count_numbered(self) -> int:
+        """Return how many entries have another number than 0."""
+        return int(np.count_nonzero(self.numbers))
+
     def room_for(self, count: int) -> bool:
         """Whether `count` more fit without growing."""
         return self._filled + count <= int(self._groups * _GROUP * _LOAD_MAX)

@@ -9,7 +9,9 @@ Promises:
   up to where the changelog must be visible for the answer to show nothing that cannot be fetched;
 - after a crash, `replay` of the changelog from `applied_offset` gives the same state, count and
   versions; replaying more than that, or twice, changes nothing;
-- `flushed_offset` is never ahead of what is durable here: the log may be cut below it.
+- `flushed_offset` is never ahead of what is durable here: the log may be cut below it;
+- what damaged files hide is never answered as absent: whatever meets it raises `CorruptDataError`
+  and `on_damage` is told; memory stands in for the files only if all rows that are counted came in.
 
 Threads: one thread calls everything that changes something (`plan`, `apply`, `abort`, `replay`,
 `restore`, `load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and the
@@ -23,7 +25,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.lookup import (
     FoundRow,
@@ -83,6 +85,7 @@ class KvTablet:
     ) -> None:
         """Open what is at `path`, or make it empty. `replay` the log from `applied_offset` next."""
         self._options: Final = options or KvOptions()
+        self.path: Final = path
         self.rules = rules
         self._where: Final = f"table '{rules.table}', bucket {bucket}"
         self.codec = _codec(rules)
@@ -111,6 +114,10 @@ class KvTablet:
         if self._marker.row_count:
             self._cache.start_loading(self._marker.row_count)
             self._loader = self._store.scan(chunk_rows=_LOAD_CHUNK_ROWS)
+
+    def report_damage(self, to: Callable[[CorruptDataError], None]) -> None:
+        """Call `to`, on whatever thread, with each damage of the files that is met from now on."""
+        self._store.on_damage = to
 
     def change_schema(self, rules: TableRules) -> None:
         """Take rows of a newer version of the schema from now on; stored ones stay as they are.
@@ -248,14 +255,21 @@ class KvTablet:
     def load_some(self, row_count: int) -> bool:
         """Load about `row_count` more rows into memory; return whether there is more to load.
 
-        Everything works before loading has ended, but keys not loaded are read from RocksDB.
+        Everything works before loading has ended, but keys not loaded are read from RocksDB; so it
+        stays if the files cannot be read to the end.
         """
         loaded = 0
         self._report_memory()
         while self._loader is not None and loaded < row_count:
-            chunk = next(self._loader, None)
+            try:
+                chunk = next(self._loader, None)
+            except StreamhouseError as error:
+                _logger.warning("event=load_failed bucket=%r why=%r", self._where, error.message)
+                self._cache.stop_loading()
+                self._loader = None
+                break
             if chunk is None:
-                self._cache.finish_loading()
+                self._finish_loading()
                 self._loader = None
             elif not self._cache.load(*chunk):
                 self._loader = None
@@ -263,6 +277,17 @@ class KvTablet:
                 loaded += len(chunk[0])
         self._expect_reads()
         return self._loader is not None
+
+    def _finish_loading(self) -> None:
+        """Let memory stand in for the files, if it has as many rows as there are."""
+        count = self._cache.loaded_row_count()
+        if count in (None, self.row_count):
+            self._cache.finish_loading()
+            return
+        self._cache.stop_loading()
+        self._store.on_damage(
+            CorruptDataError(f"{self.path} has {count} rows, but counts {self.row_count}")
+        )
 
     def lookup(self, keys: pa.RecordBatch, *, bytes_max: int = _ANY_SIZE) -> FoundRows:
         """Return the newest rows of many keys, given as rows of the key columns.

@@ -7,6 +7,8 @@ Promises:
   covers, so what is found at the next start is never older than the marker found with it.
 - No write ever sleeps inside RocksDB, where it would hold the interpreter: it raises
   `OverloadedError`, and the same rows can be written again later.
+- What a damaged file hides is never taken for what is not there: every read of it, every scan that
+  meets it and the opening raise `CorruptDataError`, and `on_damage` is told.
 
 One thread writes; any thread reads. Rows live under keys from `01` to `02` (no part of a primary
 key is null), the marker under the reserved prefix `ff`.
@@ -19,13 +21,12 @@ after they are sealed.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from rocksdict import (
@@ -37,6 +38,7 @@ from rocksdict import (
     MemtableFactory,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
     WriteBufferManager,
@@ -47,10 +49,11 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     OverloadedError,
     StorageFailedError,
+    StreamhouseError,
     UnavailableError,
 )
 
-__all__ = ["Marker", "RocksdbStore", "StoreOptions", "shared_write_buffers"]
+__all__ = ["Marker", "RocksdbStore", "StoreOptions", "is_damage", "shared_write_buffers"]
 
 _MARKER_KEY: Final = b"\xffmarker"
 _ROWS_START: Final = b"\x01"
@@ -61,6 +64,8 @@ _MAGIC: Final = b"SHKV"
 _FORMAT_VERSION: Final = 1
 # A call into RocksDB holds the interpreter: this many rows is a fraction of a millisecond.
 _CHUNK_ROWS: Final = 2_000
+# Of messages that do not begin with it: a file is not there, or shorter than another says it is.
+_SIGNS_OF_DAMAGE: Final = ("No such file or directory", "While mmap read offset")
 # Where rows are looked up in memory first, many files cost less than compacting them often; where
 # they are looked up here, every file costs a look.
 _FILES_BEFORE_COMPACTION: Final = 16
@@ -95,6 +100,11 @@ class Marker(NamedTuple):
     row_count: int
 
 
+def is_damage(error: CorruptDataError) -> bool:
+    """Whether the files are damaged; False for whole ones of another bucket or release."""
+    return error.__cause__ is not None
+
+
 class RocksdbStore:
     """One bucket's rows in one RocksDB. `close` is idempotent; after it, reads and writes raise."""
 
@@ -104,10 +114,13 @@ class RocksdbStore:
         """Open the store at `path`, or create it empty, with the marker at offset 0."""
         self._path: Final = path
         self._identity: Final = (bucket, table_id)
+        self.on_damage: Callable[[CorruptDataError], None] = _nobody_listens
+        """Told of each damage that is met from now on, on whatever thread meets it."""
         self._closed = False
         self._reads_expected = False
         path.mkdir(parents=True, exist_ok=True)
-        with _door(path):
+        with self._door():
+            _check_whole(path)
             self._db: Final = Rdict(str(path), _rocksdb_options(options or StoreOptions()))
         try:
             self._flushed = self._written = self._read_marker()
@@ -136,12 +149,12 @@ class RocksdbStore:
         """Return the value of each of the binary `keys`, null where there is none."""
         if len(keys) == 0:
             return pa.array([], pa.binary())
-        with _door(self._path):
+        with self._door():
             return pa.array(self._db.get(keys.to_pylist()), pa.binary())
 
     def get_one(self, key: bytes) -> bytes | None:
         """Return the value of one key."""
-        with _door(self._path):
+        with self._door():
             value: bytes | None = self._db.get(key)
             return value
 
@@ -156,19 +169,19 @@ class RocksdbStore:
             _fill(chunk, keys.slice(start, _CHUNK_ROWS), values.slice(start, _CHUNK_ROWS))
             if start + _CHUNK_ROWS >= len(keys):
                 chunk[_MARKER_KEY] = self._encode_marker(marker)
-            with _door(self._path):
+            with self._door():
                 self._db.write(chunk, self._write_options)
         self._written = marker
 
     def seal(self) -> None:
         """Start making what was written durable, without waiting; reads are fast again."""
-        with _door(self._path):
+        with self._door():
             self._db.flush(wait=False)
         self._sealed = self._written
 
     def flush(self) -> None:
         """Return when everything written is durable."""
-        with _door(self._path):
+        with self._door():
             self._db.flush(wait=True)
         self._sealed = self._flushed = self._written
 
@@ -181,22 +194,33 @@ class RocksdbStore:
         """
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(end)
-        with _door(self._path):
+        with self._door():
             # An iterator is a view of its moment. A Snapshot would forget its own for our bounds.
-            items = self._db.items(from_key=start, read_opt=bounds)
-        return self._chunks(items, bounds, chunk_rows)
+            rows = self._db.iter(bounds)
+            rows.seek(start)
+        return self._chunks(rows, bounds, chunk_rows)
 
     def _chunks(
-        self, items: Iterator[tuple[Any, Any]], bounds: ReadOptions, chunk_rows: int
+        self, rows: RdictIter, bounds: ReadOptions, chunk_rows: int
     ) -> Iterator[tuple[pa.Array, pa.Array]]:
-        # RocksDB reads the upper bound where `bounds` keeps it: it must live as long as the items.
+        # RocksDB reads the upper bound where `bounds` keeps it: it must live as long as the rows.
         assert bounds is not None
+        key_here, value_here, advance = rows.key, rows.value, rows.next
         while True:
-            with _door(self._path):
-                chunk: list[Any] = list(itertools.islice(items, chunk_rows))
-            if not chunk:
+            keys: list[bytes] = []
+            values: list[bytes] = []
+            with self._door():
+                for _ in range(chunk_rows):
+                    key = key_here()
+                    if key is None:
+                        # An error ends the rows just as their end does.
+                        rows.status()
+                        break
+                    keys.append(key)
+                    values.append(value_here())
+                    advance()
+            if not keys:
                 return
-            keys, values = zip(*chunk, strict=True)
             yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 
     def expect_reads(self, expected: bool) -> None:
@@ -204,14 +228,14 @@ class RocksdbStore:
         if expected == self._reads_expected:
             return
         files = _FILES_BEFORE_COMPACTION_IF_READ if expected else _FILES_BEFORE_COMPACTION
-        with _door(self._path):
+        with self._door():
             self._db.set_options({"level0_file_num_compaction_trigger": str(files)})
         self._reads_expected = expected
 
     def checkpoint(self, path: Path) -> None:
         """Flush, and make a copy at `path` (which must not exist) that opens like this store."""
         self.flush()
-        with _door(self._path):
+        with self._door():
             Checkpoint(self._db).create_checkpoint(str(path))
 
     def approximate_bytes(self) -> dict[str, int]:
@@ -221,19 +245,34 @@ class RocksdbStore:
             "memtables": "rocksdb.size-all-mem-tables",
             "table_readers": "rocksdb.estimate-table-readers-mem",
         }
-        with _door(self._path):
+        with self._door():
             return {name: self._db.property_int_value(p) or 0 for name, p in names.items()}
 
     def close(self) -> None:
         """Close without flushing: what is not durable comes back from the changelog."""
         if not self._closed:
             self._closed = True
-            with _door(self._path):
+            with self._door():
                 self._db.close()
+
+    @contextlib.contextmanager
+    def _door(self) -> Iterator[None]:
+        """Turn what RocksDB raises into our errors."""
+        try:
+            yield
+        except DbClosedError as error:
+            raise UnavailableError(f"{self._path} is closed") from error
+        except (MemoryError, TypeError, ValueError):
+            raise
+        except Exception as error:
+            ours = _translated(self._path, error)
+            if isinstance(ours, CorruptDataError):
+                self.on_damage(ours)
+            raise ours from error
 
     def _memtables(self) -> int:
         """Return how many sealed runs RocksDB has not made durable yet."""
-        with _door(self._path):
+        with self._door():
             return self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
 
     def _encode_marker(self, marker: Marker) -> bytes:
@@ -296,25 +335,22 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     return o
 
 
-@contextlib.contextmanager
-def _door(path: Path) -> Iterator[None]:
-    """Turn what RocksDB raises into our errors."""
-    try:
-        yield
-    except DbClosedError as error:
-        raise UnavailableError(f"{path} is closed") from error
-    except (MemoryError, TypeError, ValueError):
-        raise
-    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing narrower
-        _translate(path, error)
+def _nobody_listens(error: CorruptDataError) -> None:
+    """Whoever opens a store hears of damage by the error itself."""
 
 
-def _translate(path: Path, error: Exception) -> NoReturn:
+def _check_whole(path: Path) -> None:
+    """Raise if RocksDB would begin anew in a directory that has rows, and delete them."""
+    if not (path / "CURRENT").exists() and any(path.glob("*.sst")):
+        raise FileNotFoundError("Corruption: there are files of rows, but no file CURRENT")
+
+
+def _translated(path: Path, error: Exception) -> StreamhouseError:
     text = str(error)
     if text.startswith("Result incomplete"):
-        raise OverloadedError(
+        return OverloadedError(
             f"{path}: RocksDB is behind with compacting; send again later, or more slowly"
-        ) from error
-    if text.startswith("Corruption") or "No such file or directory" in text:
-        raise CorruptDataError(f"{path}: {text}") from error
-    raise StorageFailedError(f"{path}: {text}") from error
+        )
+    if text.startswith("Corruption") or any(sign in text for sign in _SIGNS_OF_DAMAGE):
+        return CorruptDataError(f"{path}: {text}")
+    return StorageFailedError(f"{path}: {text}")

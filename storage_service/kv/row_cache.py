@@ -181,6 +181,14 @@ class RowCache:
         self._insert(first[new], second[new], self._arena.append(fresh))
         return True
 
+    def loaded_row_count(self) -> int | None:
+        """Return how many rows are here; None if not all were kept that were loaded."""
+        return self._index.count_numbered() if self._loading else None
+
+    def stop_loading(self) -> None:
+        """Not everything can be loaded: of what is not here nothing is known."""
+        self._loading = False
+
     def finish_loading(self) -> None:
         """Everything has been loaded: what is not here does not exist."""
         if self._loading:

@@ -12,7 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from streamhouse.storage_service.errors import OverloadedError, StorageFailedError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OverloadedError,
+    StorageFailedError,
+)
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.kv.write_backlog import Piece, WriteBacklog
@@ -84,7 +88,7 @@ class WriteBehind:
             return
         try:
             self.hand_over()
-        except (OverloadedError, StorageFailedError) as error:
+        except (CorruptDataError, OverloadedError, StorageFailedError) as error:
             waiting = self._backlog.rows
             # A run that was refused is not tried again for every row that comes after it.
             self._retry_rows = waiting + self._options.backlog_rows // 2

@@ -29,6 +29,7 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_log import CheckedLog
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
 from streamhouse.storage_service.tablet.key_bucket import table_rules
+from streamhouse.storage_service.tablet.key_damage import damage_of
 
 __all__ = ["check_rows_by_key"]
 
@@ -48,8 +49,19 @@ def check_rows_by_key(
     the changes below it must have, where they are known.
     """
     where = f"table '{info.path}', bucket {facts.bucket}"
-    if not (directory / "CURRENT").is_file():
-        report.warning(where, "has no rows by key; the next start makes them again")
+    if not directory.is_dir() or not any(directory.iterdir()):
+        if facts.log_start_offset == 0:
+            report.warning(where, "has no rows by key; the next start makes them again")
+        else:
+            report.error(
+                where,
+                f"has no rows by key, and the log begins only at {facts.log_start_offset}; a start"
+                " makes them again if the lake has the rows before",
+            )
+        return {}
+    damage = damage_of(directory)
+    if damage is not None:
+        report.error(where, f"{damage.reason}; the next start makes them again, if it can")
         return {}
     try:
         with _opened_copy(directory, info, facts.bucket) as store:

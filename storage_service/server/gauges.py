@@ -60,6 +60,10 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
             "Buckets that a failed disk has made read-only.",
             sum(tablet.is_read_only for table in tables for tablet in table.tablets),
         ),
+        "unusable_key_buckets": (
+            "Buckets whose rows by key are out of use, because they are damaged or behind.",
+            sum(not keys.is_usable for keys in key_buckets),
+        ),
         "grants_reload_failures": (
             "Changed grants files that were broken, the one before kept.",
             service.access.reload_failures,

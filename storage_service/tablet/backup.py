@@ -14,6 +14,7 @@ The caller sees to it that no table is created or dropped and no segment deleted
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.transaction_files import OUTCOMES_FILE, PART_SUFFIX
 
 __all__ = ["STAGING", "BucketEnds", "clear_staging", "stage_closed", "stage_running"]
+
+_logger = logging.getLogger(__name__)
 
 STAGING: Final = "backup.staged"
 """The directory, within the data directory, where a backup is put together."""
@@ -141,6 +144,10 @@ async def _stage_table(
     table_id = table.info.table_id
     applied: dict[int, int] = {}
     for bucket, keys in enumerate(table.key_buckets):
+        if not keys.is_usable:
+            # The next start makes them again, there as here.
+            _logger.warning("event=backup_without_rows bucket=%r", keys.where)
+            continue
         target = staged.key_rows(table_id, bucket)
         applied[bucket] = await _checkpoint(table, keys, target)
     # Alone, no write or commit is half done: what it has recorded is what the log shows.

@@ -4,6 +4,8 @@ Invariants:
 - the rows are never ahead of what is durable in the log
 - `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it
 - the log keeps every change that the rows' own files do not have yet
+- once damage of the rows' files is met, nothing is looked up or changed any more, and a mark among
+  them tells the next start, which makes them again; the changelog is read on
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.model.lake_values import LakeLimits
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.tablet.key_damage import mark_damaged
 
-__all__ = ["KeyBucket", "open_rows", "table_rules"]
+__all__ = ["KeyBucket", "open_rows", "replay_log", "table_rules"]
 
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +67,23 @@ def open_rows(
     )
 
 
+def replay_log(log: LogTablet, rows: KvTablet, *, info: TableInfo, where: str) -> None:
+    """Apply what `log` has and `rows` have not."""
+    start = rows.applied_offset
+    while rows.applied_offset < log.log_end_offset:
+        for frame in log.read(rows.applied_offset, bytes_max=_REPLAY_BYTES):
+            rows.replay(_changes(frame, info, where), base_offset=frame.base_offset)
+    if rows.applied_offset > start:
+        _logger.info("event=replayed bucket=%r start=%d end=%d", where, start, rows.applied_offset)
+
+
+def _changes(frame: StoredBatch, info: TableInfo, where: str) -> pa.RecordBatch:
+    try:
+        return read_stored(frame.payload, info, stored_as=frame.schema_id)
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{where}, offset {frame.base_offset}: {error.message}") from error
+
+
 class KeyBucket:
     """A log and the rows that its changes make, brought up to date."""
 
@@ -72,48 +92,27 @@ class KeyBucket:
         self.log = log
         self.rows = rows
         self.where = where
-        self._failure = ""
-        self._recover(info)
+        self._failure: StreamhouseError | None = None
+        rows.report_damage(self._damaged)
+        assert rows.applied_offset >= log.log_start_offset, "else the rows are restored first"
+        if rows.applied_offset > log.log_end_offset:
+            raise CorruptDataError(
+                f"{where}: the rows by key are there up to offset {rows.applied_offset}, but the"
+                f" log ends at {log.log_end_offset}; acknowledged changes are missing from the log"
+            )
+        replay_log(log, rows, info=info, where=where)
         self.row_count = rows.row_count
         """How many rows there are at the high watermark."""
 
-    def _recover(self, info: TableInfo) -> None:
-        applied, start, end = (
-            self.rows.applied_offset,
-            self.log.log_start_offset,
-            self.log.log_end_offset,
-        )
-        assert applied >= start, "else the rows are restored first"
-        if applied > end:
-            raise CorruptDataError(
-                f"{self.where}: the rows by key are there up to offset {applied}, but the log ends"
-                f" at {end}; acknowledged changes are missing from the log"
-            )
-        while self.rows.applied_offset < end:
-            for frame in self.log.read(self.rows.applied_offset, bytes_max=_REPLAY_BYTES):
-                self.rows.replay(self._changes(frame, info), base_offset=frame.base_offset)
-        if end > applied:
-            _logger.info("event=replayed bucket=%r start=%d end=%d", self.where, applied, end)
-
-    def _changes(self, frame: StoredBatch, info: TableInfo) -> pa.RecordBatch:
-        try:
-            return read_stored(frame.payload, info, stored_as=frame.schema_id)
-        except CorruptDataError as error:
-            raise CorruptDataError(
-                f"{self.where}, offset {frame.base_offset}: {error.message}"
-            ) from error
-
     @property
     def is_usable(self) -> bool:
-        """Whether the rows can still be brought up to the log."""
-        return not self._failure
+        """Whether the rows can be looked up, and still be brought up to the log."""
+        return self._failure is None
 
     def check_usable(self) -> None:
-        """Raise StorageFailedError once the rows can no longer be brought up to the log."""
-        if self._failure:
-            raise StorageFailedError(
-                f"{self.where}: its rows are out of use, {self._failure}; restart the service"
-            )
+        """Raise once the rows are damaged, or can no longer be brought up to the log."""
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.message)
 
     def check_writable(self) -> None:
         """Raise StorageFailedError if nothing can be written until the service restarts."""
@@ -127,7 +126,25 @@ class KeyBucket:
     def fail(self, reason: str) -> None:
         """Take the rows out of use: durable changes could not be applied to them."""
         _logger.error("event=rows_failed bucket=%r why=%r", self.where, reason)
-        self._failure = self._failure or reason
+        self._failure = self._failure or StorageFailedError(
+            f"{self.where}: its rows are out of use, {reason}; restart the service"
+        )
+
+    def _damaged(self, error: CorruptDataError) -> None:
+        """Take the rows out of use, for the next start as well; on any thread."""
+        # Of a dropped table the files go while readers are still at them.
+        if self._failure is not None or not self.rows.path.exists():
+            return
+        self._failure = CorruptDataError(
+            f"{self.where}: its rows by key are damaged ({error.message}) and out of use; the next"
+            " start of the service makes them again from changelog and lake"
+        )
+        _logger.error("event=rows_damaged bucket=%r why=%r", self.where, error.message)
+        try:
+            mark_damaged(self.rows.path, error.message, applied_offset=self.rows.flushed_offset)
+        except StreamhouseError as failure:
+            # Then the next start meets the damage as this one did.
+            _logger.warning("event=mark_failed bucket=%r why=%r", self.where, failure.message)
 
     def publish(self, end_offset: int, *, row_count: int) -> None:
         """Make applied changes visible to fetches. Event loop only."""
@@ -145,7 +162,7 @@ class KeyBucket:
 
     def close_rows(self, *, flush: bool) -> None:
         """Close the rows; what is not flushed comes back from the log."""
-        if flush and not self._failure:
+        if flush and self.is_usable:
             try:
                 self.rows.flush()
             except StreamhouseError as error:

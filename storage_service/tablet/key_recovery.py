@@ -1,4 +1,4 @@
-"""Getting the rows of a primary key bucket back when their own files are lost or given up.
+"""Getting the rows of a primary key bucket back when their own files are lost, damaged or given up.
 
 They are what the changelog makes of nothing, as long as the log has all of it. Else they are the
 rows that the lake has, each written at the offset that lies beside it there, and what the log made
@@ -10,6 +10,7 @@ moved into place at once, and half of them are never taken for the whole.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import shutil
@@ -27,12 +28,14 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.tablet.durable_json import sync_directory
+from streamhouse.storage_service.tablet.key_bucket import replay_log
 
-__all__ = ["KeyRecovery", "LakeBucket", "LakeRows", "clear_leftovers", "drop_rows", "restore_rows"]
+__all__ = ["KeyRecovery", "LakeBucket", "LakeRows", "clear_leftovers", "remake_rows"]
 
 _logger = logging.getLogger(__name__)
 
@@ -88,60 +91,70 @@ def clear_leftovers(rows: Path) -> None:
         shutil.rmtree(_beside(rows, suffix), ignore_errors=True)
 
 
-def drop_rows(rows: Path) -> None:
-    """Delete the rows at `rows`, all at once if the service dies meanwhile."""
-    if not rows.exists():
-        return
-    dropped = _beside(rows, _DROPPED_SUFFIX)
-    _move(rows, dropped)
-    shutil.rmtree(dropped, ignore_errors=True)
-
-
-def restore_rows(
+def remake_rows(
     rows: Path,
     open_rows: Callable[[Path], KvTablet],
+    log: LogTablet,
     lake_rows: Callable[[], LakeBucket] | None,
     *,
-    log_start_offset: int,
-    log_end_offset: int,
+    info: TableInfo,
     where: str,
+    why: str,
 ) -> None:
-    """Make the rows at `rows` those of the lake, at an offset from which the log goes on.
+    """Make the rows at `rows` again: what the log makes of nothing, or of those of the lake.
 
     What is at `rows` is dropped, but only once the others are complete. Raises `CorruptDataError`
-    if the lake cannot help.
+    if neither can help; `why` says what is wrong with the rows.
     """
-    why = f"{where}: the rows by key are lost, and the log begins only at {log_start_offset}"
+    aside = _beside(rows, _RESTORED_SUFFIX)
+    shutil.rmtree(aside, ignore_errors=True)
+    if log.log_start_offset == 0:
+        with contextlib.closing(open_rows(aside)) as made:
+            replay_log(log, made, info=info, where=where)
+            made.flush()
+            found, source = (made.row_count, made.applied_offset), "changelog"
+    else:
+        found, source = _restored(aside, open_rows, log, lake_rows, f"{where}: {why}"), "lake"
+    if rows.exists():
+        dropped = _beside(rows, _DROPPED_SUFFIX)
+        _move(rows, dropped)
+        shutil.rmtree(dropped, ignore_errors=True)
+    _move(aside, rows)
+    _logger.warning(
+        "event=restored bucket=%r from=%s rows=%d end=%d why=%r", where, source, *found, why
+    )
+
+
+def _restored(
+    aside: Path,
+    open_rows: Callable[[Path], KvTablet],
+    log: LogTablet,
+    lake_rows: Callable[[], LakeBucket] | None,
+    why: str,
+) -> tuple[int, int]:
+    """Make the rows at `aside` those of the lake; return their count, and where the log goes on."""
+    start, end = log.log_start_offset, log.log_end_offset
+    why = f"{why}, and the log begins only at {start}"
     if lake_rows is None:
         raise CorruptDataError(
             f"{why}; the table has no lake snapshot to get them from: restore the bucket's kv"
             " directory from a backup"
         )
-    aside = _beside(rows, _RESTORED_SUFFIX)
-    shutil.rmtree(aside, ignore_errors=True)
     try:
         found = lake_rows()
     except StreamhouseError as error:
         raise type(error)(f"{why}; they cannot be read from the lake: {error.message}") from error
-    if not log_start_offset <= found.end_offset <= log_end_offset:
+    if not start <= found.end_offset <= end:
         raise CorruptDataError(
-            f"{why} and ends at {log_end_offset}; the lake has them up to {found.end_offset}, so"
+            f"{why} and ends at {end}; the lake has them up to {found.end_offset}, so"
             " changes between are missing: restore the bucket's kv directory from a backup"
         )
-    restored = open_rows(aside)
-    try:
+    with contextlib.closing(open_rows(aside)) as restored:
         for batch in found.batches:
             versions = batch.column(OFFSET_COLUMN).to_numpy()
             restored.restore(batch.drop_columns([OFFSET_COLUMN]), versions)
         restored.restored(found.end_offset)
-        row_count = restored.row_count
-    finally:
-        restored.close()
-    drop_rows(rows)
-    _move(aside, rows)
-    _logger.warning(
-        "event=restored bucket=%r from=lake rows=%d end=%d", where, row_count, found.end_offset
-    )
+        return restored.row_count, found.end_offset
 
 
 def _beside(rows: Path, suffix: str) -> Path:

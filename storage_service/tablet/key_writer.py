@@ -32,6 +32,7 @@ from concurrent.futures import Executor
 from typing import Final, Protocol, TypeVar
 
 from streamhouse.storage_service.errors import (
+    CorruptDataError,
     InternalError,
     StorageFailedError,
     StreamhouseError,
@@ -259,7 +260,7 @@ class KeyWriter:
                 if end > bucket.rows.applied_offset:
                     bucket.rows.apply(part.write)
                 ends[part.bucket] = (end, bucket.rows.row_count)
-            except StorageFailedError:
+            except (CorruptDataError, StorageFailedError):
                 continue
             except Exception as error:  # noqa: BLE001 - outermost: what is durable must not be lost
                 _report_bug(self._table, error)

@@ -91,6 +91,9 @@ async def _flushed(table: OpenTable, bucket: int, timestamp_us_before: int, offs
     """Flush the bucket's rows if expired changes are still needed; return what they are not."""
     assert table.key_writer is not None
     keys = table.key_buckets[bucket]
+    if not keys.is_usable:
+        # They may have to be made again, from all of the log.
+        return 0
     flushed = offset_max
 
     def flush() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.rocksdb_store import is_damage
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -20,11 +21,11 @@ from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket, open_rows, table_rules
+from streamhouse.storage_service.tablet.key_damage import Damage, damage_of
 from streamhouse.storage_service.tablet.key_recovery import (
     KeyRecovery,
     clear_leftovers,
-    drop_rows,
-    restore_rows,
+    remake_rows,
 )
 from streamhouse.storage_service.tablet.key_writer import KeyWriter, Submit
 from streamhouse.storage_service.tablet.lake_pins import LakePins
@@ -125,39 +126,50 @@ class TableOpener:
         where = f"table '{info.path}', bucket {bucket}"
         open_rows_at = functools.partial(self._open_rows, info=info, bucket=bucket)
         clear_leftovers(path)
-        if info.path in self._recovery.rebuild:
-            drop_rows(path)
         with contextlib.ExitStack() as opened:
-            rows = open_rows_at(path)
-            opened.callback(lambda: rows.close())
+            rows = self._found_rows(path, open_rows_at, info)
+            if isinstance(rows, KvTablet):
+                opened.callback(rows.close)
             # What was applied was durable in the log before.
             end_offset_min = max(lake.tiered_offsets[bucket], rows.applied_offset)
             tablet = self._open_tablet(info, bucket, end_offset_min)
             opened.callback(tablet.close)
-            if rows.applied_offset < tablet.log_start_offset:
+            if isinstance(rows, KvTablet) and rows.applied_offset < tablet.log_start_offset:
                 rows.close()
-                restore_rows(
-                    path,
-                    open_rows_at,
-                    self._recovery.source(info, lake, bucket),
-                    log_start_offset=tablet.log_start_offset,
-                    log_end_offset=tablet.log_end_offset,
-                    where=where,
+                rows = Damage("the rows by key are lost")
+            if isinstance(rows, Damage):
+                lake_rows = self._recovery.source(info, lake, bucket)
+                remake_rows(
+                    path, open_rows_at, tablet, lake_rows, info=info, where=where, why=rows.reason
                 )
                 rows = open_rows_at(path)
+                opened.callback(rows.close)
             keys = KeyBucket(tablet, rows, where=where, info=info)
             opened.pop_all()
         return _OpenBucket(tablet, keys)
 
-    def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
-        rules, options = table_rules(info), self._key_options
+    def _found_rows(
+        self, path: Path, open_rows_at: Callable[[Path], KvTablet], info: TableInfo
+    ) -> KvTablet | Damage:
+        """Return what is at `path`, or why that is to be made again."""
+        if info.path in self._recovery.rebuild:
+            return Damage("the rows by key are given up by --rebuild")
+        damage = damage_of(path)
+        if damage is not None:
+            return damage
         try:
-            return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
+            return open_rows_at(path)
         except CorruptDataError as error:
+            if is_damage(error):
+                return Damage(f"the rows by key are damaged ({error.message})")
             raise CorruptDataError(
                 f"{error.message}; start once with --rebuild {info.path}, which makes the rows by"
                 " key again from changelog and lake"
             ) from error
+
+    def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+        rules, options = table_rules(info), self._key_options
+        return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
 
     def _open_tablet(self, info: TableInfo, bucket: int, end_offset_min: int) -> LogTablet:
         return LogTablet.open(

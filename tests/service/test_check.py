@@ -20,6 +20,7 @@ from streamhouse.connector import lake_planner
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from streamhouse.storage_service.tablet.key_damage import mark_damaged
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.thread_runner import ThreadRunner
@@ -212,6 +213,25 @@ def _rewrite_first_row(data: Path, change: Callable[[bytes], bytes | None]) -> N
     store.close()
 
 
+def _flip_row_by_key(data: Path) -> None:
+    table = next((_bucket(data, 2) / "kv").glob("*.sst"))
+    content = bytearray(table.read_bytes())
+    content[100] ^= 1
+    table.write_bytes(content)
+
+
+def _lose_rows_file(data: Path) -> None:
+    next((_bucket(data, 2) / "kv").glob("*.sst")).unlink()
+
+
+def _lose_current(data: Path) -> None:
+    (_bucket(data, 2) / "kv" / "CURRENT").unlink()
+
+
+def _mark_rows(data: Path) -> None:
+    mark_damaged(_bucket(data, 2) / "kv", "a block", applied_offset=3)
+
+
 def _damage_decision(data: Path) -> None:
     next((data / "tables" / "2" / "transactions").glob("*.decision")).write_text("{}")
 
@@ -265,6 +285,10 @@ def _batch_goes_back(data: Path) -> None:
         (_swap_headers, "belongs to bucket 0 of table 2"),
         (_lose_row_by_key, "the changelog has, and the rows by key have not"),
         (_change_row_by_key, "differ from the changelog"),
+        (_flip_row_by_key, "its rows by key are unreadable: "),
+        (_lose_rows_file, "its rows by key are unreadable: "),
+        (_lose_current, "there are files of rows, but no file CURRENT"),
+        (_mark_rows, "the rows by key are damaged (a block); the next start makes them again"),
         (_damage_decision, ".decision is unreadable"),
         (_damage_ages, "row_ages.json holds no ages of rows"),
         (_ages_of_another_log, "has ages of changes up to offset 9000, but the log ends at"),

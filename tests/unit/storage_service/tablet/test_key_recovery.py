@@ -18,10 +18,12 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.key_lookup import lookup_rows
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery, LakeBucket
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -201,7 +203,7 @@ def test_rows_older_than_the_log_are_replaced(tmp_path: Path) -> None:
     assert _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
 
 
-@pytest.mark.parametrize("lost", ["missing", "damaged"])
+@pytest.mark.parametrize("lost", ["missing", "damaged", "CURRENT is missing", "foreign"])
 def test_with_the_whole_log_no_lake_is_needed(tmp_path: Path, lost: str) -> None:
     async def scenario() -> Rows:
         async with open_manager(tmp_path) as manager:
@@ -209,15 +211,108 @@ def test_with_the_whole_log_no_lake_is_needed(tmp_path: Path, lost: str) -> None
 
     before = asyncio.run(scenario())
     rebuild: frozenset[TablePath] = frozenset()
+    rows = _rows_directory(tmp_path)
     if lost == "missing":
-        shutil.rmtree(_rows_directory(tmp_path))
+        shutil.rmtree(rows)
+    elif lost == "damaged":
+        (rows / "CURRENT").write_text("MANIFEST-999999\n")
+    elif lost == "CURRENT is missing":
+        (rows / "CURRENT").unlink()
     else:
-        (_rows_directory(tmp_path) / "CURRENT").write_text("MANIFEST-999999\n")
-        with pytest.raises(StreamhouseError, match=r"--rebuild default\.events"):
+        # Whole rows of another table are nothing to be dropped unasked.
+        shutil.rmtree(rows)
+        RocksdbStore(rows, table_id=77, bucket=0).write(
+            pa.array([], pa.binary()), pa.array([], pa.binary()), marker=Marker(1, 0)
+        )
+        with pytest.raises(CorruptDataError, match=r"of table 77.*--rebuild default\.events"):
             _reopened(tmp_path, KeyRecovery())
         rebuild = frozenset({PATH})
 
     assert _reopened(tmp_path, KeyRecovery(rebuild=rebuild)) == before
+    assert _reopened(tmp_path, KeyRecovery()) == before
+
+
+def _flip_in_newest_rows(rows: Path) -> None:
+    """Damage a block of rows: what is only found by reading them."""
+    table = max(rows.glob("*.sst"))
+    data = bytearray(table.read_bytes())
+    data[100] ^= 1
+    table.write_bytes(data)
+
+
+@pytest.mark.parametrize("source", ["changelog", "lake"])
+def test_damage_that_a_read_meets_is_mended_by_the_next_start(tmp_path: Path, source: str) -> None:
+    """Until then the rows are out of use, in memory or not; the changelog is read on."""
+    if source == "lake":
+        before, lake = _prepare(tmp_path)
+        recovery = KeyRecovery(lake_rows=lake)
+    else:
+        recovery = KeyRecovery()
+
+        async def fill() -> Rows:
+            async with open_manager(tmp_path) as manager:
+                return _state(await _filled(manager))
+
+        before = asyncio.run(fill())
+    _flip_in_newest_rows(_rows_directory(tmp_path))
+
+    async def meet() -> None:
+        async with open_manager(tmp_path, recovery=recovery) as manager:
+            table = manager.table(PATH)
+            bucket = table.key_buckets[0]
+            ends = table.positions()
+            assert table.key_writer is not None
+            await table.key_writer.settle()
+            assert not bucket.is_usable
+            keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
+            with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* next start"):
+                lookup_rows(table.info, table.key_buckets, keys)
+            with pytest.raises(CorruptDataError, match="bucket 0: its rows by key are damaged"):
+                await manager.write_keys(
+                    table, [KeyWrite(0, event_rows(3, 4))], columns=None, writer_id=0
+                )
+            assert table.positions() == ends
+            log = bucket.log
+            assert log.read(log.log_start_offset, bytes_max=1)
+            assert not await apply_retention(
+                table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
+            )
+
+    asyncio.run(meet())
+    assert (_rows_directory(tmp_path) / "damaged.json").exists()
+    if source == "lake":
+        # Nothing is given up for what cannot be made again.
+        with pytest.raises(CorruptDataError, match=r"damaged .* no lake snapshot to get"):
+            _reopened(tmp_path, KeyRecovery())
+
+    assert _reopened(tmp_path, recovery) == before
+    assert _reopened(tmp_path, KeyRecovery()) == before
+
+
+def test_rows_that_are_fewer_than_counted_are_damaged(tmp_path: Path) -> None:
+    """Whole files that lack rows: only the count can tell."""
+
+    async def fill() -> Rows:
+        async with open_manager(tmp_path) as manager:
+            return _state(await _filled(manager))
+
+    before = asyncio.run(fill())
+    store = RocksdbStore(_rows_directory(tmp_path), table_id=1, bucket=0)
+    keys, _ = next(store.scan())
+    store.write(keys[:1], pa.nulls(1, pa.binary()), marker=store.written_marker)
+    store.flush()
+    store.close()
+
+    async def meet() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = manager.table(PATH)
+            assert table.key_writer is not None
+            await table.key_writer.settle()
+            with pytest.raises(CorruptDataError, match="has 9009 rows, but counts 9010"):
+                table.key_buckets[0].check_usable()
+
+    asyncio.run(meet())
+    assert _reopened(tmp_path, KeyRecovery()) == before
 
 
 def _nothing(lake: FakeLake) -> KeyRecovery:
