@@ -19,6 +19,7 @@ from streamhouse.storage_service.client.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
+from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
@@ -50,7 +51,13 @@ def lake_bucket_rows(
     if snapshot_id not in opened.snapshot_ids() and current:
         # It goes further, and up to here it does not have what the expired one had.
         snapshot_id = current[0]
-        end = opened.tiered_offsets(snapshot_id)[bucket]
+        end = opened.tiered_offsets(snapshot_id).get(bucket, 0)
+        if end < lake.tiered_offsets[bucket]:
+            raise CorruptDataError(
+                f"lake table '{name or table.path}' has bucket {bucket} up to offset {end}, but"
+                f" rows up to {lake.tiered_offsets[bucket]} were tiered to it: its catalog or"
+                " metadata is older than the service's data directory; restore the newer one"
+            )
     ranges = {bucket: OffsetRange(bucket=bucket, start=0, end=end)}
     found = opened.plan(
         table.schema,

@@ -190,13 +190,13 @@ def _file_problems(
     problems = []
     for file in found.files:
         try:
-            with filesystem.open_input(file.path) as opened_file:
-                size = opened_file.size()
-        except (StreamhouseError, OSError) as error:
-            problems.append(f"file {file.path} cannot be opened: {error}")
+            with filesystem.open_parquet(file.path, file_bytes=file.file_bytes) as opened_file:
+                rows = opened_file.metadata.num_rows
+        except StreamhouseError as error:
+            problems.append(error.message)
             continue
-        if size != file.file_bytes:
-            problems.append(f"file {file.path} has {size} bytes, not {file.file_bytes}")
+        if rows != file.row_count:
+            problems.append(f"file {file.path} has {rows} rows, not {file.row_count}")
     return problems
 
 

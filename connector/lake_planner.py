@@ -31,13 +31,14 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     SnapshotNotFoundError,
 )
-from streamhouse.storage_service.lake.errors import catalog_errors
+from streamhouse.storage_service.lake.ancestors import ancestors_of, facts_of
+from streamhouse.storage_service.lake.errors import catalog_errors, metadata_errors
 from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
-    TRUNCATED_OFFSETS_PROPERTY,
     LakeCatalog,
     tiered_offsets_from_property,
 )
+from streamhouse.storage_service.model.lake_coverage import covered_offsets
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -142,10 +143,25 @@ class LakeTable:
         return None
 
     def _has_all(self, snapshot: Snapshot, ranges: Mapping[int, OffsetRange]) -> bool:
-        """Whether an overwrite has taken nothing of `ranges` out of a snapshot."""
-        properties = self._properties(snapshot) or self._table.properties
-        text = properties.get(TRUNCATED_OFFSETS_PROPERTY, "{}")
-        truncated = tiered_offsets_from_property(text)
+        """Whether an overwrite has taken nothing of `ranges` out of a snapshot.
+
+        Raises `CorruptDataError` if the snapshot does not reach their ends: it is older.
+        """
+        covered = covered_offsets(
+            (facts_of(found) for found in ancestors_of(self._table.metadata, snapshot)),
+            self._table.properties,
+            # The table is known by its uuid.
+            is_owner=lambda _: True,
+        )
+        for bucket, wanted in ranges.items():
+            end = 0 if covered is None else covered.tiered_offsets.get(bucket, 0)
+            if end < wanted.end:
+                raise CorruptDataError(
+                    f"lake table '{self._name}' has bucket {bucket} up to offset {end}, but rows up"
+                    f" to {wanted.end} were tiered to it: its catalog or metadata is older than the"
+                    " service's data directory; restore the newer one"
+                )
+        truncated = {} if covered is None else covered.truncated_offsets
         return all(truncated.get(b, 0) <= wanted.start for b, wanted in ranges.items())
 
     def snapshots(self) -> list[dict[str, Any]]:
@@ -199,7 +215,8 @@ class LakeTable:
         lake_schema = self._table.schema()
         field_ids = self._field_ids(schema, lake_schema, own_ids)
         planner = FilePlanner(self._name, self._table, lake_schema, schema, query, field_ids)
-        files = tuple(planner.files(snapshot))
+        with metadata_errors(self._name):
+            files = tuple(planner.files(snapshot))
         return LakeFiles(
             snapshot_id=snapshot.snapshot_id,
             files=files,

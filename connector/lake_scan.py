@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -56,9 +57,10 @@ def read_lake_piece(
     if piece.check_timestamp:
         needed[context.timestamp_column.name] = context.timestamp_column
     schema = pa.schema([column.to_arrow() for column in columns])
-    with _open(filesystem, piece.path, context) as source:
-        # A local file is mapped; of an object store, a row group's columns come in few requests.
-        file = pq.ParquetFile(source, pre_buffer=not isinstance(source, pa.MemoryMappedFile))
+    with (
+        _gone(context),
+        filesystem.open_parquet(piece.path, file_bytes=piece.file_bytes) as file,
+    ):
         layout = _Layout.of(file, tuple(needed.values()), piece, context)
         deleted = read_deleted_positions(filesystem, piece)
         for group, first_row in _row_groups(file.metadata, piece):
@@ -76,15 +78,16 @@ def read_lake_piece(
                     yield rows
 
 
-def _open(filesystem: LakeFilesystem, path: str, context: ScanContext) -> pa.NativeFile:
+@contextlib.contextmanager
+def _gone(context: ScanContext) -> Iterator[None]:
     try:
-        return filesystem.open_input(path)
+        yield
     except StorageFailedError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         raise SnapshotNotFoundError(
-            f"table '{context.table}': lake file '{path}' of snapshot {context.lake_snapshot_id} is"
-            " gone: the snapshot was expired after this read was planned; load the table again"
+            f"table '{context.table}': {error.message}; if snapshot {context.lake_snapshot_id} was"
+            " expired after this read was planned, load the table again"
         ) from error
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from streamhouse.connector.scan import LakePiece
+from streamhouse.connector.scan import DeleteFile, LakePiece
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.sorted_values import distinct
 
@@ -29,18 +28,15 @@ def read_deleted_positions(
     """
     if not piece.deletes:
         return None
-    found = [
-        _positions_in(filesystem, delete.path, data_path=piece.path) for delete in piece.deletes
-    ]
+    found = [_positions_in(filesystem, delete, data_path=piece.path) for delete in piece.deletes]
     return distinct(np.concatenate(found))
 
 
 def _positions_in(
-    filesystem: LakeFilesystem, path: str, *, data_path: str
+    filesystem: LakeFilesystem, delete: DeleteFile, *, data_path: str
 ) -> npt.NDArray[np.int64]:
     parts = [np.empty(0, dtype=np.int64)]
-    with filesystem.open_input(path) as source:
-        file = pq.ParquetFile(source)
+    with filesystem.open_parquet(delete.path, file_bytes=delete.file_bytes) as file:
         names = file.schema_arrow.names
         path_index = names.index(_PATH)
         for group in range(file.metadata.num_row_groups):

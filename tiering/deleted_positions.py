@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError
@@ -44,8 +43,8 @@ def data_paths_of(filesystem: LakeFilesystem, delete_path: str) -> Mapping[str, 
 
 
 def _read(filesystem: LakeFilesystem, path: str, columns: list[str]) -> pa.Table:
-    with filesystem.errors("read", path), filesystem.open_input(path) as source:
-        table = pq.ParquetFile(source).read(columns=columns)
+    with filesystem.open_parquet(path) as file:
+        table = file.read(columns=columns)
     if table.column_names != columns:
         raise CorruptDataError(f"lake file '{path}' is no file of position deletes")
     paths = table.column(_PATH)

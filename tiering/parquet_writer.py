@@ -95,6 +95,8 @@ def open_parquet(
         ],
         store_decimal_as_integer=True,
         write_page_index=True,
+        # Readers of every engine that verify them find a bit that rots.
+        write_page_checksum=True,
         # Readers of other engines go by Iceberg's schema; Arrow's copy would only be carried.
         store_schema=False,
     )

@@ -128,8 +128,7 @@ def _positions(
     columns = [OFFSET_COLUMN, BUCKET_COLUMN] if file.is_shared else [OFFSET_COLUMN]
     found = []
     row_start = 0
-    with files.errors("read", file.path), files.open_input(file.path) as source:
-        parquet = pq.ParquetFile(source)
+    with files.open_parquet(file.path) as parquet:
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
             first, end = _bounds(group)
@@ -224,6 +223,7 @@ def _write(
                 version="2.6",
                 compression="zstd",
                 use_dictionary=["file_path"],
+                write_page_checksum=True,
                 store_schema=False,
             ) as writer:
                 writer.write_table(rows)

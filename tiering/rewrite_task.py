@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
@@ -152,8 +151,7 @@ def _live_rows(
 ) -> Iterator[pa.Table]:
     """Yield the rows that are not deleted, a row group at a time."""
     for path, row_count in task.data_paths:
-        with task.files.errors("read", path), task.files.open_input(path) as source:
-            file = pq.ParquetFile(source, pre_buffer=not isinstance(source, pa.MemoryMappedFile))
+        with task.files.open_parquet(path) as file:
             positions = deleted.get(path, np.empty(0, dtype=np.int64))
             if file.metadata.num_rows != row_count or (positions >= row_count).any():
                 raise CorruptDataError(

@@ -13,23 +13,31 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import (
+    CorruptDataError,
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
     UnsupportedError,
 )
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 __all__ = ["LakeFilesystem", "ListedFile", "file_identity", "lake_file_properties"]
 
 _LOCAL_SCHEMES: Final = ("", "file")
 _S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 _PROPERTY_PREFIXES: Final = ("s3.", "client.")
+# What decoding damaged bytes raises, from the footer to a value.
+_UNDECODABLE: Final = (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError)
+_STORE_ERROR: Final = "AWS Error"
+_SAID_CHARACTERS_MAX: Final = 500
 # Catalog property -> argument of pyarrow.fs.S3FileSystem, and how to read its text.
 _S3_ARGUMENTS: Final[dict[str, tuple[str, Any]]] = {
     "endpoint": ("endpoint_override", str),
@@ -93,6 +101,41 @@ class LakeFilesystem:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 return pa.OSFile(str(path), "wb")
             return self._remote().open_output_stream(_key(uri))
+
+    @contextlib.contextmanager
+    def open_parquet(self, uri: str, *, file_bytes: int | None = None) -> Iterator[pq.ParquetFile]:
+        """Open a Parquet file for reading; the checksum of each page that is read is verified.
+
+        Whatever cannot be decoded inside the block is `CorruptDataError`, and so is a file that has
+        not the `file_bytes` of its table's metadata.
+        """
+        # A process that only opens other files need not import it.
+        import pyarrow.parquet as pq
+
+        with self.open_input(uri) as source, self._damage(uri):
+            if file_bytes is not None and source.size() != file_bytes:
+                raise CorruptDataError(
+                    f"lake file '{uri}' has {source.size()} bytes, not the {file_bytes} of its"
+                    " table's metadata; restore it from a copy"
+                )
+            # A local file is mapped; of an object store, a row group's columns come together.
+            is_mapped = isinstance(source, pa.MemoryMappedFile)
+            yield pq.ParquetFile(source, pre_buffer=not is_mapped, page_checksum_verification=True)
+
+    @contextlib.contextmanager
+    def _damage(self, uri: str) -> Iterator[None]:
+        try:
+            yield
+        except StreamhouseError:
+            raise
+        except (*_UNDECODABLE, OSError) as error:
+            said = " ".join(str(error).split())[:_SAID_CHARACTERS_MAX]
+            if isinstance(error, OSError) and (error.errno or _STORE_ERROR in said):
+                with self.errors("read", uri):
+                    raise
+            raise CorruptDataError(
+                f"lake file '{uri}' is damaged ({said}); restore it from a copy"
+            ) from error
 
     def size(self, uri: str) -> int:
         """Return the file's size in bytes."""

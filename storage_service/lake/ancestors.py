@@ -13,9 +13,13 @@ from streamhouse.storage_service.model.lake_coverage import SnapshotFacts
 __all__ = ["ancestors_of", "facts_of"]
 
 
-def ancestors_of(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield the current snapshot and its ancestors, newest first, as far as they still exist."""
-    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> Iterator[Snapshot]:
+    """Yield a snapshot, by default the current one, and its ancestors, as far as they exist.
+
+    The newest comes first.
+    """
+    if snapshot is None:
+        snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
     if snapshot is None:
         return
     yield snapshot

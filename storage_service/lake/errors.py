@@ -13,6 +13,7 @@ from requests import ConnectTimeout
 
 from streamhouse.storage_service.errors import (
     CommitConflictError,
+    CorruptDataError,
     DatabaseExistsError,
     DatabaseNotEmptyError,
     DatabaseNotFoundError,
@@ -26,7 +27,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 
-__all__ = ["catalog_errors", "lake_errors", "sentence_of"]
+__all__ = ["catalog_errors", "lake_errors", "metadata_errors", "sentence_of"]
 
 # The first that fits counts. Their messages name the table or namespace.
 _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
@@ -86,6 +87,29 @@ def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
         is_sent = not isinstance(error, ConnectTimeout)
         lost = UnknownOutcomeError if is_commit and is_sent else UnavailableError
         raise lost(f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}") from error
+
+
+@contextlib.contextmanager
+def metadata_errors(table: str) -> Iterator[None]:
+    """Raise what decoding a lake table's manifests raises inside the block as an error of ours.
+
+    A store that cannot be asked is `UnavailableError`; all else is `CorruptDataError`.
+    """
+    try:
+        yield
+    except StreamhouseError:
+        raise
+    except Exception as error:
+        # Damaged Avro may end in any error at all.
+        said = f"{type(error).__name__}: {sentence_of(error)}"
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise UnavailableError(
+                f"cannot read metadata of lake table '{table}': {said}"
+            ) from error
+        raise CorruptDataError(
+            f"lake table '{table}': its manifests are damaged ({said}); restore them from a copy,"
+            " or roll the table back to a snapshot that can be read"
+        ) from error
 
 
 @contextlib.contextmanager

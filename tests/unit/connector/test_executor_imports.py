@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 _PROGRAM = """
-import json, sys
+import json, os, sys
 from streamhouse.connector.scan import LakePiece, ScanColumn, ScanContext, Split
 from streamhouse.connector.scan_schema import SYSTEM_COLUMNS, change_type_column
 from streamhouse.connector.split_reader import read_split
@@ -26,7 +26,7 @@ context = ScanContext(
     change_type_column=change_type_column(has_changelog=False),
 )
 piece = LakePiece(
-    path=sys.argv[1], file_bytes=1, start_byte=0, end_byte=1 << 40, row_count=1,
+    path=sys.argv[1], file_bytes=os.path.getsize(sys.argv[1]), start_byte=0, end_byte=1 << 40, row_count=1,
     ranges=(OffsetRange(bucket=0, start=2, end=5),),
 )
 rows = sum(batch.num_rows for batch in read_split(Split((piece,)), context))

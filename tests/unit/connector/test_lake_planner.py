@@ -99,6 +99,42 @@ def planned(
     return sorted(first // 10 for first in firsts)
 
 
+def test_a_lake_that_is_older_than_the_service_is_refused(world: UnionWorld) -> None:
+    """The catalog was put back as it was: its current snapshot lacks rows that were tiered."""
+    world.create_table(UnionWorld.PATH, SCHEMA, bucket_count=1)
+    catalog = world.folder / "catalog.db"
+    older = b""
+    for start in (0, 10):
+        world.append(0, events(start, 10))
+        world.tier()
+        older = older or catalog.read_bytes()
+    state = world.state()
+    catalog.write_bytes(older)
+    ranges = {
+        bucket: OffsetRange(bucket=bucket, start=0, end=end)
+        for bucket, end in state.lake.tiered_offsets.items()
+    }
+    assert state.lake.snapshot_id is not None
+
+    with pytest.raises(CorruptDataError, match="bucket 0 up to offset 10, but rows up to 20"):
+        opened(world).plan(
+            state.table.schema,
+            LakeQuery(ranges=ranges),
+            snapshot_id=state.lake.snapshot_id,
+            allow_successor=True,
+        )
+
+
+def test_a_damaged_manifest_is_refused_with_a_sentence(world: UnionWorld) -> None:
+    lake = filled(world)
+    for path in world.folder.rglob("*-m0.avro"):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(CorruptDataError, match="its manifests are damaged"):
+        planned(world, lake)
+
+
 @pytest.mark.parametrize(
     ("where", "files"),
     [

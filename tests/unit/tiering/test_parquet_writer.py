@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.tiering.parquet_writer import FileFormat, PartitionedParquetWriter, WrittenFile
 from streamhouse.tiering.partition_layout import LakePartitionField
 
@@ -175,3 +177,41 @@ def test_every_row_is_in_one_file_of_its_partition(
     for file in files:
         offsets = [row["__offset"] for row in _read(file)]
         assert offsets == sorted(offsets)
+
+
+def test_a_flipped_bit_in_a_page_is_found_by_who_reads_it(tmp_path: Path) -> None:
+    """Every page has a checksum: a flip anywhere between the pages' ends is no other value."""
+    writer = _writer(tmp_path, partitioning=(), row_group_rows=50)
+    writer.write(_rows(0, ["eu", None] * 100))
+    (file,) = writer.close()
+    path = Path(file.path.removeprefix("file://"))
+    whole, expected = path.read_bytes(), _read(file)
+    footer_bytes = int.from_bytes(whole[-8:-4], "little")
+    chance = random.Random(7)
+    found = 0
+
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(4, len(whole) - footer_bytes - 8)] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            with LakeFilesystem({}).open_parquet(file.path, file_bytes=len(whole)) as opened:
+                assert opened.read().to_pylist() == expected
+        except CorruptDataError as error:
+            assert file.path in error.message
+            found += 1
+
+    # The others hit the page index, which nothing here reads.
+    assert found > 100
+
+
+def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
+    writer = _writer(tmp_path, partitioning=())
+    writer.write(_rows(0, ["eu"]))
+    (file,) = writer.close()
+
+    with (
+        pytest.raises(CorruptDataError, match=f"has {file.size_bytes} bytes, not the 1 of its"),
+        LakeFilesystem({}).open_parquet(file.path, file_bytes=1),
+    ):
+        pass
