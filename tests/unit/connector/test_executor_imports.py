@@ -26,7 +26,8 @@ context = ScanContext(
     change_type_column=change_type_column(has_changelog=False),
 )
 piece = LakePiece(
-    path=sys.argv[1], file_bytes=os.path.getsize(sys.argv[1]), start_byte=0, end_byte=1 << 40, row_count=1,
+    path=sys.argv[1], file_bytes=os.path.getsize(sys.argv[1]), start_byte=0, end_byte=1 << 40,
+    row_count=1,
     ranges=(OffsetRange(bucket=0, start=2, end=5),),
 )
 rows = sum(batch.num_rows for batch in read_split(Split((piece,)), context))
