@@ -56,6 +56,7 @@ def _spark(service: ServiceProcess, statements: list[str]) -> list[Any]:
 def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
     arguments = ("--token-file", str(token_file), "--catalog-access", "service")
     with ServiceProcess(tmp_path / "data", *arguments) as started:
         yield started

@@ -90,6 +90,7 @@ def test_a_failing_task_reports_one_sentence(world: SparkWorld) -> None:
 
 def test_a_token_is_needed_and_reaches_the_executors(world: SparkWorld, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("right-token")
+    (tmp_path / "token").chmod(0o600)
     arguments = ("--token-file", str(tmp_path / "token"))
     with ServiceProcess(tmp_path / "data", *arguments) as service:
         with StreamhouseClient(service.endpoint, token="right-token") as client:

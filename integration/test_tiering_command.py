@@ -200,6 +200,7 @@ def test_without_once_it_keeps_tables_fresh_until_a_signal(
 def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("s3cr3t\n")
+    token.chmod(0o600)
     arguments = ["--token-file", str(token)]
     with (
         ServiceProcess(tmp_path / "data", *arguments) as service,

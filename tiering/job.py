@@ -18,16 +18,13 @@ import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake import (
-    SERVICE_ID_PROPERTY,
-    LakeCatalog,
-    parse_catalog_properties,
-)
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.storage_service.model.secret_sources import catalog_properties_from, read_secret
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round_planner import ROWS_PER_ROUND_MAX
 from streamhouse.tiering.tables_in_flight import TABLES_IN_FLIGHT
 
-__all__ = ["JobOptions", "job_options", "read_token", "run_job"]
+__all__ = ["JobOptions", "job_options", "run_job"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -63,11 +60,11 @@ class JobOptions:
         catalog = None
         if catalog_name is not None:
             catalog = LakeCatalog(
-                name=catalog_name, properties=parse_catalog_properties(catalog_properties)
+                name=catalog_name, properties=catalog_properties_from(catalog_properties)
             )
         return cls(
             endpoint=endpoint,
-            token=None if token_file is None else read_token(token_file),
+            token=None if token_file is None else read_secret(token_file, kind="token"),
             tables=tuple(tables),
             is_once=once,
             rows_per_round_max=max_rows_per_round,
@@ -127,7 +124,8 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "catalog_properties",
         multiple=True,
         metavar="KEY=VALUE",
-        help="pyiceberg property of --catalog; may be given several times.",
+        help="pyiceberg property of --catalog, a secret one as KEY=@file:PATH or KEY=@env:NAME; may"
+        " be given several times.",
     ),
 )
 
@@ -199,14 +197,3 @@ def _stopping_on_signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def read_token(path: Path) -> str:
-    """Return the bearer token that a file holds."""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"token file {path} cannot be read: {error}") from error
-    if not token:
-        raise InvalidRequestError(f"token file {path} is empty")
-    return token

@@ -113,7 +113,7 @@ def _claim_empty(directory: Path, what: str) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise AlreadyExistsError(f"{directory} is not empty; a {what} needs a directory of its own")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StorageFailedError(f"{directory} cannot be made: {error.strerror}") from error
 

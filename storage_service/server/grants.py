@@ -18,7 +18,6 @@ import enum
 import hashlib
 import logging
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
+from streamhouse.storage_service.model.secret_sources import read_private
 
 __all__ = ["OWNER", "Caller", "Grant", "Grants", "Level", "load_grants", "token_hash"]
 
@@ -108,18 +108,10 @@ def token_hash(token: bytes) -> str:
 
 def load_grants(path: Path) -> Mapping[str, Caller]:
     """Return token hash -> caller; raises `InvalidRequestError` that says what is wrong where."""
+    content = read_private(path, kind="grants", bytes_max=_FILE_BYTES_MAX)
     try:
-        with path.open("rb") as file:
-            text = file.read(_FILE_BYTES_MAX + 1)
-            mode = stat.S_IMODE(path.stat().st_mode)
-        if len(text) > _FILE_BYTES_MAX:
-            raise InvalidRequestError(f"it has more than {_FILE_BYTES_MAX} bytes")
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise InvalidRequestError(
-                f"others than its owner may write it (mode {mode:03o}); chmod go-w it"
-            )
-        return _callers(tomllib.loads(text.decode()))
-    except (OSError, ValueError) as error:
+        return _callers(tomllib.loads(content.decode()))
+    except ValueError as error:
         raise InvalidRequestError(f"grants file {path}: {error}") from error
     except InvalidRequestError as error:
         raise InvalidRequestError(f"grants file {path}: {error.message}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.secret_sources import read_private
 
 __all__ = ["certificate_fingerprint", "check_tls"]
 
@@ -24,6 +25,8 @@ def check_tls(config: ServiceConfig) -> None:
         if not is_loopback(config.host):
             _logger.warning("event=tokens_in_the_clear host=%s advice='--tls-cert'", config.host)
         return
+    if config.tls_key_file is not None:
+        read_private(config.tls_key_file, kind="TLS key")
     try:
         # An empty password instead of None: a service must not ask on a terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(

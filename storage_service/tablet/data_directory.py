@@ -14,13 +14,16 @@
     lake/                         the default Iceberg catalog and warehouse
     backup.staged/                a backup that is being put together
 
+The directory is its owner's alone (mode 700): nobody else reads a table on the disk.
 No path is made of user input: tables are directories by their id.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +32,9 @@ from streamhouse.storage_service.tablet.durable_json import sync_directory
 
 __all__ = ["DataDirectory"]
 
+_logger = logging.getLogger(__name__)
+
+PRIVATE: Final = 0o700
 DROPPED_SUFFIX: Final = ".dropped"
 GIVEN_UP_SUFFIX: Final = ".given-up"
 
@@ -49,9 +55,11 @@ class DataDirectory:
         """
         path = path.absolute()
         try:
-            (path / "tables").mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+            _make_private(path)
+            (path / "tables").mkdir(exist_ok=True)
             (path / "lake" / "warehouse").mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidRequestError(
                 f"data directory {path} cannot be used: {error.strerror}"
@@ -126,3 +134,27 @@ class DataDirectory:
         descriptor, self._lock_descriptor = self._lock_descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _make_private(path: Path) -> None:
+    """Let nobody but its owner into the directory; then nobody reads a file in it."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    try:
+        path.chmod(PRIVATE)
+    except PermissionError:
+        # Another user's, as mounted volumes are: only that one can.
+        _logger.warning(
+            "event=data_directory_open path='%s' mode=%03o advice='chmod 700 it: others may read"
+            " what is in it'",
+            path,
+            mode,
+        )
+    else:
+        _logger.warning(
+            "event=data_directory_closed path='%s' mode_before=%03o "
+            " advice='readers that run as other users need a --warehouse outside of it'",
+            path,
+            mode,
+        )

@@ -73,6 +73,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     for name, token in (("front", TOKEN), ("behind", TOKEN_BEHIND)):
         (folder / f"{name}.token").write_text(token)
+        (folder / f"{name}.token").chmod(0o600)
     with contextlib.ExitStack() as stack:
         behind = stack.enter_context(
             ServiceProcess(folder / "behind", f"--token-file={folder / 'behind.token'}")

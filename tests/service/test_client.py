@@ -264,6 +264,7 @@ def test_errors_say_where_and_what_to_do(client: StorageClient, tmp_path: Path) 
 def test_a_wrong_token_is_refused_in_one_sentence(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("secret-one\n")
+    token_file.chmod(0o600)
     with ServiceProcess(tmp_path / "data", "--token-file", str(token_file)) as guarded:
         with StorageClient(guarded.endpoint, token="secret-one") as allowed:
             assert allowed.list_tables() == []

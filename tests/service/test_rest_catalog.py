@@ -38,6 +38,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     folder = tmp_path_factory.mktemp("rest")
     token_file = folder / "token"
     token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
     arguments = ("--token-file", str(token_file), "--catalog-access", "service")
     with ServiceProcess(folder / "data", *arguments) as started:
         yield started

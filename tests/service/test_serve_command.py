@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import signal
@@ -57,15 +58,55 @@ def test_a_stop_signal_ends_it_with_code_0_and_no_complaint(
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is tuned")
 def test_it_replaces_itself_with_malloc_tuned_before_it_does_anything(tmp_path: Path) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("s3cret\n")
-    token_file.chmod(0o644)
-    with ServiceProcess(
-        tmp_path / "data", "--token-file", str(token_file), is_executed=True
-    ) as service:
+    with ServiceProcess(tmp_path, is_executed=True) as service:
         variables = Path(f"/proc/{service.pid}/environ").read_text().split("\0")
         assert {f"{name}={value}" for name, value in TUNED_MALLOC.items()} <= set(variables)
-        assert service.log_text().count("others may read the token file") == 1
+
+
+@pytest.mark.parametrize("option", ["--token-file", "--grants", "--tls-key"])
+def test_a_secret_file_that_others_may_read_is_refused(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("s3cret\n")
+    file.chmod(0o640)
+    arguments = [option, str(file)]
+    if option == "--tls-key":
+        arguments += ["--tls-cert", str(file)]
+
+    line = _refused("--data-dir", str(tmp_path / "data"), *arguments)
+
+    assert f"file {file} may be read or written by others" in line
+    assert line.endswith("(mode 640); chmod 600 it")
+
+
+def test_secrets_of_the_catalog_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    """What the process list shows has none; nobody else may look into the data directory."""
+    file = tmp_path / "secret"
+    file.write_text("from-a-file\n")
+    file.chmod(0o600)
+    data = tmp_path / "data"
+    arguments = (
+        f"--catalog-property=s3.secret-access-key=@file:{file}",
+        "--catalog-property=s3.access-key-id=@env:LAKE_KEY",
+    )
+    with ServiceProcess(data, *arguments, env={**os.environ, "LAKE_KEY": "from-env"}) as service:
+        shown = Path(f"/proc/{service.pid}/cmdline").read_bytes()
+        assert b"from-" not in shown
+        with StorageClient(service.endpoint) as client:
+            properties = client.lake_catalog().properties
+        assert properties["s3.secret-access-key"] == "from-a-file"
+        assert properties["s3.access-key-id"] == "from-env"
+        assert data.stat().st_mode & 0o777 == 0o700
+        assert "level=warning" not in service.log_text()
+
+
+def test_a_data_directory_that_others_may_read_is_closed_and_that_is_said(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o755)
+    with ServiceProcess(data) as service:
+        assert data.stat().st_mode & 0o777 == 0o700
+        assert "event=data_directory_closed" in service.log_text()
+        assert "mode_before=755" in service.log_text()
 
 
 def test_a_second_service_on_the_same_data_is_refused(tmp_path: Path) -> None:
@@ -106,6 +147,7 @@ def test_a_wrong_option_is_one_clear_line(
 
 def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("\n")
+    (tmp_path / "token").chmod(0o600)
 
     line = _refused("--data-dir", str(tmp_path), "--token-file", str(tmp_path / "token"))
 
@@ -115,6 +157,7 @@ def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
 def test_with_a_token_only_its_holders_get_in_and_it_is_never_logged(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("s3cret-token\n")
+    token_file.chmod(0o600)
     with ServiceProcess(
         tmp_path / "data", "--token-file", str(token_file), "--log-level", "debug"
     ) as service:

@@ -11,6 +11,7 @@ import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.model.secret_sources import read_secret
 from streamhouse.storage_service.operations.backup_files import write_backup
 from streamhouse.storage_service.tablet.backup import STAGING, clear_staging, stage_closed
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
@@ -60,7 +61,7 @@ def command(
     try:
         directory = DataDirectory.open(data_dir)
     except UnavailableError:
-        token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
+        token = None if token_file is None else read_secret(token_file, kind="token")
         with StorageClient(endpoint, token=token) as client:
             manifest = _of_running(client, data_dir, target, facts, discard_staged=discard_staged)
     else:

@@ -13,11 +13,8 @@ from rich.table import Table
 
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import (
-    LakeCatalog,
-    LakeState,
-    parse_catalog_properties,
-)
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.secret_sources import catalog_properties_from
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
@@ -61,7 +58,7 @@ def command(
     config = ServiceConfig(
         data_dir=data_dir,
         catalog_name=catalog_name,
-        catalog_properties=parse_catalog_properties(catalog_properties),
+        catalog_properties=catalog_properties_from(catalog_properties),
     )
     lake_check = None if no_lake else _lake_check(config.lake_catalog(), read_rows=lake_rows)
     try:

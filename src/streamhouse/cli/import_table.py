@@ -18,8 +18,8 @@ import click
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake import parse_catalog_properties
+from streamhouse.storage_service.model.secret_sources import read_secret
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.tiering.job import read_token
 
 if TYPE_CHECKING:
     from streamhouse.connector.table_import import TableImport
@@ -108,7 +108,7 @@ def command(
     from streamhouse.connector.source_options import SKIP_OPTIONS
     from streamhouse.connector.table_import import TableImport
 
-    token = None if token_file is None else read_token(token_file)
+    token = None if token_file is None else read_secret(token_file, kind="token")
     if _is_adoption(source, target, adopt=adopt, copy=copy):
         with StorageClient(endpoint, token=token) as client:
             return _adopt(client, source, force=adopt)

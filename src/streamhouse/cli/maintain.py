@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.tiering.job import read_token
+from streamhouse.storage_service.model.secret_sources import read_secret
 
 __all__ = ["command"]
 
@@ -39,7 +39,7 @@ def command(
     from streamhouse.tiering.maintenance_report import plan_text, report_text
     from streamhouse.tiering.thread_runner import ThreadRunner
 
-    token = None if token_file is None else read_token(token_file)
+    token = None if token_file is None else read_secret(token_file, kind="token")
     with StorageClient(endpoint, token=token) as client:
         catalog = client.lake_catalog()
         runner = ThreadRunner(threads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +17,13 @@ from streamhouse.storage_service.config import (
     DEFAULT_PORT,
     ServiceConfig,
 )
-from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.lake import (
     LakeCatalog,
     LakeState,
-    parse_catalog_properties,
     s3_properties_from_environment,
 )
 from streamhouse.storage_service.model.properties import parse_bytes
+from streamhouse.storage_service.model.secret_sources import catalog_properties_from, read_secret
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
 
@@ -102,7 +100,8 @@ def _limit_options(command: _F) -> _F:
     "catalog_properties",
     multiple=True,
     metavar="KEY=VALUE",
-    help="pyiceberg catalog property; default: SQLite in the data directory.",
+    help="pyiceberg catalog property, a secret one as KEY=@file:PATH or KEY=@env:NAME; default:"
+    " SQLite in the data directory.",
 )
 @click.option(
     "--catalog-access",
@@ -175,7 +174,7 @@ def command(
     Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64mb) or
     durations (30s) where the unit is bytes or ms.
     """
-    properties = parse_catalog_properties(catalog_properties)
+    properties = catalog_properties_from(catalog_properties)
     if lake_credentials == "shared":
         properties = {**s3_properties_from_environment(os.environ), **properties}
     config = ServiceConfig.from_texts(
@@ -252,14 +251,4 @@ def _service_token(path: Path | None, *, needed: bool) -> str | None:
 
 
 def _optional_secret(path: Path | None, kind: str) -> str | None:
-    if path is None:
-        return None
-    try:
-        secret = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{kind} file {path} cannot be read: {error}") from error
-    if not secret or not secret.isprintable() or " " in secret:
-        raise InvalidRequestError(f"{kind} file {path} must hold one {kind} without spaces")
-    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        click.echo(f"streamhouse: others may read the {kind} file {path}; chmod 600 it", err=True)
-    return secret
+    return None if path is None else read_secret(path, kind=kind)

@@ -99,12 +99,12 @@ def test_a_token_put_where_its_hash_belongs_is_not_repeated(tmp_path: Path) -> N
     assert "secret" not in error.value.message
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o640, 0o604])
+def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     path = _file(tmp_path / "g", _entry("a", "x"))
     path.chmod(mode)
 
-    with pytest.raises(InvalidRequestError, match="others than its owner may write it"):
+    with pytest.raises(InvalidRequestError, match="written by others than its owner"):
         load_grants(path)
 
 

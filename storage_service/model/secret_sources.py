@@ -1,0 +1,137 @@
+"""Where secrets come from: files that only their owner may read, and the environment.
+
+A secret on the command line shows in the process list. So options that take one name a file, and
+catalog properties may be `KEY=@file:PATH` or `KEY=@env:NAME`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.lake import parse_catalog_properties
+
+__all__ = ["catalog_properties_from", "has_secret", "is_private", "read_private", "read_secret"]
+
+_logger = logging.getLogger(__name__)
+
+_FROM_FILE: Final = "@file:"
+_FROM_ENVIRONMENT: Final = "@env:"
+_SECRET_BYTES_MAX: Final = 64 << 10
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+# Of a name's words: `s3.secret-access-key`, `gcs.oauth2.token`, `adls.connection-string`.
+_SECRET_WORDS: Final = frozenset(
+    {
+        "auth", "authorization", "connection", "cookie", "credential", "credentials", "header",
+        "key", "passphrase", "passwd", "password", "pwd", "sas", "secret", "signer", "sslpassword",
+        "token",
+    }
+)  # fmt: skip
+_WORDS: Final = re.compile(r"[a-z]+")
+_NO_SECRETS: Final = frozenset({"true", "false", ""})
+
+
+def read_private(path: Path, *, kind: str, bytes_max: int = _SECRET_BYTES_MAX) -> bytes:
+    """Return the content of a file that only its owner may read or write.
+
+    Raises `InvalidRequestError` that names the file and its `kind`.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if not is_private(found.st_mode, owner=found.st_uid, user=os.geteuid()):
+                raise InvalidRequestError(
+                    f"{kind} file {path} may be read or written by others than its owner (mode"
+                    f" {stat.S_IMODE(found.st_mode):03o}); chmod 600 it"
+                )
+            content = file.read(bytes_max + 1)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"{kind} file {path} cannot be read: {error.strerror or error}"
+        ) from error
+    if len(content) > bytes_max:
+        raise InvalidRequestError(f"{kind} file {path} has more than {bytes_max} bytes")
+    return content
+
+
+def is_private(mode: int, *, owner: int, user: int) -> bool:
+    """Whether nobody but the owner may use a file with these rights, for a process of `user`.
+
+    As PostgreSQL has it, a group may read what root owns: so are secrets mounted for a service of
+    another user.
+    """
+    allowed = stat.S_IRGRP if owner == 0 != user else 0
+    return not mode & _OTHERS & ~allowed
+
+
+def read_secret(path: Path, *, kind: str) -> str:
+    """Return the one secret, without spaces, that a private file holds."""
+    secret = _text(read_private(path, kind=kind), where=f"{kind} file {path}")
+    if not secret or not secret.isprintable() or " " in secret:
+        raise InvalidRequestError(f"{kind} file {path} must hold one {kind} without spaces")
+    return secret
+
+
+def catalog_properties_from(
+    texts: Iterable[str], *, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Read catalog properties as the command line takes them: `KEY=VALUE`, or where VALUE is.
+
+    Raises `InvalidRequestError`, which never repeats a value.
+    """
+    found = parse_catalog_properties(texts)
+    for key, value in found.items():
+        where = f"--catalog-property {key}"
+        if value.startswith(_FROM_FILE):
+            path = Path(value.removeprefix(_FROM_FILE))
+            content = read_private(path, kind=where)
+            found[key] = _text(content, where=f"{where} file {path}")
+        elif value.startswith(_FROM_ENVIRONMENT):
+            name = value.removeprefix(_FROM_ENVIRONMENT)
+            if not environ.get(name):
+                raise InvalidRequestError(f"{where}: the environment has no variable {name}")
+            found[key] = environ[name]
+        elif has_secret(key, value):
+            _logger.warning(
+                "event=secret_on_command_line property=%s advice='%s=@file:PATH or %s=@env:NAME:"
+                " the process list shows this one'",
+                key,
+                key,
+                key,
+            )
+    return found
+
+
+def has_secret(key: str, value: str) -> bool:
+    """Whether a catalog property is, or has in it, what must not be shown."""
+    if value.lower() in _NO_SECRETS:
+        return False
+    if not _SECRET_WORDS.isdisjoint(_WORDS.findall(key.lower())):
+        return True
+    return "://" in value and _has_password(value)
+
+
+def _has_password(uri: str) -> bool:
+    try:
+        parts = urlsplit(uri)
+        parameters = parse_qsl(parts.query, keep_blank_values=True)
+        is_there = parts.password is not None
+    except ValueError:
+        # Nobody knows what it is.
+        return True
+    names = (word for name, _ in parameters for word in _WORDS.findall(name.lower()))
+    return is_there or not _SECRET_WORDS.isdisjoint(names)
+
+
+def _text(content: bytes, *, where: str) -> str:
+    try:
+        return content.decode().strip()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{where} is no UTF-8 text") from error
