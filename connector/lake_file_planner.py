@@ -5,23 +5,17 @@ What manifests say is pruned in lake_pruning.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pyiceberg.expressions.visitors import (
-    expression_evaluator,
-    inclusive_projection,
-    manifest_evaluator,
-)
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.typedef import Record
 
 from streamhouse.connector.lake_labels import partition_labels
 from streamhouse.connector.lake_manifests import DeleteIndex, data_files, delete_files
+from streamhouse.connector.lake_partition_test import PartitionTest
 from streamhouse.connector.lake_pruning import (
     LakeQuery,
     ManifestFiles,
@@ -29,7 +23,7 @@ from streamhouse.connector.lake_pruning import (
     estimated_bytes,
     select_files,
 )
-from streamhouse.connector.predicate_iceberg import to_iceberg_expression
+from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.scan import DeleteFile, LakeFile
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.model.lake import LAKE_CHANGE_TYPE_FIELD, LAKE_SYSTEM_FIELDS
@@ -41,8 +35,6 @@ from streamhouse.storage_service.model.schema import (
 )
 
 __all__ = ["FilePlanner"]
-
-PartitionTest = Callable[[tuple[Any, ...]], bool]
 
 
 class FilePlanner:
@@ -83,7 +75,7 @@ class FilePlanner:
         # is known.
         by_name = {field.name: field.field_id for field in lake_schema.fields}
         self._names_agree = all(by_name.get(name) == field_ids[name] for name in wanted)
-        self._tests: dict[int, tuple[Callable[[ManifestFile], bool], PartitionTest] | None] = {}
+        self._tests: dict[int, PartitionTest | None] = {}
 
     def files(self, snapshot: Snapshot) -> Iterator[LakeFile]:
         """Yield the snapshot's files that may hold wanted rows, with the deletes of each."""
@@ -93,7 +85,7 @@ class FilePlanner:
             if manifest.content != ManifestContent.DATA:
                 continue
             test = self._partition_test(manifest.partition_spec_id)
-            if test is not None and not test[0](manifest):
+            if test is not None and not test.may_match_manifest(manifest):
                 continue
             files = data_files(self._table.io, manifest)
             indexes = self.select(files)
@@ -117,40 +109,26 @@ class FilePlanner:
             self._query,
             system=self._system,
             columns=self._columns,
-            partition_may_match=None if test is None else test[1],
+            partition_may_match=None if test is None else test.may_match,
         ).tolist()
         return chosen
 
-    def _partition_test(
-        self, spec_id: int
-    ) -> tuple[Callable[[ManifestFile], bool], PartitionTest] | None:
-        """Return tests of a manifest's summary and of a partition, or None when nothing prunes."""
+    def _partition_test(self, spec_id: int) -> PartitionTest | None:
+        """Return the test of the partitions of a spec, None when nothing prunes."""
         if self._query.predicate is None:
             return None
         if spec_id not in self._tests:
-            self._tests[spec_id] = self._make_partition_test(spec_id)
+            self._tests[spec_id] = self._make_partition_test(spec_id, self._query.predicate)
         return self._tests[spec_id]
 
-    def _make_partition_test(
-        self, spec_id: int
-    ) -> tuple[Callable[[ManifestFile], bool], PartitionTest] | None:
-        assert self._query.predicate is not None
+    def _make_partition_test(self, spec_id: int, predicate: Predicate) -> PartitionTest | None:
         if not self._names_agree:
             return None
-        spec = self._table.specs()[spec_id]
         try:
-            projected = inclusive_projection(self._lake_schema, spec)(
-                to_iceberg_expression(self._query.predicate)
-            )
+            return PartitionTest(self._table.specs()[spec_id], self._lake_schema, predicate)
         except ValueError:
             # A column that the lake does not have yet cannot be bound; its rows are filtered later.
             return None
-        partition_schema = IcebergSchema(*spec.partition_type(self._lake_schema).fields)
-        matches = expression_evaluator(partition_schema, projected, case_sensitive=True)
-        return (
-            manifest_evaluator(spec, self._lake_schema, projected),
-            lambda partition: matches(Record(*partition)),
-        )
 
     def lake_files(
         self, files: ManifestFiles, chosen: Sequence[int], deletes: DeleteIndex

@@ -17,11 +17,18 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.connector.numpy_arrays import filtered
+from streamhouse.connector.numpy_arrays import (
+    boolean_array,
+    filtered,
+    integer_array,
+    integer_values,
+)
 from streamhouse.connector.predicate import (
+    FLIPPED_OPERATOR,
     And,
     Compare,
     CompareColumns,
@@ -44,6 +51,7 @@ from streamhouse.connector.predicate_pruning import (
     row_group_statistics,
 )
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
+from streamhouse.storage_service.model.calendar import DAY_US
 
 __all__ = [
     "ColumnStatistics",
@@ -164,6 +172,11 @@ def _compare(array: pa.Array, operator: Operator, value: object) -> _Truth:
 def _compare_columns(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
     common = comparison_type(node.left.type, node.right.type)
     assert common is not None, node
+    if pa.types.is_timestamp(common) and pa.types.is_date32(node.left.type):
+        return _compare_day_and_time(node.operator, node.left, node.right, batch)
+    if pa.types.is_timestamp(common) and pa.types.is_date32(node.right.type):
+        flipped = FLIPPED_OPERATOR[node.operator]
+        return _compare_day_and_time(flipped, node.right, node.left, batch)
     # Spark rounds integers and decimals to doubles too, so an unsafe cast is the exact one here.
     left = _read(node.left, batch).cast(common, safe=not pa.types.is_floating(common))
     right = _read(node.right, batch).cast(common, safe=not pa.types.is_floating(common))
@@ -184,6 +197,25 @@ def _compare_columns(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
             return pc.or_(found, pc.and_not(left_nan, right_nan))
         case ">=":
             return pc.or_(found, left_nan)
+
+
+def _compare_day_and_time(
+    operator: Operator, day: PredicateColumn, time: PredicateColumn, batch: pa.RecordBatch
+) -> _Truth:
+    """Compare a date, as its midnight, with a timestamp: as days, since most have no timestamp."""
+    days, times = _read(day, batch), _read(time, batch)
+    microseconds = integer_values(times.view(pa.int64()).fill_null(0))
+    midnights, rest = np.divmod(microseconds, DAY_US)
+    if operator in ("<", ">="):
+        # The first midnight from the time on; the others ask about the last one up to it.
+        midnights += rest != 0
+    numbers = days.view(pa.int32()).cast(pa.int64())
+    found = _FUNCTIONS[operator](numbers, integer_array(midnights, pa.int64()))
+    if operator == "=":
+        found = pc.and_(found, boolean_array(rest == 0))
+    elif operator == "!=":
+        found = pc.or_(found, boolean_array(rest != 0))
+    return pc.if_else(pc.and_(days.is_valid(), times.is_valid()), found, _NULL)
 
 
 def _in(node: In, batch: pa.RecordBatch) -> _Truth:

@@ -52,11 +52,16 @@ from pyiceberg.expressions.literals import (
 
 from streamhouse.connector import predicate as ast
 from streamhouse.connector.predicate import Operator, PlainValue, Predicate, PredicateColumn
+from streamhouse.storage_service.model.calendar import DAY_US, days_of
 
 __all__ = ["to_iceberg_expression"]
 
 # pyiceberg looks at no value of a longer list, so such a list gets its range beside it.
 IN_VALUES_PRUNED_MAX: Final = 200
+
+# Python's first day, and the one after its last.
+_FIRST_DAY: Final = days_of(1, 1, 1)
+_END_DAY: Final = days_of(10_000, 1, 1)
 
 _PREDICATES: Final[dict[Operator, Callable[..., BooleanExpression]]] = {
     "=": EqualTo,
@@ -151,6 +156,8 @@ def _compare(column: PredicateColumn, operator: Operator, value: PlainValue) -> 
                 return _of_column(NotNull, column)
             case ">":
                 return AlwaysFalse()
+    if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
+        return _compare_time(column, operator, value)
     compared = _with_value(_PREDICATES[operator], column, value)
     # To Spark NaN is above every number; Iceberg's bounds leave NaN out.
     if isinstance(value, float) and operator in (">", ">="):
@@ -158,8 +165,34 @@ def _compare(column: PredicateColumn, operator: Operator, value: PlainValue) -> 
     return compared
 
 
+def _compare_time(column: PredicateColumn, operator: Operator, value: Any) -> BooleanExpression:
+    """Compare with a date or timestamp, if pyiceberg's transforms know its year."""
+    number: int = value
+    # Its projections would do the same, and find the next value beyond the years that they know.
+    if operator == ">":
+        operator, number = ">=", number + 1
+    elif operator == "<":
+        operator, number = "<=", number - 1
+    if not _have_known_years(column, [number]):
+        return _of_column(NotNull, column)
+    return _with_value(_PREDICATES[operator], column, number)
+
+
+def _have_known_years(column: PredicateColumn, values: Sequence[Any]) -> bool:
+    """Whether Python has all these dates or timestamps; values of other types are always known."""
+    if pa.types.is_date32(column.type):
+        unit = 1
+    elif pa.types.is_timestamp(column.type):
+        unit = DAY_US
+    else:
+        return True
+    return all(_FIRST_DAY * unit <= value < _END_DAY * unit for value in values)
+
+
 def _in(node: ast.In) -> BooleanExpression:
     column = node.column
+    if not _have_known_years(column, node.values):
+        return _of_column(NotNull, column)
     values = [v for v in node.values if not (isinstance(v, float) and math.isnan(v))]
     expressions: list[BooleanExpression] = []
     if len(values) == 1:
@@ -182,6 +215,8 @@ def _range(values: Sequence[Any]) -> tuple[PlainValue, PlainValue]:
 
 def _not_in(node: ast.In) -> BooleanExpression:
     column = node.column
+    if not _have_known_years(column, node.values):
+        return _of_column(NotNull, column)
     values = [v for v in node.values if not (isinstance(v, float) and math.isnan(v))]
     if len(values) == 1:
         return _compare(column, "!=", values[0])

@@ -10,7 +10,6 @@ Texts become dates and times in UTC. Parsing SQL is left to predicate_parser.py.
 
 from __future__ import annotations
 
-import datetime
 import math
 import operator
 import re
@@ -38,9 +37,9 @@ from streamhouse.connector.predicate import (
 )
 from streamhouse.connector.predicate_text import parse_date, parse_double, parse_timestamp, refuse
 from streamhouse.storage_service.errors import InvalidPredicateError
+from streamhouse.storage_service.model.calendar import DAY_US, days_of
 
 __all__ = [
-    "DAY_US",
     "DateOf",
     "Literal",
     "Subject",
@@ -51,9 +50,7 @@ __all__ = [
     "to_float32",
 ]
 
-DAY_US: Final = 86_400_000_000
 DECIMAL_DIGITS_MAX: Final = 38
-_EPOCH_DAY_NUMBER: Final = datetime.date(1970, 1, 1).toordinal()
 _INTEGER_TEXT: Final = re.compile(r"[+-]?\d{1,38}", re.ASCII)
 _TRUE_TEXTS: Final = frozenset({"t", "true", "y", "yes", "1"})
 _FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "0"})
@@ -114,7 +111,7 @@ def compare(subject: Subject, op: Operator, literal: Literal) -> Node:
         first_equal, first_above = first_equal * DAY_US, first_above * DAY_US
     elif isinstance(subject, YearOf):
         unit = 1 if pa.types.is_date32(column.type) else DAY_US
-        first_equal, first_above = (_year_day(y) * unit for y in (first_equal, first_above))
+        first_equal, first_above = (days_of(y, 1, 1) * unit for y in (first_equal, first_above))
     return _node_of_cut(column, op, first_equal, first_above)
 
 
@@ -162,12 +159,6 @@ def to_float32(value: float) -> float:
     """Return the nearest float32, infinite when too large."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
-
-
-def _year_day(year: int) -> int:
-    """Days from 1970-01-01 to the first day of a year of the proleptic Gregorian calendar."""
-    past = year - 1
-    return past * 365 + past // 4 - past // 100 + past // 400 + 1 - _EPOCH_DAY_NUMBER
 
 
 def _is_discrete(t: pa.DataType) -> bool:

@@ -15,7 +15,6 @@ from sqlglot import exp
 
 from streamhouse.connector.predicate import PredicateColumn
 from streamhouse.connector.predicate_literal import (
-    DAY_US,
     DECIMAL_DIGITS_MAX,
     DateOf,
     Literal,
@@ -30,6 +29,7 @@ from streamhouse.connector.predicate_text import (
     refuse,
 )
 from streamhouse.storage_service.errors import UnknownColumnError, suggestion
+from streamhouse.storage_service.model.calendar import DAY_US
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,

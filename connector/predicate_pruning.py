@@ -35,13 +35,13 @@ from streamhouse.connector.predicate import (
     comparison_type,
     statistics_key,
 )
+from streamhouse.storage_service.model.calendar import DAY_US
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 __all__ = ["ColumnStatistics", "batch_statistics", "may_match", "row_group_statistics"]
 
-_DAY_US: Final = 86_400_000_000
 _UNITS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -318,4 +318,4 @@ def _to_common(value: PlainValue | None, t: pa.DataType, common: pa.DataType) ->
         return None
     if pa.types.is_floating(common):
         return float(value)
-    return int(value) * _DAY_US if pa.types.is_date32(t) and common != t else value
+    return int(value) * DAY_US if pa.types.is_date32(t) and common != t else value

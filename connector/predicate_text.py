@@ -1,7 +1,7 @@
 """Dates, times and doubles from text, as Spark's ANSI casts read them in a session in UTC.
 
-Whatever is not surely read as Spark reads it is refused: special words (`today`), zone names,
-years outside 0001 to 9999. Spark string literals with their escapes are read here too.
+Whatever is not surely read as Spark reads it is refused: special words (`today`), zone names. Years
+may have a sign and more than four digits. Spark string literals with their escapes are read here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ import re
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidPredicateError
+from streamhouse.storage_service.model.calendar import days_of
 
 __all__ = ["parse_date", "parse_double", "parse_timestamp", "refuse", "unescape"]
 
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_DAY_S: Final = 86_400
+_DATE_END: Final = 1 << 31
+_TIMESTAMP_END: Final = 1 << 63
 _DOUBLE_TEXT: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)[df]?", re.ASCII | re.I)
 _SPECIAL_DOUBLE_TEXT: Final = re.compile(r"nan|[+-]?inf(?:inity)?", re.I)
-_DATE_TEXT: Final = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.S)
+_DATE_TEXT: Final = re.compile(
+    r"([+-]?\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.S
+)
 _TIMESTAMP_TEXT: Final = re.compile(
-    r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})"
+    r"([+-]?\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})"
     r"(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)? *(Z|UTC|[+-]\d{2}:\d{2})?)?)?)?",
     re.ASCII,
 )
@@ -46,30 +51,34 @@ def refuse(what: str) -> InvalidPredicateError:
 
 def parse_date(text: str) -> int:
     """Return days since 1970 of a text as Spark casts it; raises `InvalidPredicateError`."""
-    match = _DATE_TEXT.fullmatch(text.strip().removeprefix("+"))
+    match = _DATE_TEXT.fullmatch(text.strip())
     try:
         if match:
             year, month, day = (int(part or 1) for part in match.groups())
-            return datetime.date(year, month, day).toordinal() - _EPOCH.toordinal()
+            days = days_of(year, month, day)
+            if -_DATE_END <= days < _DATE_END:
+                return days
     except ValueError:
         pass
-    raise refuse(f"'{text}' is not a date of the form 2024-12-31 with a year from 0001 to 9999")
+    raise refuse(f"'{text}' is not a date of the form 2024-12-31")
 
 
 def parse_timestamp(text: str, *, zone_allowed: bool = True) -> int:
     """Return microseconds since 1970 of a text as Spark casts it in a session in UTC."""
-    match = _TIMESTAMP_TEXT.fullmatch(text.strip().removeprefix("+"))
+    match = _TIMESTAMP_TEXT.fullmatch(text.strip())
     try:
         if match:
             *parts, fraction, zone = match.groups()
             year, month, day = (int(part or 1) for part in parts[:3])
             hour, minute, second = (int(part or 0) for part in parts[3:])
-            moment = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
-            micros = (moment - _EPOCH) // datetime.timedelta(microseconds=1)
-            micros += int((fraction or "").ljust(6, "0")[:6])
+            datetime.time(hour, minute, second)
+            seconds = days_of(year, month, day) * _DAY_S + (hour * 60 + minute) * 60 + second
+            micros = seconds * 1_000_000 + int((fraction or "").ljust(6, "0")[:6])
             if zone and not zone_allowed:
                 raise refuse(f"'{text}' has a time zone but is compared with a timestamp_ntz")
-            return micros - _zone_us(zone)
+            micros -= _zone_us(zone)
+            if -_TIMESTAMP_END <= micros < _TIMESTAMP_END:
+                return micros
     except ValueError:
         pass
     raise refuse(

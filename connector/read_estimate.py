@@ -7,6 +7,7 @@ range is cut into equal parts instead, and the predicate asked about each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -72,6 +73,8 @@ def _parts(column: ColumnStatistics, count: int) -> Iterator[ColumnStatistics]:
             yield replace(column, minimum=start, maximum=end)
     elif isinstance(low, float | Decimal) and isinstance(high, float | Decimal):
         bottom, width = float(low), float(high) - float(low)
+        if not math.isfinite(width):
+            return
         for i in range(count):
             start_f, end_f = (bottom + width * at / count for at in (i, i + 1))
             if isinstance(low, Decimal):

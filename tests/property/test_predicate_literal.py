@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from streamhouse.connector.predicate import Operator, parse_predicate
 from streamhouse.connector.predicate_eval import predicate_mask
 from streamhouse.storage_service.errors import InvalidPredicateError
+from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.predicate_model import OPERATORS, TYPES, compare, scaled, to_batch, values
 
@@ -118,6 +119,24 @@ def test_dates_and_timestamps_are_compared_as_moments_in_utc(
     micros = (moment - EPOCH) // datetime.timedelta(microseconds=1)
     moments_of_cells = [None if cell is None else cell * unit for cell in cells]
     assert found == _expected(moments_of_cells, operator, micros)
+
+
+@given(cases("day", "at", "local"), operators, st.data())
+@settings(max_examples=200)
+def test_literals_may_name_any_year(
+    case: tuple[str, list[Any]], operator: Operator, data: st.DataObject
+) -> None:
+    column, cells = case
+    unit = DAY_US if column == "day" else 1
+    near = data.draw(_near(cells))
+    if column == "day":
+        literal, micros = f"DATE '{date_text(near)}'", near * DAY_US
+    else:
+        literal, micros = f"TIMESTAMP '{timestamp_text(near)}'", near
+
+    found = _truths(f"{column} {operator} {literal}", column, cells)
+
+    assert found == _expected([c if c is None else c * unit for c in cells], operator, micros)
 
 
 @given(cases("at", "local"), operators, st.dates(), st.booleans())

@@ -7,6 +7,7 @@ the pruning and the lake expression are all judged by it.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -52,6 +53,8 @@ TYPES: dict[str, pa.DataType] = {
 }
 COLUMNS = {name: PredicateColumn((name,), data_type) for name, data_type in TYPES.items()}
 NESTED = PredicateColumn(("place", "zone"), pa.int32())
+# The first day that Python has, and the one after the last.
+PYTHON_DAYS = (-719_162, 2_932_897)
 OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=")
 
 _float64 = st.one_of(
@@ -101,10 +104,17 @@ def values(t: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_binary(t):
         return st.binary(max_size=3)
     if pa.types.is_date32(t):
-        return st.one_of(st.integers(-2, 2), st.integers(-700_000, 2_900_000))
+        return st.one_of(
+            st.integers(-2, 2), _near(*PYTHON_DAYS), st.integers(-700_000, 2_900_000), integers(32)
+        )
     day = 86_400_000_000
     near = st.integers(-2, 2).flatmap(lambda d: st.integers(-2, 2).map(lambda us: d * day + us))
-    return st.one_of(near, st.integers(-(10**16), 10**17))
+    ends = _near(*(n * day for n in PYTHON_DAYS))
+    return st.one_of(near, ends, st.integers(-(10**16), 10**17), integers(64))
+
+
+def _near(*numbers: int) -> st.SearchStrategy[int]:
+    return st.builds(operator.add, st.sampled_from(numbers), st.integers(-2, 2))
 
 
 def _float32(value: float) -> float:
