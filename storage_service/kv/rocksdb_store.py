@@ -64,8 +64,8 @@ _MAGIC: Final = b"SHKV"
 _FORMAT_VERSION: Final = 1
 # A call into RocksDB holds the interpreter: this many rows is a fraction of a millisecond.
 _CHUNK_ROWS: Final = 2_000
-# Of messages that do not begin with it: a file is not there, or shorter than another says it is.
-_SIGNS_OF_DAMAGE: Final = ("No such file or directory", "While mmap read offset")
+# Of messages that do not begin with it: a file is not there.
+_SIGNS_OF_DAMAGE: Final = ("No such file or directory",)
 # Where rows are looked up in memory first, many files cost less than compacting them often; where
 # they are looked up here, every file costs a look.
 _FILES_BEFORE_COMPACTION: Final = 16
@@ -206,22 +206,26 @@ class RocksdbStore:
         # RocksDB reads the upper bound where `bounds` keeps it: it must live as long as the rows.
         assert bounds is not None
         key_here, value_here, advance = rows.key, rows.value, rows.next
-        while True:
-            keys: list[bytes] = []
-            values: list[bytes] = []
-            with self._door():
-                for _ in range(chunk_rows):
-                    key = key_here()
-                    if key is None:
-                        # An error ends the rows just as their end does.
-                        rows.status()
-                        break
-                    keys.append(key)
-                    values.append(value_here())
-                    advance()
-            if not keys:
-                return
-            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+        try:
+            while True:
+                keys: list[bytes] = []
+                values: list[bytes] = []
+                with self._door():
+                    for _ in range(chunk_rows):
+                        key = key_here()
+                        if key is None:
+                            # An error ends the rows just as their end does.
+                            rows.status()
+                            break
+                        keys.append(key)
+                        values.append(value_here())
+                        advance()
+                if not keys:
+                    return
+                yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+        finally:
+            # They keep the files open, and an error keeps this frame.
+            del rows, key_here, value_here, advance
 
     def expect_reads(self, expected: bool) -> None:
         """Say whether rows will be looked up here often: then files are compacted early."""
@@ -312,7 +316,8 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o = Options(raw_mode=True)
     o.create_if_missing(True)
     o.set_compression_type(DBCompressionType.none())
-    o.set_allow_mmap_reads(True)
+    # Mapped, index blocks would be believed for ever after a first look, and a bad sector kill.
+    o.set_allow_mmap_reads(False)
     o.set_allow_concurrent_memtable_write(False)
     o.set_memtable_factory(MemtableFactory.vector())
     o.set_write_buffer_size(options.write_buffer_bytes)
@@ -328,6 +333,8 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o.set_max_log_file_size(1 << 20)
     o.set_stats_dump_period_sec(0)
     table = BlockBasedOptions()
+    # The page cache has them; here their checksums would not be looked at again.
+    table.disable_cache()
     table.set_bloom_filter(10, block_based=False)
     table.set_format_version(5)
     table.set_checksum_type(ChecksumType.xxh3())

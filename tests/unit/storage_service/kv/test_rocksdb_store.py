@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +156,84 @@ def test_a_damaged_file_is_an_error_of_ours(tmp_path: Path, store: RocksdbStore)
 
     with pytest.raises(CorruptDataError):
         RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).get_one(b"\x01a")
+
+
+@pytest.fixture
+def rows_on_disk(tmp_path: Path) -> dict[bytes, bytes]:
+    """3,000 rows in one file, closed."""
+    rows = {b"\x01" + i.to_bytes(4, "big"): b"%d" % i * 9 for i in range(3_000)}
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    store.write(binary(*rows), binary(*rows.values()), marker=Marker(3_000, 3_000))
+    store.flush()
+    store.close()
+    return rows
+
+
+def _note(told: list[str], error: CorruptDataError) -> None:
+    told.append(error.message)
+
+
+def _asked(store: RocksdbStore, rows: dict[bytes, bytes]) -> int:
+    """Get and scan rows: each answer must be right; return how many were refused."""
+    refused = 0
+    keys = list(rows)
+    for start in range(0, len(keys), 500):
+        some = keys[start : start + 500]
+        with contextlib.suppress(CorruptDataError):
+            refused += 1
+            assert store.get(binary(*some)).to_pylist() == [rows[key] for key in some]
+            assert store.get_one(some[7]) == rows[some[7]]
+            assert store.get_one(some[7] + b"?") is None
+            refused -= 1
+    with contextlib.suppress(CorruptDataError):
+        refused += 1
+        found = {}
+        for part, values in store.scan(chunk_rows=300):
+            found.update(zip(part.to_pylist(), values.to_pylist(), strict=True))
+        assert found == rows
+        refused -= 1
+    return refused
+
+
+@pytest.mark.parametrize("when", ["closed", "open"])
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.92, 0.96, 0.975, 0.99, 1.0])
+def test_a_flipped_bit_never_hides_a_row(
+    tmp_path: Path, rows_on_disk: dict[bytes, bytes], when: str, part: float
+) -> None:
+    """In blocks of rows, filter, index, properties and footer; before the opening and after."""
+    (table,) = (tmp_path / "kv").glob("*.sst")
+    pristine = table.read_bytes()
+    start = int(part * (len(pristine) - 50))
+    for position in range(start, start + 50, 9):
+        data = bytearray(pristine)
+        data[position] ^= 1 << (position % 8)
+        with contextlib.ExitStack() as opened:
+            told: list[str] = []
+            if when == "closed":
+                table.write_bytes(data)
+                try:
+                    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+                except CorruptDataError:
+                    continue
+            else:
+                table.write_bytes(pristine)
+                store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+                with table.open("r+b") as file:
+                    file.write(data)
+            opened.callback(store.close)
+            store.on_damage = functools.partial(_note, told)
+            assert (_asked(store, rows_on_disk) > 0) == (len(told) > 0)
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_an_error(
+    tmp_path: Path, rows_on_disk: dict[bytes, bytes]
+) -> None:
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    (table,) = (tmp_path / "kv").glob("*.sst")
+    os.truncate(table, 8_000)
+
+    assert _asked(store, rows_on_disk) >= 6
+    store.close()
 
 
 def test_after_close_reads_say_so(store: RocksdbStore) -> None:
