@@ -29,6 +29,7 @@ from streamhouse.connector.retraction import UPSERTS
 from streamhouse.connector.scan import LakePiece, LogPiece, Piece, RetractedOffsets, ScanContext
 from streamhouse.connector.table_name import LAKE
 from streamhouse.connector.tier_plan import ReadPlan, open_lake, plan_lake, split_sizes
+from streamhouse.connector.tier_ranges import refuse_diverged
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -65,6 +66,7 @@ def plan_key_table_rows(
     left would show rows that were changed or deleted since.
     """
     _check_bounds(options)
+    refuse_diverged(state, part=options.connection.name.part)
     cut = _cut(client, state, options)
     tails = _tails(state, cut)
     # A lost change cannot be skipped: without it an old version would live again.
@@ -85,6 +87,7 @@ def plan_key_table_rows(
             lake_ranges,
             snapshot_id=cut.snapshot_id,
             allow_successor=is_current,
+            is_union=options.connection.name.part != LAKE,
         )
         context = scan.context
         pieces += [_without(piece, retracted) for piece in scan.pieces]

@@ -36,9 +36,10 @@ from streamhouse.storage_service.lake.errors import catalog_errors, metadata_err
 from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
+    LakeRole,
     tiered_offsets_from_property,
 )
-from streamhouse.storage_service.model.lake_coverage import covered_offsets
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, covered_offsets
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -131,6 +132,15 @@ class LakeTable:
                 " was written by Streamhouse"
             )
         return tiered_offsets_from_property(properties[TIERED_OFFSETS_PROPERTY])
+
+    def covered(self, table_id: int, role: LakeRole) -> CoveredOffsets | None:
+        """Return what the table as it is now covers; None if no round of that table is in it."""
+        metadata = self._table.metadata
+        return covered_offsets(
+            (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
+            metadata.properties,
+            is_owner=lambda properties: properties.get(role.owner_property) == str(table_id),
+        )
 
     def _properties(self, snapshot: Snapshot | None) -> Mapping[str, str] | None:
         """Return what Streamhouse said of a snapshot, or of its newest ancestor that it wrote."""

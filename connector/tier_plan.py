@@ -21,6 +21,7 @@ from streamhouse.connector.read_plan import (
 )
 from streamhouse.connector.scan import LakePiece, Piece, ScanColumn, ScanContext, Split
 from streamhouse.connector.scan_schema import scan_context, with_field_ids
+from streamhouse.connector.table_name import LAKE
 from streamhouse.connector.tier_ranges import TierRanges
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.client.lake_filesystem import lake_file_properties
@@ -88,7 +89,8 @@ def plan_ranges(
     """Plan exactly the rows of `tiers`; the lake is opened only if it has some of them."""
     pieces: list[Piece] = []
     if tiers.lake:
-        scan = plan_lake(client, state, context, tiers.lake)
+        is_union = options.connection.name.part != LAKE
+        scan = plan_lake(client, state, context, tiers.lake, is_union=is_union)
         context, pieces = scan.context, list(scan.pieces)
     # A task that reads a bucket's changes alone keeps the order of each key's changes.
     pieces += log_pieces(tiers.log, is_ordered=context.has_changelog)
@@ -105,6 +107,7 @@ def plan_lake(
     *,
     snapshot_id: int | None = None,
     allow_successor: bool = True,
+    is_union: bool = True,
 ) -> LakeScan:
     """Plan the lake's rows in `ranges` (None: all) on the state's snapshot, or on `snapshot_id`.
 
@@ -112,6 +115,9 @@ def plan_lake(
     `ranges` cut it to the same rows. Of a primary key table only a successor that covers the same
     offsets has the same rows: a later one lacks those that were retracted since. A full history
     only grows.
+
+    Raises `HistoryDivergedError` if the rows are to be read with the log's (`is_union`), and the
+    lake has another history than that.
     """
     from streamhouse.connector.lake_pruning import LakeQuery
 
@@ -123,6 +129,8 @@ def plan_lake(
         lake = open_lake(catalog, state)
         covers = state.lake.tiered_offsets if state.table.is_primary_key_table else None
         wanted = state.lake.snapshot_id if snapshot_id is None else snapshot_id
+    if is_union:
+        _check_history(client, state, lake, is_changelog=context.lake_is_changelog)
     assert wanted is not None, "only a table with a snapshot has lake ranges"
     query = LakeQuery(
         ranges=ranges,
@@ -152,6 +160,25 @@ def plan_lake(
     )
     read_bytes = found.read_bytes + len(pieces) * FILE_OPEN_BYTES
     return LakeScan(context=context, pieces=pieces, read_bytes=read_bytes)
+
+
+def _check_history(
+    client: StorageClient, state: TableState, lake: LakeTable, *, is_changelog: bool
+) -> None:
+    """Raise `HistoryDivergedError` if the lake as it is now has another history than the log.
+
+    The service is asked only when the lake is not what it has registered: rounds go on meanwhile.
+    """
+    known = state.lake.changelog if is_changelog else state.lake
+    role = LakeRole.CHANGES if is_changelog else state.lake.role
+    covered = lake.covered(state.table.table_id, role)
+    if known is None or covered is None:
+        return
+    if covered.tiered_offsets != known.tiered_offsets or any(
+        known.fingerprints.get(bucket, said) != said
+        for bucket, said in covered.fingerprints.items()
+    ):
+        client.check_lake_history(str(state.table.path), covered)
 
 
 def _clustering(state: TableState) -> Clustering:

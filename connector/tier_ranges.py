@@ -16,6 +16,7 @@ from streamhouse.connector.offset_option import EARLIEST, LATEST, StartingPositi
 from streamhouse.connector.table_name import LAKE, LOG
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
+    HistoryDivergedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "cut_by_tier",
     "narrowed",
     "readable",
+    "refuse_diverged",
     "refuse_loss",
     "resolve_starts",
     "wanted_ranges",
@@ -70,7 +72,10 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
 
     Of a primary key table only `$lake` counts the rows in the lake: everything else that goes by
     offsets is its changelog, which the lake has if the table keeps its full history.
+
+    Raises `HistoryDivergedError` for what is read of both tiers if they have other histories.
     """
+    refuse_diverged(state, part=part)
     found = {}
     for bucket, at in state.positions.items():
         tiered = at.tiered_offset if state.lake.snapshot_id is not None else 0
@@ -93,6 +98,15 @@ def readable(state: TableState, *, part: str = "") -> dict[int, Readable]:
                 expired=0 if part == LOG else at.expired_offset,
             )
     return found
+
+
+def refuse_diverged(state: TableState, *, part: str) -> None:
+    """Raise `HistoryDivergedError` if lake and log have other histories, unless one is enough."""
+    if state.lake.diverged and part not in (LAKE, LOG):
+        path = state.table.path
+        raise HistoryDivergedError(
+            f"{state.lake.diverged}. '{path}$lake' and '{path}$log' can be read, each by itself"
+        )
 
 
 def _lake_end(state: TableState, bucket: int, part: str) -> int:

@@ -81,7 +81,13 @@ def plan_batch_read(
     if name.part not in ("", LAKE):
         raise InvalidRequestError(f"option 'asOfSnapshot' cannot be used with '{name}'")
     scan = plan_lake(
-        client, state, context, None, snapshot_id=options.as_of_snapshot, allow_successor=False
+        client,
+        state,
+        context,
+        None,
+        snapshot_id=options.as_of_snapshot,
+        allow_successor=False,
+        is_union=False,
     )
     return ReadPlan(context=scan.context, splits=pack(scan.pieces, split_sizes(options)))
 

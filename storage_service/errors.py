@@ -26,6 +26,7 @@ StreamhouseError
 ├── RequestTooLargeError           request_too_large         413
 ├── OutOfOrderSequenceError        out_of_order_sequence     409
 ├── FencedError                    fenced                    409
+├── HistoryDivergedError           history_diverged          409
 ├── CommitConflictError            commit_conflict           409
 ├── TransactionClosedError         transaction_closed        409
 ├── CorruptDataError               corrupt_data              500
@@ -222,6 +223,13 @@ class FencedError(StreamhouseError):
     """A newer tiering epoch exists; this worker must stop its round."""
 
     code = "fenced"
+    http_status = 409
+
+
+class HistoryDivergedError(StreamhouseError):
+    """A table's lake has other rows than its log under the same offsets; one of them is not its."""
+
+    code = "history_diverged"
     http_status = 409
 
 

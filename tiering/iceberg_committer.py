@@ -52,7 +52,7 @@ class LakeCommit:
 
     `deletes` point to data files that are live in the snapshot the round was planned on. If the
     lake does not have `truncated_offsets` yet, all it has was overwritten, and goes; so does
-    everything with `is_anew`.
+    everything with `is_anew`. `fingerprints` are those of the log at `tiered_offsets`.
     """
 
     files: Sequence[WrittenFile]
@@ -62,6 +62,7 @@ class LakeCommit:
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     epoch: int
     is_anew: bool = False
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
 
 
 class IcebergLakeTable:
@@ -137,6 +138,12 @@ class IcebergLakeTable:
         return {} if covered is None else dict(covered.truncated_offsets)
 
     @property
+    def fingerprints(self) -> dict[int, str]:
+        """What the current snapshot says of the log that its rows came from."""
+        covered = self.covered
+        return {} if covered is None else dict(covered.fingerprints)
+
+    @property
     def expired_offsets(self) -> dict[int, int]:
         """Below which offsets rows have reached their time to live; files may still have them."""
         covered = self.covered
@@ -188,6 +195,7 @@ class IcebergLakeTable:
                 tiered_offsets=commit.tiered_offsets,
                 truncated_offsets=commit.truncated_offsets,
                 expired_offsets=self.expired_offsets,
+                fingerprints=commit.fingerprints,
             ),
             role=self.role,
         )
@@ -235,6 +243,8 @@ class _RoundChange:
             and covered.epoch == self.commit.epoch
             and dict(covered.tiered_offsets) == dict(self.commit.tiered_offsets)
             and dict(covered.truncated_offsets) == dict(self.commit.truncated_offsets)
+            # A twin of the service's data directory has the same epochs, and may have as many rows.
+            and dict(covered.fingerprints) == dict(self.commit.fingerprints)
         )
 
     def _changes(self, table: Table) -> SnapshotChanges:

@@ -15,6 +15,7 @@ from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
+    LOG_FINGERPRINTS_PROPERTY,
     OWNER_PROPERTIES,
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
@@ -57,6 +58,7 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
         TIERED_OFFSETS_PROPERTY,
         TRUNCATED_OFFSETS_PROPERTY,
         EXPIRED_OFFSETS_PROPERTY,
+        LOG_FINGERPRINTS_PROPERTY,
     )
     found = {key: snapshot[key] for key in kept if key in snapshot}
     return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from streamhouse.storage_service.errors import CorruptDataError, FencedError
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 
 __all__ = ["base_offsets"]
@@ -17,10 +18,14 @@ def base_offsets(
     *,
     epoch: int,
     bucket_count: int,
+    compare: Callable[[CoveredOffsets], object],
 ) -> Mapping[int, int]:
     """Return the offsets the lake table covers; it is never behind what the service knows.
 
+    Where that is not what the service has registered, `compare` asks it whether it may be so.
+
     Raises:
+        HistoryDivergedError: the lake table has other rows than the log.
         FencedError: a worker with a later epoch than `epoch` advanced it.
         CorruptDataError: it was rolled back.
     """
@@ -35,6 +40,13 @@ def base_offsets(
             f" tiering were rolled back; set its current snapshot to {known.snapshot_id} or a"
             " later one"
         )
+    said = {} if known is None else known.fingerprints
+    if (
+        covered.epoch > epoch
+        or dict(covered.tiered_offsets) != dict(recorded)
+        or any(said.get(bucket, own) != own for bucket, own in covered.fingerprints.items())
+    ):
+        compare(covered)
     if covered.epoch > epoch:
         raise FencedError(
             f"lake table '{lake_table.name}' was advanced by tiering epoch {covered.epoch}; this"

@@ -12,6 +12,7 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.lake_task import SplitResult, TieringSplit
@@ -53,8 +54,19 @@ class TieringClient(Protocol):
         expired_offsets: Mapping[int, int] | None = None,
         maintenance_due_us: int | None = None,
         debt: LakeDebt | None = None,
+        fingerprints: Mapping[int, str] | None = None,
     ) -> LakeState:
         """See `StorageClient.complete_tiering`."""
+
+    def compare_history(
+        self,
+        path: str,
+        *,
+        table_id: int,
+        covered: CoveredOffsets | None = None,
+        offsets: Mapping[int, int] | None = None,
+    ) -> dict[int, str]:
+        """See `StorageClient.compare_history`."""
 
     def pinned_snapshots(self, path: str) -> dict[str, int]:
         """See `StorageClient.pinned_snapshots`."""

@@ -34,6 +34,7 @@ from typing import Final, Literal
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import truncated_offsets
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
@@ -161,13 +162,14 @@ class TieringRound:
     def _run(self, lease: Lease, *, started_s: float) -> RoundResult:
         state = self.assignment.state
         lake_table = self.lake.open_or_create(state.table, state.lake)
-        history = SideTable.history(self.lake, self.assignment)
+        history = SideTable.history(self.lake, self.assignment, self._compare)
         self.checkpoint("lake-opened")
         base = base_offsets(
             lake_table,
             state.lake,
             epoch=self.assignment.epoch,
             bucket_count=state.table.bucket_count,
+            compare=self._compare,
         )
         is_behind = lake_table.truncated_offsets != truncated_offsets(state.positions)
         # A round that takes overwritten rows out of the lake registers what it finds there, too.
@@ -234,7 +236,7 @@ class TieringRound:
         if self._is_former(known):
             return None, None
         try:
-            layout = SideTable.batch_layout(self.lake, self.assignment)
+            layout = SideTable.batch_layout(self.lake, self.assignment, self._compare)
             return layout, layout.catch_up(rows, writer, self.limits)
         except FencedError:
             raise
@@ -311,8 +313,20 @@ class TieringRound:
             runner=self.runner,
             observer=self.tracker,
             lease=lease,
+            fingerprints=self._fingerprints,
             checkpoint=self.checkpoint,
             is_stopping=self.is_stopping,
+        )
+
+    def _compare(self, covered: CoveredOffsets) -> None:
+        """Ask the service whether what a lake table covers is the log's history."""
+        table = self.assignment.state.table
+        self.client.compare_history(str(table.path), table_id=table.table_id, covered=covered)
+
+    def _fingerprints(self, offsets: Mapping[int, int]) -> Mapping[int, str]:
+        table = self.assignment.state.table
+        return self.client.compare_history(
+            str(table.path), table_id=table.table_id, offsets=offsets
         )
 
     def _maintenance(
@@ -388,6 +402,7 @@ class TieringRound:
             maintenance_due_us=due_us,
             truncated_offsets=lake_table.truncated_offsets,
             expired_offsets=lake_table.expired_offsets,
+            fingerprints=lake_table.fingerprints,
             debt=self._debt(lake_table, sides),
         )
 

@@ -153,6 +153,7 @@ class ClaimedMaintenance:
             keep_lease=keep_lease,
             maintenance_due_us=self.due_again_us(),
             expired_offsets=further(self.lake_table.expired_offsets, self.expired_offsets),
+            fingerprints=self.lake_table.fingerprints,
             debt=self.maintainer.debt(self.lake_table, self.sides),
         )
 
@@ -172,4 +173,5 @@ class ClaimedMaintenance:
             table_uuid=side.uuid,
             tiered_offsets=side.covered.tiered_offsets,
             truncated_offsets=side.covered.truncated_offsets,
+            fingerprints=side.covered.fingerprints,
         )

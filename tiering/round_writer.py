@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -44,7 +44,10 @@ class LandedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundWriter:
-    """Advances lake tables of one round; `checkpoint` is told each step."""
+    """Advances lake tables of one round; `checkpoint` is told each step.
+
+    `fingerprints` tells those of the log at offsets that a snapshot is to cover.
+    """
 
     endpoint: str
     token: str | None = field(repr=False)
@@ -54,6 +57,7 @@ class RoundWriter:
     runner: TaskRunner
     observer: RoundObserver
     lease: Lease
+    fingerprints: Callable[[Mapping[int, int]], Mapping[int, str]]
     checkpoint: Callable[[str], None]
     is_stopping: Callable[[], bool]
 
@@ -119,6 +123,7 @@ class RoundWriter:
                 truncated_offsets=plan.truncated_offsets,
                 epoch=self.epoch,
                 is_anew=is_anew,
+                fingerprints=self.fingerprints(plan.target_offsets),
             )
             snapshot_id = lake_table.commit(commit, checkpoint=checkpoint)
         except UnknownOutcomeError:

@@ -20,6 +20,7 @@ from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import (
     FencedError,
+    HistoryDivergedError,
     NotFoundError,
     OverloadedError,
     StorageFailedError,
@@ -191,7 +192,7 @@ class TieringService:
         waiting = {
             path: summary
             for path, summary in summaries.items()
-            if not summary.is_reached(self._tiered(path))
+            if summary.error is None and not summary.is_reached(self._tiered(path))
         }
         progress_s = time.monotonic()
         while waiting and not self.stopping.is_set():
@@ -266,6 +267,8 @@ class TieringService:
             found[name] = TableSummary(
                 table=name, target_offsets=ends, snapshot_id=state.lake.snapshot_id
             )
+            if state.lake.diverged:
+                found[name].error = HistoryDivergedError(state.lake.diverged)
         return found
 
     def _tiered(self, path: str) -> Mapping[int, int]:

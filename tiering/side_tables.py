@@ -8,11 +8,12 @@ got when its log had lost rows already gets those from the rows' own lake table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from streamhouse.storage_service.model.lake import LakeRole, SideLakeState
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
 from streamhouse.tiering.iceberg_lake import IcebergLake
@@ -39,27 +40,41 @@ def is_batch_due(assignment: TieringAssignment) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SideTable:
-    """One lake table beside the rows' own, in one round."""
+    """One lake table beside the rows' own, in one round.
+
+    `compare` asks the service whether what it covers is the log's history.
+    """
 
     lake_table: IcebergLakeTable
     known: SideLakeState | None
     assignment: TieringAssignment
+    compare: Callable[[CoveredOffsets], object]
 
     @classmethod
-    def history(cls, lake: IcebergLake, assignment: TieringAssignment) -> SideTable | None:
+    def history(
+        cls,
+        lake: IcebergLake,
+        assignment: TieringAssignment,
+        compare: Callable[[CoveredOffsets], object],
+    ) -> SideTable | None:
         """Open the table's full history; None when it keeps none."""
         state = assignment.state
         if not state.table.properties().datalake_changelog:
             return None
-        return cls._open(lake, assignment, state.lake.changelog, LakeRole.CHANGES)
+        return cls._open(lake, assignment, state.lake.changelog, LakeRole.CHANGES, compare)
 
     @classmethod
-    def batch_layout(cls, lake: IcebergLake, assignment: TieringAssignment) -> SideTable:
+    def batch_layout(
+        cls,
+        lake: IcebergLake,
+        assignment: TieringAssignment,
+        compare: Callable[[CoveredOffsets], object],
+    ) -> SideTable:
         """Open the table's batch layout, which it has.
 
         A copy can be made anew: if somebody dropped its lake table, that is what happens.
         """
-        opened = cls._open(lake, assignment, None, LakeRole.BATCH)
+        opened = cls._open(lake, assignment, None, LakeRole.BATCH, compare)
         known = assignment.state.lake.batch
         is_known = known is not None and known.table_uuid == opened.lake_table.uuid
         return replace(opened, known=known if is_known else None)
@@ -71,9 +86,10 @@ class SideTable:
         assignment: TieringAssignment,
         known: SideLakeState | None,
         role: LakeRole,
+        compare: Callable[[CoveredOffsets], object],
     ) -> SideTable:
         opened = lake.open_or_create(assignment.state.table, known, role=role)
-        return cls(lake_table=opened, known=known, assignment=assignment)
+        return cls(lake_table=opened, known=known, assignment=assignment, compare=compare)
 
     def covered(self) -> Mapping[int, int]:
         """Return the offsets it covers; raises as `base_offsets`."""
@@ -82,6 +98,7 @@ class SideTable:
             self.known,
             epoch=self.assignment.epoch,
             bucket_count=self.assignment.state.table.bucket_count,
+            compare=self.compare,
         )
 
     def as_it_is(self) -> SideLakeState | None:
@@ -151,4 +168,5 @@ class SideTable:
             table_uuid=self.lake_table.uuid,
             tiered_offsets=offsets,
             truncated_offsets=self.lake_table.truncated_offsets,
+            fingerprints=self.lake_table.fingerprints,
         )

@@ -8,6 +8,8 @@ from typing import Any
 
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment
 
 __all__ = ["TieringCalls", "TieringIdle"]
@@ -84,6 +86,7 @@ class TieringCalls:
         truncated_offsets: Mapping[int, int] | None = None,
         expired_offsets: Mapping[int, int] | None = None,
         maintenance_due_us: int | None = None,
+        fingerprints: Mapping[int, str] | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
@@ -93,9 +96,12 @@ class TieringCalls:
         `truncated_offsets` the snapshot has no rows any more, because they were overwritten;
         without them that stays as it is. No read finds rows below `expired_offsets` any more; those
         of a bucket never go back. At `maintenance_due_us` the table wants to be claimed even if no
-        more rows come to it.
+        more rows come to it. `fingerprints` are what the snapshot says of the log that its rows
+        came from.
 
-        Raises `FencedError` when `epoch` is not the current one.
+        Raises:
+            FencedError: `epoch` is not the current one.
+            HistoryDivergedError: the snapshot has other rows than the log.
         """
         answer = self._transport.request_json(
             "POST",
@@ -116,10 +122,46 @@ class TieringCalls:
                 else {str(b): start for b, start in truncated_offsets.items()},
                 "maintenance_due_us": maintenance_due_us,
                 "expired_offsets": {str(b): end for b, end in (expired_offsets or {}).items()},
+                "fingerprints": {str(b): said for b, said in (fingerprints or {}).items()},
             },
             is_repeatable=True,
         )
         return LakeState.from_json(answer)
+
+    def compare_history(
+        self,
+        path: str,
+        *,
+        table_id: int,
+        covered: CoveredOffsets | None = None,
+        offsets: Mapping[int, int] | None = None,
+    ) -> dict[int, str]:
+        """Return bucket -> the log's fingerprint at its offset, of the buckets that have one there.
+
+        Raises `HistoryDivergedError` when what a lake table covers is not the log's history; the
+        service remembers that, and the table is not written to or tiered any more.
+        """
+        answer = self._transport.request_json(
+            "POST",
+            "/v1/tiering/history",
+            body={
+                "table": str(path),
+                "table_id": table_id,
+                "lake": None if covered is None else covered.to_json(),
+                "offsets": {str(b): offset for b, offset in (offsets or {}).items()},
+            },
+            is_repeatable=True,
+        )
+        return {int(b): str(said) for b, said in answer["fingerprints"].items()}
+
+    def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
+        """Raise `HistoryDivergedError` when what a lake table covers is not the log's history."""
+        self._transport.request_json(
+            "POST",
+            f"/v1/tables/{TablePath.parse(path)}/lake/history",
+            body=covered.to_json(),
+            is_repeatable=True,
+        )
 
     def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
         """Give the claim back after a failed round; the service waits before it hands it out."""

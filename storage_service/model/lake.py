@@ -41,6 +41,8 @@ TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TRUNCATED_OFFSETS_PROPERTY: Final = "streamhouse.truncated-offsets"
 EXPIRED_OFFSETS_PROPERTY: Final = "streamhouse.expired-offsets"
+LOG_FINGERPRINTS_PROPERTY: Final = "streamhouse.log-fingerprints"
+"""Per bucket, the fingerprint of the log at the tiered offset: 16 hexadecimal digits."""
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 CATALOG_TIMEOUT_PROPERTY: Final = "streamhouse.catalog-timeout-ms"
 """Of a REST catalog: how long a request waits for its answer."""
@@ -104,12 +106,14 @@ class SideLakeState:
     That of a full history holds every change from offset 0 on, and never less than the rows' own
     snapshot covers. That of a batch layout holds the rows as of its offsets, which may be behind
     or ahead. Rows below `truncated_offsets` were overwritten and are in none of its files.
+    `fingerprints` are those of the log at the tiered offsets, of the buckets where they are known.
     """
 
     snapshot_id: int
     table_uuid: str
     tiered_offsets: Mapping[int, int]
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -118,6 +122,7 @@ class SideLakeState:
             "table_uuid": self.table_uuid,
             "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
             "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
+            "fingerprints": {str(b): said for b, said in sorted(self.fingerprints.items())},
         }
 
     @classmethod
@@ -130,7 +135,12 @@ class SideLakeState:
             truncated_offsets={
                 int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
             },
+            fingerprints=_fingerprints_from_json(value),
         )
+
+
+def _fingerprints_from_json(value: Mapping[str, Any]) -> dict[int, str]:
+    return {int(b): str(said) for b, said in value.get("fingerprints", {}).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +158,9 @@ class LakeState:
     reached `table.datalake.ttl`: files that have them may still be there, in any lake table.
     At `maintenance_due_us` there is something to tidy even if no more rows come; None: nothing.
     Rounds up to `altered_in_epoch` may say so of properties that the table has no more.
+    `fingerprints` are those of the log at the tiered offsets, of the buckets where they are known.
+    `diverged`, unless empty, says how the lake's history was found to be another than the log's:
+    since then nothing is written or tiered.
     """
 
     snapshot_id: int | None = None
@@ -165,6 +178,8 @@ class LakeState:
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
     maintenance_due_us: int | None = None
     altered_in_epoch: int = 0
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
+    diverged: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
@@ -183,6 +198,8 @@ class LakeState:
             "expired_offsets": {str(b): o for b, o in sorted(self.expired_offsets.items())},
             "maintenance_due_us": self.maintenance_due_us,
             "altered_in_epoch": self.altered_in_epoch,
+            "fingerprints": {str(b): said for b, said in sorted(self.fingerprints.items())},
+            "diverged": self.diverged,
         }
 
     @classmethod
@@ -207,6 +224,8 @@ class LakeState:
             expired_offsets={int(b): int(o) for b, o in value.get("expired_offsets", {}).items()},
             maintenance_due_us=value.get("maintenance_due_us"),
             altered_in_epoch=int(value.get("altered_in_epoch", 0)),
+            fingerprints=_fingerprints_from_json(value),
+            diverged=str(value.get("diverged", "")),
         )
 
 
@@ -275,6 +294,16 @@ def tiered_offsets_to_property(tiered_offsets: Mapping[int, int]) -> str:
 def tiered_offsets_from_property(value: str) -> dict[int, int]:
     """Read the value of the snapshot property `streamhouse.tiered-offsets`."""
     return {int(b): int(e) for b, e in json.loads(value).items()}
+
+
+def fingerprints_to_property(fingerprints: Mapping[int, str]) -> str:
+    """Return the value of the snapshot property `streamhouse.log-fingerprints`."""
+    return json.dumps({str(b): said for b, said in sorted(fingerprints.items())})
+
+
+def fingerprints_from_property(value: str) -> dict[int, str]:
+    """Read the value of the snapshot property `streamhouse.log-fingerprints`."""
+    return {int(b): str(said) for b, said in json.loads(value).items()}
 
 
 def is_rest_catalog(properties: Mapping[str, str]) -> bool:

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,
+    LOG_FINGERPRINTS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
+    fingerprints_from_property,
+    fingerprints_to_property,
     tiered_offsets_from_property,
     tiered_offsets_to_property,
 )
@@ -39,13 +43,23 @@ class CoveredOffsets:
     """The end offset per bucket that a snapshot covers, and the epoch that wrote it.
 
     Rows below `truncated_offsets`, of buckets that have one, were overwritten and taken out; those
-    below `expired_offsets` have reached their time to live.
+    below `expired_offsets` have reached their time to live. `fingerprints` are those of the log
+    that they came from, at the tiered offsets; an earlier release's snapshot has none.
     """
 
     tiered_offsets: Mapping[int, int]
     epoch: int
     truncated_offsets: Mapping[int, int] = field(default_factory=dict)
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form of what says which history it is of."""
+        return {
+            "epoch": self.epoch,
+            "tiered_offsets": {str(b): end for b, end in self.tiered_offsets.items()},
+            "fingerprints": {str(b): said for b, said in self.fingerprints.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +108,9 @@ def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
             expired_offsets=tiered_offsets_from_property(
                 properties.get(EXPIRED_OFFSETS_PROPERTY, "{}")
             ),
+            fingerprints=fingerprints_from_property(
+                properties.get(LOG_FINGERPRINTS_PROPERTY, "{}")
+            ),
         )
     except (ValueError, TypeError, AttributeError):
         # Any engine may write properties; no round writes such ones.
@@ -101,9 +118,15 @@ def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
 
 
 def begin_properties(covered: CoveredOffsets) -> dict[str, str]:
-    """Return what a snapshot says of where its rows begin: nothing while that is at offset 0."""
+    """Return what a snapshot says of where its rows begin: nothing while that is at offset 0.
+
+    And of the log that they came from, where that has fingerprints.
+    """
     said = {
         TRUNCATED_OFFSETS_PROPERTY: covered.truncated_offsets,
         EXPIRED_OFFSETS_PROPERTY: covered.expired_offsets,
     }
-    return {key: tiered_offsets_to_property(offsets) for key, offsets in said.items() if offsets}
+    found = {key: tiered_offsets_to_property(offsets) for key, offsets in said.items() if offsets}
+    if covered.fingerprints:
+        found[LOG_FINGERPRINTS_PROPERTY] = fingerprints_to_property(covered.fingerprints)
+    return found

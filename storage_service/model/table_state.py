@@ -77,6 +77,7 @@ class TableState:
                 tiered_offsets=ends,
                 tiered_at_us=self.lake.batch_tiered_at_us,
                 truncated_offsets=batch.truncated_offsets,
+                fingerprints=batch.fingerprints,
             ),
         )
 

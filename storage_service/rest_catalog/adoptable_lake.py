@@ -105,12 +105,12 @@ class AdoptableLake:
             self.rows,
             owner,
             LakeRole.ROWS,
-            covered=self.covered,
+            covered=_of_no_log(self.covered),
             also={TABLE_PROPERTY: description_of(table)},
         )
         sides = {
             role: SideLakeState(
-                snapshot_id=hand_over(side, owner, role, covered=covered),
+                snapshot_id=hand_over(side, owner, role, covered=_of_no_log(covered)),
                 table_uuid=str(side.metadata.table_uuid),
                 tiered_offsets=covered.tiered_offsets,
                 truncated_offsets=covered.truncated_offsets,
@@ -186,6 +186,11 @@ def find_adoptable(
         sides=_sides(catalog, described, covered),
         service_id=tables.service_id,
     )
+
+
+def _of_no_log(covered: CoveredOffsets) -> CoveredOffsets:
+    """Return it without fingerprints: the new owner's log begins with others."""
+    return replace(covered, fingerprints={})
 
 
 def _load(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:

@@ -22,6 +22,7 @@ from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
+    LOG_FINGERPRINTS_PROPERTY,
     OWNER_PROPERTIES,
     SERVICE_ID_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
@@ -49,6 +50,7 @@ _OFFSETS: Final = (
     TIERED_OFFSETS_PROPERTY,
     TRUNCATED_OFFSETS_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
+    LOG_FINGERPRINTS_PROPERTY,
     TIERED_SEQUENCE_PROPERTY,
     TIERING_EPOCH_PROPERTY,
 )
@@ -151,8 +153,14 @@ def _check_offsets(
         return
     truncated = {} if before is None else before.truncated_offsets
     expired = {} if before is None else before.expired_offsets
-    said = (dict(after.tiered_offsets), after.truncated_offsets, after.expired_offsets)
-    if said == (dict(old), truncated, expired):
+    fingerprints = {} if before is None else before.fingerprints
+    said = (
+        dict(after.tiered_offsets),
+        after.truncated_offsets,
+        after.expired_offsets,
+        after.fingerprints,
+    )
+    if said == (dict(old), truncated, expired, fingerprints):
         return
     if not is_round:
         if after.epoch != live.lake.tiering_epoch and _advances(old, after.tiered_offsets):

@@ -38,11 +38,13 @@ from streamhouse.storage_service.server.request_bodies import (
     AlterProperties,
     AlterSchema,
     ClaimTiering,
+    CompareHistory,
     CompletedSide,
     CompleteTiering,
     CreateDatabase,
     FailTiering,
     HeartbeatTiering,
+    LakeHistory,
     TableName,
 )
 from streamhouse.storage_service.server.service import Service
@@ -211,6 +213,16 @@ def _state_routes(service: Service) -> APIRouter:
             await _wait_beyond(service, request.scope[EXCHANGE_KEY], table, known, wait_ms)
         return JSONResponse(table.state().to_json())
 
+    @routes.post("/lake/history", summary="Whether what a lake table covers is the log's history.")
+    async def check_lake_history(
+        request: Request, path: TableName, body: LakeHistory
+    ) -> dict[str, Any]:
+        table = service.table(path)
+        # Who may write may end writing: what a reader says is judged, and not kept.
+        is_kept = _exchange(request).caller.may(Level.WRITE, str(table.path))
+        await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
+        return {}
+
     @routes.get("/offsets", summary="Per bucket, the first offset written at or after a time.")
     async def offsets_for_timestamp(
         path: TableName,
@@ -278,9 +290,20 @@ def _tiering_routes(service: Service) -> APIRouter:
             truncated_offsets=body.truncated_offsets,
             expired_offsets=body.expired_offsets,
             maintenance_due_us=body.maintenance_due_us,
+            fingerprints=body.fingerprints,
             debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
         )
         return lake.to_json()
+
+    @routes.post("/history", summary="Compare a lake table's history with the log's.")
+    async def compare_history(body: CompareHistory) -> dict[str, dict[str, str]]:
+        found = await coordinator.compare_history(
+            service.table(body.table),
+            table_id=body.table_id,
+            covered=None if body.lake is None else body.lake.covered(),
+            offsets=body.offsets,
+        )
+        return {"fingerprints": {str(bucket): said for bucket, said in found.items()}}
 
     @routes.post("/fail", summary="Give a claim back after a failed round.")
     async def fail(body: FailTiering) -> dict[str, Any]:

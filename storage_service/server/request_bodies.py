@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "BeginTransaction",
     "ClaimTiering",
     "CommitTransaction",
+    "CompareHistory",
     "CompleteTiering",
     "CreateDatabase",
     "FailTiering",
     "HeartbeatTiering",
+    "LakeHistory",
     "PinSnapshot",
     "TableName",
 ]
@@ -28,6 +31,7 @@ __all__ = [
 TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
 
 _Epoch = Annotated[int, Field(ge=1)]
+_Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 _SnapshotId = Annotated[str, Field(pattern=r"^-?\d{1,19}$", coerce_numbers_to_str=True)]
 
 
@@ -99,6 +103,28 @@ class CompletedSide(_RequestBody):
     table_uuid: str
     tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
     truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
+    fingerprints: dict[int, _Fingerprint] = {}
+
+
+class LakeHistory(_RequestBody):
+    """What a snapshot of a lake table says of the log that its rows came from."""
+
+    epoch: Annotated[int, Field(ge=0)] = 0
+    tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
+    fingerprints: dict[int, _Fingerprint] = {}
+
+    def covered(self) -> CoveredOffsets:
+        """Return it as the judge of histories takes it."""
+        return CoveredOffsets(**self.model_dump())
+
+
+class CompareHistory(_RequestBody):
+    """A lake table to compare with the log, and offsets to tell the log's fingerprints at."""
+
+    table: str
+    table_id: int
+    lake: LakeHistory | None = None
+    offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
 
 
 class CompleteTiering(_RequestBody):
@@ -117,6 +143,7 @@ class CompleteTiering(_RequestBody):
     truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] | None = None
     expired_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
     maintenance_due_us: Annotated[int, Field(ge=0)] | None = None
+    fingerprints: dict[int, _Fingerprint] = {}
 
 
 class FailTiering(_RequestBody):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import BucketNotFoundError
+from streamhouse.storage_service.errors import BucketNotFoundError, HistoryDivergedError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
@@ -42,7 +42,6 @@ class OpenTable:
         assert len(tablets) == info.bucket_count, "every bucket has its log"
         self.info = info
         self.tablets = tuple(tablets)
-        self.lake = lake
         self.lake_pins = lake_pins
         self.wakeups = wakeups
         self.key_buckets: tuple[KeyBucket, ...] = ()
@@ -53,6 +52,7 @@ class OpenTable:
         """Of a primary key table, what looks up one row; made when it is first asked."""
         self.gate = WriteGate()
         """Passed by every write."""
+        self.keep_lake(lake)
         self.truncated_offsets: dict[int, int] = {}
         """Of a log table that was overwritten, where the rows of each bucket begin."""
         self.truncated_at_us = 0
@@ -79,6 +79,12 @@ class OpenTable:
             properties = self.info.properties()
             self._properties = (self.info, properties)
         return properties
+
+    def keep_lake(self, lake: LakeState) -> None:
+        """Go on with a lake state that is durable; one that has diverged ends all writes."""
+        self.lake = lake
+        if lake.diverged:
+            self.gate.stop(HistoryDivergedError(lake.diverged))
 
     def tablet(self, bucket: int) -> LogTablet:
         """Return the log of `bucket`; raises `BucketNotFoundError` naming the valid ones."""

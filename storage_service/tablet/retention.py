@@ -62,6 +62,9 @@ async def apply_retention(
     table: OpenTable, *, now_us: int, run_blocking: RunBlocking, ttl_ms: int | None = None
 ) -> int:
     """Delete the table's expired segments; return how many. `ttl_ms` overrides its own."""
+    if table.lake.diverged:
+        # Nobody knows yet which rows are whose.
+        return 0
     properties = table.properties
     ttl_ms = properties.log_ttl_ms if ttl_ms is None else ttl_ms
     timestamp_us_before = now_us - ttl_ms * 1_000

@@ -94,7 +94,7 @@ class RowExpiry:
         """Delete what has reached its time in the tables that are due."""
         for table in tuple(self._tables()):
             ttl_ms = table.properties.datalake_ttl_ms
-            if ttl_ms is None or table.key_writer is None:
+            if ttl_ms is None or table.key_writer is None or table.lake.diverged:
                 continue
             try:
                 await self._look_at(table, ttl_ms)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StreamhouseError,
+)
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.rocksdb_store import is_damage
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
@@ -28,12 +34,16 @@ from streamhouse.storage_service.tablet.key_recovery import (
     remake_rows,
 )
 from streamhouse.storage_service.tablet.key_writer import KeyWriter, Submit
+from streamhouse.storage_service.tablet.lake_history import check_history, covered_by
 from streamhouse.storage_service.tablet.lake_pins import LakePins
-from streamhouse.storage_service.tablet.lake_store import load_lake_state
+from streamhouse.storage_service.tablet.lake_store import load_lake_state, save_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
 
 __all__ = ["TableOpener", "close_tablets"]
+
+
+_logger = logging.getLogger(__name__)
 
 
 class _OpenBucket(NamedTuple):
@@ -92,6 +102,11 @@ class TableOpener:
             lake_pins=pins,
             wakeups=Wakeups(self._waiter_limit),
         )
+        try:
+            await self._check_history(table)
+        except StreamhouseError:
+            await self._run_blocking(_close_buckets, buckets)
+            raise
         table.key_buckets = tuple(bucket.keys for bucket in buckets if bucket.keys is not None)
         if table.key_buckets:
             table.key_writer = KeyWriter(
@@ -103,6 +118,19 @@ class TableOpener:
                 frame_bytes_max=self._frame_bytes_max,
             )
         return table
+
+    async def _check_history(self, table: OpenTable) -> None:
+        """Take note, durably, if the logs are not those that the lake state was saved for."""
+        lake = table.lake
+        if lake.diverged or lake.snapshot_id is None:
+            return
+        try:
+            await self._run_blocking(check_history, table, (covered_by(lake),))
+        except HistoryDivergedError as error:
+            _logger.error("event=history_diverged table=%s why=%r", table.path, error.message)
+            diverged = replace(lake, diverged=error.message)
+            await self._run_blocking(save_lake_state, self._directory, table.info, diverged)
+            table.keep_lake(diverged)
 
     def _load_pins(self, info: TableInfo) -> LakePins:
         return LakePins(

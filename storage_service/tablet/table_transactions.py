@@ -151,6 +151,7 @@ class TableTransactions:
         check_spec(spec, self._config, table=str(self._table.path), join=join)
         if self._outcomes.is_stale(app_id, version):
             return "", TransactionStatus.SKIPPED
+        self._table.gate.check_open()
         transaction = find_joinable(self._open.values(), spec) if join else None
         if transaction is None:
             check_count(self._open, self._config, table=str(self._table.path))
@@ -183,6 +184,7 @@ class TableTransactions:
 
         Raises TransactionNotFoundError, or TransactionClosedError when it is being committed.
         """
+        self._table.gate.check_open()
         transaction = self._staging(transaction_id)
         known = None if token is None else transaction.tokens.get(token)
         if known is not None:

@@ -6,6 +6,8 @@ Invariants:
 - a report under an epoch that is not the current one changes nothing
 - a table whose worker may be at work is handed to no other: who has it is as durable as the epoch,
   and after a restart that worker has a whole lease to be heard of
+- a lake that has another history than the log is never registered; that it was seen is durable,
+  and from then on nothing of the table is handed out
 Event loop only; disk writes go to `run_blocking`.
 """
 
@@ -21,15 +23,23 @@ from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
     FencedError,
+    HistoryDivergedError,
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import further
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringAssignment
 from streamhouse.storage_service.tablet.blocking import RunBlocking
+from streamhouse.storage_service.tablet.lake_history import (
+    check_history,
+    covered_by,
+    fingerprints_at,
+)
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_reports import (
     batch_of_report,
+    check_buckets,
     check_report,
     check_table_id,
     due_of_report,
@@ -159,6 +169,8 @@ class TieringCoordinator:
         later = TableDue(wait_ms=_RETRY_MS_MAX, urgency=0.0)
         if not properties.datalake_enabled:
             return "datalake_disabled", later
+        if table.lake.diverged:
+            return HistoryDivergedError.code, later
         try:
             oldest_us = None if table.is_dropped else table.oldest_untiered_us()
         except StreamhouseError as error:
@@ -221,8 +233,7 @@ class TieringCoordinator:
                 tiering_epoch=table.lake.tiering_epoch + 1,
                 tiering_worker=worker_id,
             )
-            await self._run_blocking(self._save, table, lake)
-            table.lake = lake
+            await self.record(table, lake)
             state.begin(worker_id, now_s=self._monotonic_s(), oldest_us=oldest_us)
             self._renew(state)
             layout = self._batch_layout_due(table)
@@ -266,6 +277,7 @@ class TieringCoordinator:
         truncated_offsets: Mapping[int, int] | None = None,
         expired_offsets: Mapping[int, int] | None = None,
         maintenance_due_us: int | None = None,
+        fingerprints: Mapping[int, str] | None = None,
     ) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing.
 
@@ -273,11 +285,16 @@ class TieringCoordinator:
         without, those stay as they are, and so do `truncated_offsets`, below which the lake has no
         rows any more. `expired_offsets` only go forward. With `keep_lease` the round goes on,
         otherwise the table may be claimed again, from `maintenance_due_us` on without new rows.
+        `fingerprints` are what the snapshot says of the log that its rows came from.
         """
         check_table_id(table, table_id)
         state = self.round_of(table)
         async with state.lock:
             self._check_epoch(table, epoch)
+            rows = CoveredOffsets(
+                tiered_offsets=tiered_offsets, epoch=epoch, fingerprints=fingerprints or {}
+            )
+            own = await self._checked(table, rows, sides=(changelog, batch))
             lake = table.lake
             truncated = lake.truncated_offsets if truncated_offsets is None else truncated_offsets
             reported = replace(
@@ -289,6 +306,7 @@ class TieringCoordinator:
                 batch=batch_of_report(table, batch, epoch=epoch),
                 truncated_offsets=dict(truncated),
                 expired_offsets=further(lake.expired_offsets, expired_offsets or {}),
+                fingerprints=own,
             )
             if reported != lake:
                 check_report(table, reported)
@@ -313,11 +331,72 @@ class TieringCoordinator:
                 state.end(self._monotonic_s())
             return table.lake
 
+    async def compare_history(
+        self,
+        table: OpenTable,
+        *,
+        table_id: int,
+        covered: CoveredOffsets | None,
+        offsets: Mapping[int, int],
+    ) -> dict[int, str]:
+        """Return the log's fingerprints at `offsets`, of the buckets where they are known.
+
+        `covered` is what a worker found a lake table to cover. Raises `HistoryDivergedError`,
+        durably, when that is not this log's history. If it is, and in an epoch that was not given
+        out here (this directory was restored from a backup), later epochs are given out from now
+        on.
+        """
+        check_table_id(table, table_id)
+        async with self.round_of(table).lock:
+            if covered is not None:
+                await self._check(table, (covered,))
+                epoch = max(covered.epoch, table.lake.tiering_epoch)
+                await self.record(table, replace(table.lake, tiering_epoch=epoch))
+        return await self._run_blocking(fingerprints_at, table, offsets)
+
+    async def check_lake(self, table: OpenTable, covered: CoveredOffsets, *, is_kept: bool) -> None:
+        """Raise `HistoryDivergedError`, durably if `is_kept`, when that is not the log's history.
+
+        `covered` is what a reader found a lake table to cover.
+        """
+        async with self.round_of(table).lock:
+            await self._check(table, (covered,), is_kept=is_kept)
+
+    async def _checked(
+        self, table: OpenTable, rows: CoveredOffsets, *, sides: Iterable[SideLakeState | None]
+    ) -> Mapping[int, str]:
+        """Return the log's fingerprints at what `rows` covers; raises as `_check`."""
+        known = table.lake
+        lakes = [rows, *(covered_by(side) for side in sides if side is not None)]
+        recorded = (known, known.changelog, known.batch)
+        said = [covered_by(lake) for lake in recorded if lake is not None]
+        if not known.diverged and all(replace(lake, epoch=0) in said for lake in lakes):
+            return known.fingerprints
+        await self._check(table, lakes)
+        return await self._run_blocking(fingerprints_at, table, rows.tiered_offsets)
+
+    async def _check(
+        self, table: OpenTable, lakes: Iterable[CoveredOffsets], *, is_kept: bool = True
+    ) -> None:
+        """Raise `HistoryDivergedError`, durably, unless the lakes have the log's history."""
+        if table.lake.diverged:
+            raise HistoryDivergedError(table.lake.diverged)
+        check_buckets(table, lakes)
+        try:
+            await self._run_blocking(check_history, table, lakes)
+        except HistoryDivergedError as error:
+            if not is_kept:
+                raise
+            _logger.error("event=history_diverged table=%s why=%r", table.path, error.message)
+            await self.record(table, replace(table.lake, diverged=error.message, tiering_worker=""))
+            self.round_of(table).end(self._monotonic_s())
+            raise
+
     async def record(self, table: OpenTable, lake: LakeState) -> None:
         """Make `lake` the table's state, durably; under the lock of its round."""
         if lake != table.lake:
             await self._run_blocking(self._save, table, lake)
-            table.lake = lake
+            table.keep_lake(lake)
 
     def _count_round(self, table: OpenTable, state: TieringRound) -> None:
         """Count a round once; maintenance under the same claim is not part of it."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
 __all__ = [
     "batch_of_report",
+    "check_buckets",
     "check_report",
     "check_table_id",
     "due_of_report",
@@ -50,6 +52,12 @@ def check_report(table: OpenTable, lake: LakeState) -> None:
             )
 
 
+def check_buckets(table: OpenTable, lakes: Iterable[CoveredOffsets]) -> None:
+    """Raise `InvalidRequestError` unless each of the lakes names all buckets, and no other."""
+    for covered in lakes:
+        _check_names(table, covered.tiered_offsets)
+
+
 def batch_of_report(
     table: OpenTable, batch: SideLakeState | None, *, epoch: int
 ) -> SideLakeState | None:
@@ -79,13 +87,7 @@ def _check_offsets(
     table: OpenTable, tiered_offsets: Mapping[int, int], *, recorded: Mapping[int, int]
 ) -> None:
     path: TablePath = table.path
-    wanted = set(range(table.info.bucket_count))
-    if set(tiered_offsets) != wanted:
-        odd = sorted(wanted ^ set(tiered_offsets))
-        raise InvalidRequestError(
-            f"table '{path}': tiered offsets must name exactly the buckets"
-            f" 0..{table.info.bucket_count - 1}; bucket {odd[0]} is missing or unknown"
-        )
+    _check_names(table, tiered_offsets)
     for bucket, end in tiered_offsets.items():
         current = recorded.get(bucket, 0)
         if end < current:
@@ -96,5 +98,15 @@ def _check_offsets(
         if end > high_watermark:
             raise InvalidRequestError(
                 f"table '{path}', bucket {bucket}: tiered offset {end} is beyond the high watermark"
-                f" {high_watermark}; the lake table belongs to another service's data"
+                f" {high_watermark}"
             )
+
+
+def _check_names(table: OpenTable, tiered_offsets: Mapping[int, int]) -> None:
+    wanted = set(range(table.info.bucket_count))
+    if set(tiered_offsets) != wanted:
+        odd = sorted(wanted ^ set(tiered_offsets))
+        raise InvalidRequestError(
+            f"table '{table.path}': tiered offsets must name exactly the buckets"
+            f" 0..{table.info.bucket_count - 1}; bucket {odd[0]} is missing or unknown"
+        )

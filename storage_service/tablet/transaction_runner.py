@@ -74,7 +74,9 @@ class TransactionRunner:
 
         UnknownOutcomeError says that only a restart goes on; any other error that nothing happened.
         """
+        self._table.gate.check_open()
         async with self._table.gate.alone():
+            self._table.gate.check_open()
             parts = await self._run_blocking(self._open_parts, transaction)
             decision = await self._decide(transaction, parts)
             try:

@@ -30,9 +30,11 @@ class WriteGate:
         self._is_held = False
         self._waiting: deque[_Waiting] = deque()
         self._refusal: StreamhouseError | None = None
+        self._stop: StreamhouseError | None = None
 
     async def enter(self) -> None:
-        """Begin a write; `leave` ends it. Raises what `refuse` was given."""
+        """Begin a write; `leave` ends it. Raises what `refuse` or `stop` was given."""
+        self.check_open()
         self._check()
         if self._is_held or self._waiting:
             await self._wait(is_alone=False)
@@ -65,6 +67,27 @@ class WriteGate:
     def allow(self) -> None:
         """Take `refuse` back."""
         self._refusal = None
+
+    def stop(self, error: StreamhouseError) -> None:
+        """Let no write through any more, for good: who waits and who comes gets `error`.
+
+        What holds the table alone and writes nothing new, such as a backup, goes on.
+        """
+        self._stop = error
+        for waiting in [waiting for waiting in self._waiting if not waiting.is_alone]:
+            self._waiting.remove(waiting)
+            if not waiting.granted.done():
+                waiting.granted.set_exception(_again(error))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop is not None
+
+    def check_open(self) -> None:
+        """Raise what `stop` was given."""
+        if self._stop is not None:
+            raise _again(self._stop)
 
     def _check(self) -> None:
         if self._refusal is not None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import pyarrow as pa
 
 from streamhouse.storage_service.client import LogBatch, TieringIdle
 from streamhouse.storage_service.errors import (
     FencedError,
+    HistoryDivergedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     TableNotFoundError,
@@ -26,6 +28,7 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
@@ -47,6 +50,15 @@ class _FakeTable:
     pins: dict[str, int] = field(default_factory=dict)
     debt: LakeDebt | None = None
     truncated: dict[int, int] = field(default_factory=dict)
+
+    def fingerprint(self, bucket: int, offset: int) -> str:
+        """The rows below an offset, in 16 digits."""
+        below = [
+            (batch.base_offset, batch.timestamp_us)
+            for batch in self.batches[bucket]
+            if batch.base_offset < offset
+        ]
+        return blake2b(repr((bucket, offset, below)).encode(), digest_size=8).hexdigest()
 
 
 class FakeTieringService:
@@ -216,6 +228,24 @@ class FakeTieringService:
             self.heartbeats += 1
             self._check_epoch(self._table(path), epoch)
 
+    def compare_history(
+        self,
+        path: str,
+        *,
+        table_id: int,
+        covered: CoveredOffsets | None = None,
+        offsets: Mapping[int, int] | None = None,
+    ) -> dict[int, str]:
+        with self._lock:
+            table = self._table(path)
+            if covered is not None:
+                own = {b: table.fingerprint(b, end) for b, end in covered.tiered_offsets.items()}
+                if any(own[bucket] != said for bucket, said in covered.fingerprints.items()):
+                    raise HistoryDivergedError(f"table '{path}' has other rows")
+                epoch = max(table.lake.tiering_epoch, covered.epoch)
+                table.lake = replace(table.lake, tiering_epoch=epoch)
+            return {b: table.fingerprint(b, offset) for b, offset in (offsets or {}).items()}
+
     def complete_tiering(
         self,
         path: str,
@@ -232,9 +262,18 @@ class FakeTieringService:
         expired_offsets: Mapping[int, int] | None = None,
         maintenance_due_us: int | None = None,
         debt: LakeDebt | None = None,
+        fingerprints: Mapping[int, str] | None = None,
     ) -> LakeState:
         with self._lock:
             table = self._table(path)
+            own = self.compare_history(
+                path,
+                table_id=table_id,
+                covered=CoveredOffsets(
+                    tiered_offsets=tiered_offsets, epoch=epoch, fingerprints=fingerprints or {}
+                ),
+                offsets=tiered_offsets,
+            )
             if table.info.table_id != table_id:
                 raise TableNotFoundError(f"table '{path}' with id {table_id} does not exist")
             self._check_epoch(table, epoch)
@@ -260,6 +299,7 @@ class FakeTieringService:
                 if keep_lease
                 else maintenance_due_us,
                 expired_offsets=further(table.lake.expired_offsets, expired_offsets or {}),
+                fingerprints=own,
             )
             for bucket, end in table.lake.expired_offsets.items():
                 assert end <= tiered_offsets[bucket]

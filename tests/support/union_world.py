@@ -21,6 +21,7 @@ from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintenance import Maintainer
@@ -51,6 +52,9 @@ class FakeReadService(FakeTieringService):
     def __init__(self, catalog: LakeCatalog) -> None:
         super().__init__(catalog)
         self.pins: dict[str, int] = {}
+
+    def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
+        self.compare_history(path, table_id=self._table(path).info.table_id, covered=covered)
 
     def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float) -> None:
         self.pins[holder] = snapshot_id

@@ -18,12 +18,16 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnavailableError,
 )
+from streamhouse.storage_service.model.lake_coverage import offsets_said_by
 from streamhouse.tiering.lake_task import SplitResult
 from streamhouse.tiering.round import ROUND_STEPS
 from streamhouse.tiering.round_planner import PlanLimits
 from tests.support.tiering_world import Killed, TieringWorld, rows
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "lake_snapshot_summary.json"
+_GOLDEN_FOLDER = Path(__file__).parents[2] / "golden"
+GOLDEN = _GOLDEN_FOLDER / "lake_snapshot_summary_v2.json"
+# From before a snapshot said which log its rows came from.
+GOLDEN_OF_FIRST_RELEASE = _GOLDEN_FOLDER / "lake_snapshot_summary.json"
 
 
 def _filled(world: TieringWorld, *, buckets: int = 2, rows_each: int = 10) -> None:
@@ -105,6 +109,13 @@ def test_the_snapshot_says_what_it_covers(world: TieringWorld) -> None:
     for key, value in snapshot.summary.additional_properties.items():
         summary[key] = "<bytes>" if key.endswith("files-size") else value
     assert summary == json.loads(GOLDEN.read_text())
+
+
+def test_what_an_earlier_release_wrote_is_understood() -> None:
+    said = offsets_said_by(json.loads(GOLDEN_OF_FIRST_RELEASE.read_text()))
+
+    assert said is not None
+    assert (said.tiered_offsets, said.fingerprints) == ({0: 11, 1: 10}, {})
 
 
 @pytest.mark.parametrize("step", ROUND_STEPS)

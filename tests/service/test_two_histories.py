@@ -1,0 +1,118 @@
+"""An old copy or a twin of a data directory never replaces rows that the lake has."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.errors import HistoryDivergedError
+from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, Rows, by_id, rows
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake")
+
+
+def _create(client: StreamhouseClient) -> None:
+    client.create_database("shop")
+    client.create_table(LOG, SCHEMA)
+    client.create_table(KEYED, SCHEMA, primary_key=["id"])
+
+
+def _write(client: StreamhouseClient, start: int, end: int, *, mark: str) -> None:
+    client.append(LOG, rows(start, end, mark=mark))
+    client.upsert(KEYED, rows(start, end, mark=mark))
+
+
+def _copy(lake: Lake, source: str, target: str) -> None:
+    shutil.copytree(lake.folder / source, lake.folder / target)
+
+
+def _refused(call: Callable[[], object]) -> str:
+    with pytest.raises(HistoryDivergedError, match="the lake has") as refused:
+        call()
+    return refused.value.message
+
+
+def _check_refused(client: StreamhouseClient, table: str, in_lake: Rows) -> None:
+    """What writes, tiers, or reads the log with the lake says why not; the lake alone is read."""
+    write = client.append if table == LOG else client.upsert
+    before = client.positions(table)
+    _refused(lambda: tier_once(client, table))
+    _refused(lambda: write(table, rows(0, 1)))
+    kind = "append" if table == LOG else "upsert"
+    _refused(lambda: client.begin_transaction(table, operation=kind))
+    _refused(lambda: client.read(table))
+    assert by_id(client.read(f"{table}$lake")) == in_lake
+    assert client.read(f"{table}$log").num_rows > 0
+    assert client.positions(table) == before
+
+
+def test_an_old_copy_is_refused_and_stays_so(lake: Lake) -> None:
+    with lake.service("now") as (service, client):
+        _create(client)
+        _write(client, 0, 500, mark="both")
+        tier_once(client)
+        both = by_id(client.read(LOG))
+        service.terminate()
+    _copy(lake, "now", "old")
+    with lake.service("now") as (service, client):
+        _write(client, 500, 600, mark="now")
+        tier_once(client)
+        now = by_id(client.read(LOG))
+        service.terminate()
+    assert len(now) == 600
+
+    with lake.service("old") as (service, client):
+        # Of one table the lake is ahead of the log, of the other the log has gone past it.
+        _refused(lambda: client.read(LOG))
+        _refused(lambda: tier_once(client, LOG))
+        client.upsert(KEYED, rows(500, 650, mark="old"))
+        _refused(lambda: client.read(KEYED))
+        for table in (LOG, KEYED):
+            _check_refused(client, table, both)
+        service.kill()
+    with lake.service("old") as (_, client):
+        for table in (LOG, KEYED):
+            _check_refused(client, table, both)
+            answer = client.claim_tiering("w", tables=[table], force=True)
+            assert isinstance(answer, TieringIdle)
+            assert answer.reason == "history_diverged"
+    with lake.service("now") as (_, client):
+        assert by_id(client.read(LOG)) == by_id(client.read(KEYED)) == now
+        _write(client, 600, 601, mark="later")
+        tier_once(client)
+        assert len(by_id(client.read(LOG))) == len(by_id(client.read(KEYED))) == 601
+
+
+def test_of_twins_only_one_tiers(lake: Lake) -> None:
+    """Both have the same epochs and offsets, but other rows."""
+    with lake.service("one") as (service, client):
+        _create(client)
+        _write(client, 0, 50, mark="both")
+        service.terminate()
+    _copy(lake, "one", "other")
+    with lake.service("one") as (_, one), lake.service("other") as (_, other):
+        # What both have is harmless, whoever brings it.
+        tier_once(one)
+        tier_once(other)
+        assert by_id(other.read(LOG)) == by_id(one.read(LOG))
+        _write(one, 50, 60, mark="one")
+        _write(other, 50, 60, mark="other")
+        tier_once(one)
+        for table in (LOG, KEYED):
+            _refused(functools.partial(tier_once, other, table))
+        _write(one, 60, 70, mark="one")
+        tier_once(one)
+        expected = by_id(rows(0, 50, mark="both")) | by_id(rows(50, 70, mark="one"))
+        assert by_id(one.read(LOG)) == by_id(one.read(KEYED)) == expected
