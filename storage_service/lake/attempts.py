@@ -114,8 +114,8 @@ def _is_sealed(sent: Sent, seen: Seen) -> bool:
     """Whether the commit can land no more."""
     if seen.current_id == sent.parent_id or seen.last_sequence_number < sent.sequence_number:
         return False
-    # The first snapshot of a table may have any number: only its answer says that it is not on
-    # its way any more.
+    # A snapshot that comes from none may have any number, and a main branch can be removed: only an
+    # answer says that it is not on its way any more.
     return sent.parent_id is not None or sent.answer is Answer.CONFLICT
 
 
