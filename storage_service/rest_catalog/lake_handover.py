@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import write_manifest_list
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
+    AssertCurrentSchemaId,
     AssertRefSnapshotId,
     AssertTableUUID,
     SetPropertiesUpdate,
@@ -21,7 +21,7 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.errors import CommitConflictError, UnknownOutcomeError
-from streamhouse.storage_service.lake.errors import catalog_errors
+from streamhouse.storage_service.lake.landing import StagedCommit, land
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
@@ -35,6 +35,8 @@ from streamhouse.storage_service.model.lake import (
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
 
 __all__ = ["NewOwner", "hand_over"]
+
+ATTEMPTS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,43 +70,72 @@ def hand_over(
 
     Raises:
         CommitConflictError: the table is not as it was loaded any more; it stays as it is.
-        UnknownOutcomeError: nobody can be asked whether it is.
+        UnknownOutcomeError: it may be adopted, or may still become so.
     """
     name = ".".join(table.name())
-    metadata = table.metadata
-    with catalog_errors(f"write metadata of lake table '{name}'"):
-        snapshot = _staged(table, owner.properties(covered, role))
-    branch = {"snapshot-id": snapshot.snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}
-    base = {"ref": MAIN_BRANCH, "snapshot-id": snapshot.parent_snapshot_id}
-    properties = {
-        **owner.properties(covered, role),
-        SERVICE_ID_PROPERTY: owner.service_id,
-        TIERED_SEQUENCE_PROPERTY: str(snapshot.sequence_number),
-        **(also or {}),
-    }
     try:
-        # A transaction would retry on whatever another service commits meanwhile; this does not.
-        table._do_commit(
-            (
+        snapshot_id = land(
+            table, _HandOver(table, owner, role, covered, also or {}), attempts_max=ATTEMPTS_MAX
+        )
+    except UnknownOutcomeError as error:
+        raise UnknownOutcomeError(
+            f"lake table '{name}' may have been adopted; try again: {error}"
+        ) from error
+    assert snapshot_id is not None, "it has a snapshot"
+    return snapshot_id
+
+
+class _HandOver:
+    """A hand-over, for the loop that lands it: to the table exactly as it was looked at."""
+
+    def __init__(
+        self,
+        table: Table,
+        owner: NewOwner,
+        role: LakeRole,
+        covered: CoveredOffsets,
+        also: Mapping[str, str],
+    ) -> None:
+        self._seen = table.metadata_location
+        self._owned = owner.properties(covered, role)
+        self._properties = {**self._owned, SERVICE_ID_PROPERTY: owner.service_id, **also}
+
+    def stage(self, table: Table) -> StagedCommit:
+        """Raise `CommitConflictError` when the table has changed."""
+        if table.metadata_location != self._seen:
+            raise CommitConflictError(
+                f"lake table '{'.'.join(table.name())}' was changed while it was adopted, perhaps"
+                " by a service that still runs: see that it is stopped, and try again"
+            )
+        metadata = table.metadata
+        snapshot = _staged(table, self._owned)
+        branch = {"snapshot-id": snapshot.snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}
+        base = {"ref": MAIN_BRANCH, "snapshot-id": snapshot.parent_snapshot_id}
+        sequence = {TIERED_SEQUENCE_PROPERTY: str(snapshot.sequence_number)}
+        assert snapshot.sequence_number is not None, "it was given one"
+        return StagedCommit(
+            updates=(
                 AddSnapshotUpdate(snapshot=snapshot),
                 SetSnapshotRefUpdate.model_validate(branch),
-                SetPropertiesUpdate(updates=properties),
+                SetPropertiesUpdate(updates={**self._properties, **sequence}),
             ),
-            (
+            requirements=(
                 AssertTableUUID(uuid=metadata.table_uuid),
                 AssertRefSnapshotId.model_validate(base),
+                # The description that comes with it is of these columns.
+                AssertCurrentSchemaId.model_validate(
+                    {"current-schema-id": metadata.current_schema_id}
+                ),
             ),
+            snapshot_id=snapshot.snapshot_id,
+            parent_id=snapshot.parent_snapshot_id,
+            sequence_number=snapshot.sequence_number,
+            metadata_paths=(snapshot.manifest_list,),
         )
-    except CommitFailedException as error:
-        with contextlib.suppress(OSError):
-            table.io.delete(snapshot.manifest_list)
-        raise CommitConflictError(
-            f"lake table '{name}' was changed while it was adopted, perhaps by a service that still"
-            " runs: see that it is stopped, and try again"
-        ) from error
-    except Exception as error:  # noqa: BLE001 - whatever a catalog raises, it may have landed
-        _check_landed(table, snapshot.snapshot_id, error)
-    return snapshot.snapshot_id
+
+    def is_done(self) -> bool:
+        """Nothing but its snapshot shows that it landed."""
+        return False
 
 
 def _staged(table: Table, properties: Mapping[str, str]) -> Snapshot:
@@ -138,19 +169,3 @@ def _staged(table: Table, properties: Mapping[str, str]) -> Snapshot:
             "schema-id": metadata.current_schema_id,
         }
     )
-
-
-def _check_landed(table: Table, snapshot_id: int, error: Exception) -> None:
-    """Raise `UnknownOutcomeError` unless a commit that was not answered is in the table."""
-    name = ".".join(table.name())
-    try:
-        found = table.catalog.load_table(table.name()).metadata
-    except Exception as silence:
-        raise UnknownOutcomeError(
-            f"lake table '{name}' may have been adopted, and the catalog cannot be asked:"
-            f" {silence}; try again"
-        ) from silence
-    if found.snapshot_by_id(snapshot_id) is None:
-        raise UnknownOutcomeError(
-            f"lake table '{name}' could not be adopted: {error}; try again"
-        ) from error

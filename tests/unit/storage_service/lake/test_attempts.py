@@ -179,9 +179,7 @@ def test_nothing_that_is_judged_dead_ever_exists(snapshots: int) -> None:
 
 
 def _sent(answer: Answer, *, snapshot_id: int = 9, parent_id: int = 1, number: int = 2) -> Sent:
-    return Sent(
-        snapshot_id=snapshot_id, parent_id=parent_id, sequence_number=number, answer=answer
-    )
+    return Sent(snapshot_id=snapshot_id, parent_id=parent_id, sequence_number=number, answer=answer)
 
 
 UNTOUCHED = Seen(current_id=1, last_sequence_number=1, snapshots={1: (None, 1)})

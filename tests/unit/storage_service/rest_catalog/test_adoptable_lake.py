@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 
 from streamhouse.storage_service.errors import (
     CommitConflictError,
@@ -20,6 +21,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY
 from streamhouse.storage_service.model.table import TableInfo, TablePath
@@ -29,6 +31,7 @@ from streamhouse.storage_service.rest_catalog.adoptable_lake import (
     find_adoptable,
 )
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable
+from tests.support.lake_files import missing_files
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import SCHEMA, rows
 
@@ -181,31 +184,49 @@ def test_a_round_that_lands_first_makes_the_adoption_fail(world: RestWorld) -> N
 
 
 class _Deaf(SqlCatalog):
-    """A catalog whose answers to commits are lost; `is_done` says whether they land."""
+    """A catalog that answers every commit with `error`; `is_done` says whether they land."""
 
     is_done = True
+    error: Exception = ConnectionError("no answer")
 
     def commit_table(self, *arguments: Any) -> Any:
         if self.is_done:
             super().commit_table(*arguments)
-        raise ConnectionError("no answer")
+        raise self.error
 
 
-@pytest.mark.parametrize("is_done", [True, False])
-def test_a_commit_without_an_answer_is_looked_for(world: RestWorld, is_done: bool) -> None:
+@pytest.fixture
+def deaf(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Deaf]:
+    monkeypatch.setattr(landing, "RETRY_WAIT_S_FIRST", 0.0)
     _tiered(world)
-    deaf = _Deaf("lake", **{k: v for k, v in world.catalog.properties.items() if k != "type"})
-    deaf.is_done = is_done
-    try:
-        found = _find(world, catalog=deaf)
-        if is_done:
-            _, lake = found.take_over(9, now_us=77)
-            assert lake.snapshot_id == world.lake_table().metadata.current_snapshot_id
-        else:
-            with pytest.raises(UnknownOutcomeError, match="could not be adopted: no answer; try"):
-                found.take_over(9, now_us=77)
-    finally:
-        deaf.close()
+    opened = _Deaf("lake", **{k: v for k, v in world.catalog.properties.items() if k != "type"})
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionError("no answer"), CommitFailedException("sent twice, the second was refused")],
+)
+def test_a_commit_that_landed_is_found_whatever_was_answered(
+    world: RestWorld, deaf: _Deaf, error: Exception
+) -> None:
+    deaf.error = error
+
+    _, lake = _find(world, catalog=deaf).take_over(9, now_us=77)
+
+    assert lake.snapshot_id == world.lake_table().metadata.current_snapshot_id
+    assert missing_files(world.lake_table()) == []
+
+
+def test_a_commit_without_an_answer_may_still_land(world: RestWorld, deaf: _Deaf) -> None:
+    deaf.is_done = False
+    lists = {path.name for path in world.folder.rglob("snap-*.avro")}
+
+    with pytest.raises(UnknownOutcomeError, match=r"may have been adopted; try again.*no answer"):
+        _find(world, catalog=deaf).take_over(9, now_us=77)
+
+    assert len({path.name for path in world.folder.rglob("snap-*.avro")} - lists) == 3
 
 
 def test_what_another_service_wrote_just_now_is_not_taken_from_it(world: RestWorld) -> None:
