@@ -48,6 +48,8 @@ _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
     (ValueError, InvalidRequestError),
     (KeyError, InvalidRequestError),
 )
+# Of a commit that was sent: its answer could not be read.
+_UNREADABLE: Final = (InvalidModelError, ValueError, KeyError)
 
 # What a REST catalog behind this one refuses; 5xx is none, because it may have done it.
 _REFUSALS: Final[dict[int, type[StreamhouseError]]] = {
@@ -66,11 +68,14 @@ _SENTENCE_CHARACTERS_MAX: Final = 2_000
 
 
 @contextlib.contextmanager
-def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
+def catalog_errors(
+    doing: str, *, is_commit: bool = False, is_checked: bool = False
+) -> Iterator[None]:
     """Raise what the block raises as an error of ours.
 
     What no catalog refuses on purpose is `UnavailableError`; of a commit that was sent it is
-    `UnknownOutcomeError`, because it may have landed.
+    `UnknownOutcomeError`, because it may have landed. With `is_checked` the commit itself was
+    found to be right before: what looks wrong is an answer that cannot be read.
     """
     try:
         yield
@@ -79,7 +84,7 @@ def catalog_errors(doing: str, *, is_commit: bool = False) -> Iterator[None]:
     except Exception as error:
         # Catalogs raise what their database, HTTP or cloud client raises: there is no common root.
         for kind, ours in _KINDS:
-            if isinstance(error, kind):
+            if isinstance(error, kind) and not (is_checked and kind in _UNREADABLE):
                 raise ours(f"cannot {doing}: {sentence_of(error)}") from error
         refused = _refusal_of(error)
         if refused is not None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest, StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
+    AddSnapshotUpdate,
     AssertCreate,
     AssertRefSnapshotId,
     AssertTableUUID,
@@ -32,9 +33,10 @@ from streamhouse.storage_service.errors import (
     CommitConflictError,
     InvalidRequestError,
     TableExistsError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.lake.errors import catalog_errors
+from streamhouse.storage_service.lake.errors import catalog_errors, sentence_of
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.rest_catalog.added_files import check_added_files
 from streamhouse.storage_service.rest_catalog.commit_guard import (
@@ -78,9 +80,37 @@ class TableCommits:
             base, checked = self._checked(identifier, request)
             if base is None:
                 base = self._catalog.create_table_transaction(identifier, Schema())._table
-        with catalog_errors(f"commit to {_names([identifier])}", is_commit=True):
-            done = self._catalog.commit_table(base, checked.requirements, checked.updates)
+        with catalog_errors(f"commit to {_names([identifier])}", is_commit=True, is_checked=True):
+            try:
+                done = self._catalog.commit_table(base, checked.requirements, checked.updates)
+            except CommitFailedException:
+                found = self._landed_before([(identifier, request)])
+                if found is None:
+                    raise
+                return Landed(metadata_location=found.metadata_location, metadata=found.metadata)
         return Landed(metadata_location=done.metadata_location, metadata=done.metadata)
+
+    def _landed_before(
+        self, changes: Sequence[tuple[Identifier, CommitTableRequest]]
+    ) -> Table | None:
+        """Return a table that shows that a commit has landed which is refused; None if none does.
+
+        Something between may have sent it twice: the first landed, the second is refused for it.
+        Raises `UnknownOutcomeError` when nobody can be asked.
+        """
+        for identifier, request in changes:
+            added = [u.snapshot for u in request.updates if isinstance(u, AddSnapshotUpdate)]
+            if added:
+                try:
+                    found = self._catalog.load_table(identifier)
+                except Exception as error:
+                    raise UnknownOutcomeError(
+                        f"a commit to {_names([identifier])} was refused, perhaps because it had"
+                        f" landed, and the catalog cannot be asked: {sentence_of(error)}"
+                    ) from error
+                has_it = found.metadata.snapshot_by_id(added[0].snapshot_id) is not None
+                return found if has_it else None
+        return None
 
     def commit_all(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
         """Commit to every table, or to none; see the module for what errors mean.
@@ -105,7 +135,7 @@ class TableCommits:
             commits = [self._stage(catalog, *change) for change in changes]
         changed = [c for c in commits if c.base is None or c.staged.metadata != c.base.metadata]
         if changed:
-            with catalog_errors(f"commit to {names}", is_commit=True):
+            with catalog_errors(f"commit to {names}", is_commit=True, is_checked=True):
                 commit_staged(catalog, changed)
             self._remember(changed)
             self._delete_old_metadata(changed)
@@ -135,8 +165,12 @@ class TableCommits:
         names = _names([identifier for identifier, _ in changes])
         with catalog_errors(f"prepare a commit to {names}"):
             checked = [self._checked(*change)[1] for change in changes]
-        with catalog_errors(f"commit to {names}", is_commit=True):
-            commit_many(catalog, checked)
+        with catalog_errors(f"commit to {names}", is_commit=True, is_checked=True):
+            try:
+                commit_many(catalog, checked)
+            except CommitFailedException:
+                if self._landed_before(changes) is None:
+                    raise
 
     def _stage(
         self, catalog: SqlCatalog, identifier: Identifier, request: CommitTableRequest

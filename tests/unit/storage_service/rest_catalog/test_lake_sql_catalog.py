@@ -13,12 +13,12 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.landing import StagedCommit
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import LakeSqlCatalog, open_catalog
 from streamhouse.tiering.iceberg_snapshot import (
     Operation,
     SnapshotChanges,
-    StagedSnapshot,
     stage_snapshot,
 )
 
@@ -54,7 +54,7 @@ def judge(described: LakeCatalog) -> Iterator[SqlCatalog]:
     catalog.close()
 
 
-def staged_on(table: Table, number: int) -> StagedSnapshot:
+def staged_on(table: Table, number: int) -> StagedCommit:
     return stage_snapshot(
         table,
         SnapshotChanges(operation=Operation.APPEND),

@@ -194,6 +194,36 @@ def test_an_answer_that_is_lost_leaves_the_outcome_unknown(front: FrontWorld) ->
     assert _columns(front) == [["a", "b", "c"], ["a", "b", "c"]]
 
 
+@pytest.mark.parametrize("text", ["<html>all is well</html>", '{"metadata": {}}', "{", ""])
+def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(
+    front: FrontWorld, text: str
+) -> None:
+    change = _both(front, "c")["table-changes"][0]
+    path = "namespaces/db/tables/one"
+    front.before[path] = lambda: front.behind.call("POST", path, change)
+    front.instead[path] = (200, text)
+
+    status, answer = front.call("POST", path, change)
+
+    assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
+    assert _columns(front)[0] == ["a", "b", "c"]
+
+
+def test_a_refusal_of_a_commit_that_has_landed_is_looked_through(front: FrontWorld) -> None:
+    """Something between sent it twice, and passed on the answer to the second."""
+    table = front.client().load_table("db.one")
+    transaction = table.transaction()
+    transaction.append(ROWS)
+    change = change_of(table, transaction)
+    path = "namespaces/db/tables/one"
+
+    front.before[path] = lambda: front.behind.call("POST", path, change)
+    assert front.call("POST", path, change)[0] == 200
+    assert front.call("POST", path, change)[0] == 409
+
+    assert front.behind.client().load_table("db.one").scan().to_arrow().num_rows == 3
+
+
 @pytest.mark.parametrize("says", ["nothing", "all", "all but commits of several"])
 def test_a_catalog_behind_is_asked_for_what_it_offers(front: FrontWorld, says: str) -> None:
     both = _both(front, "c")
