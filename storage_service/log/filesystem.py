@@ -87,6 +87,9 @@ class Filesystem(Protocol):
     def remove(self, path: Path) -> None:
         """Remove a file; durable after `sync_directory`. Views of it stay valid."""
 
+    def forget(self, directory: Path) -> None:
+        """Keep no file in `directory` open for later reads; views that are held stay valid."""
+
     def sync_directory(self, directory: Path) -> None:
         """Return only when the names in `directory` are durable as they are now."""
 
@@ -225,6 +228,12 @@ class LocalFilesystem:
         """See `Filesystem.remove`."""
         path.unlink()
         self._forget(path)
+
+    def forget(self, directory: Path) -> None:
+        """See `Filesystem.forget`."""
+        with self._maps_lock:
+            for path in [path for path in self._maps if path.parent == directory]:
+                del self._maps[path]
 
     def _forget(self, *paths: Path) -> None:
         with self._maps_lock:

@@ -414,3 +414,4 @@ class LogTablet:
             self._closed = True
             self._active.close()
             self._mark.close()
+            self._chain.let_go()

@@ -116,6 +116,13 @@ class SegmentChain:
             removed += 1
         return removed
 
+    def let_go(self) -> None:
+        """Keep no file open: one that is removed takes its place on the disk for as long as it is.
+
+        Views that readers hold stay valid, and each is let go with its last reader.
+        """
+        self._filesystem.forget(self._directory)
+
 
 def _base_offset(segment: Segment) -> int:
     return segment.base_offset

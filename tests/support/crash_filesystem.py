@@ -244,6 +244,9 @@ class CrashFilesystem:
         del directory.live[path.name]
         directory.pending.append(_NameChange((path.name,), {}))
 
+    def forget(self, directory: Path) -> None:
+        """See `Filesystem`: every view is a copy."""
+
     def sync_directory(self, directory: Path) -> None:
         """See `Filesystem`."""
         self._before("sync_directory", directory)
