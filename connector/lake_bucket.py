@@ -6,6 +6,7 @@ For a service that has lost its rows by key: each comes with the offset it was w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -26,7 +27,18 @@ from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["lake_bucket_rows"]
+__all__ = ["BucketRows", "lake_bucket_rows"]
+
+
+class BucketRows(NamedTuple):
+    """Up to which offset a lake table has a bucket's changes, and the rows they left.
+
+    `fingerprint` is that of the log at `end_offset` that they came from, if the snapshot says.
+    """
+
+    end_offset: int
+    batches: Iterator[pa.RecordBatch]
+    fingerprint: str | None
 
 
 def lake_bucket_rows(
@@ -36,8 +48,8 @@ def lake_bucket_rows(
     bucket: int,
     *,
     name: str | None = None,
-) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return up to which offset the lake has the bucket's changes, and the rows they left.
+) -> BucketRows:
+    """Return the rows of a bucket as the lake has them.
 
     Batches have the table's columns, then `__offset`; one row group is in memory at a time. If the
     snapshot of `lake` was expired the current one is read, up to its own offset. Raises
@@ -69,7 +81,8 @@ def lake_bucket_rows(
     context = with_field_ids(_context(table, lake), found.field_ids)
     pieces = lake_pieces(found.files, ranges, from_timestamp_us=None, to_timestamp_us=None)
     filesystem = LakeFilesystem(lake_file_properties(catalog.properties))
-    return end, _batches(filesystem, pieces, context)
+    fingerprint = opened.fingerprints(snapshot_id).get(bucket)
+    return BucketRows(end, _batches(filesystem, pieces, context), fingerprint)
 
 
 def _context(table: TableInfo, lake: LakeState) -> ScanContext:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from streamhouse.storage_service.model.table import TableInfo
 __all__ = ["lake_problems"]
 
 
+Fingerprints = Callable[[int, Collection[int]], Mapping[int, str]]
+"""Returns the fingerprints of a bucket's log at offsets, where they are known."""
+
 LakeOffsets = Mapping[tuple[int, int], npt.NDArray[np.int64]]
 """(bucket, offset) -> the rows' offsets when a lake table covers the bucket up to that offset."""
 
@@ -40,17 +43,19 @@ def lake_problems(
     *,
     log_ends: Mapping[int, int],
     key_offsets: LakeOffsets,
+    fingerprints: Fingerprints,
     read_rows: bool,
 ) -> list[str]:
     """Return what is wrong with the lake tables of a table that was tiered, a sentence each.
 
-    Always: the table, its snapshot and its tiered offsets, and that each file has its size. With
-    `read_rows` also that no row is there twice, and of log tables that none is missing but those
-    that have reached `table.datalake.ttl`, and that those of a bucket in `key_offsets` are exactly
-    these. The same of the batch layout, and of the full history, which has every change.
+    Always: the table, its snapshot and its tiered offsets, that they are of the log with these
+    `fingerprints`, and that each file has its size. With `read_rows` also that no row is there
+    twice, and of log tables that none is missing but those that have reached
+    `table.datalake.ttl`, and that those of a bucket in `key_offsets` are exactly these. The same of
+    the batch layout, and of the full history, which has every change.
     """
     expected = key_offsets if read_rows else None
-    problems = _problems(catalog, table, lake, log_ends, expected)
+    problems = _problems(catalog, table, lake, log_ends, expected, fingerprints)
     if lake.batch is not None:
         found = _side_problems(
             catalog,
@@ -58,6 +63,7 @@ def lake_problems(
             lake.batch,
             log_ends,
             expected,
+            fingerprints,
             LakeRole.BATCH,
             lasting=_lasting(key_offsets, lake.batch.tiered_offsets, lake.tiered_offsets),
             expired_offsets=lake.expired_offsets,
@@ -70,7 +76,9 @@ def lake_problems(
             problems.append(f"bucket {behind[0]}: the full history is behind the rows")
         every = {(bucket, end): np.arange(end) for bucket, end in ends.items()}
         expected = every if read_rows else None
-        found = _side_problems(catalog, table, lake.changelog, log_ends, expected, LakeRole.CHANGES)
+        found = _side_problems(
+            catalog, table, lake.changelog, log_ends, expected, fingerprints, LakeRole.CHANGES
+        )
         problems += [f"full history: {problem}" for problem in found]
     return problems
 
@@ -96,6 +104,7 @@ def _side_problems(
     known: SideLakeState,
     log_ends: Mapping[int, int],
     offsets: LakeOffsets | None,
+    fingerprints: Fingerprints,
     role: LakeRole,
     *,
     lasting: LakeOffsets | None = None,
@@ -108,6 +117,7 @@ def _side_problems(
         tiered_offsets=known.tiered_offsets,
         truncated_offsets=known.truncated_offsets,
         expired_offsets=expired_offsets or {},
+        role=role,
     )
     return _problems(
         catalog,
@@ -115,6 +125,7 @@ def _side_problems(
         side,
         log_ends,
         offsets,
+        fingerprints,
         name=role.lake_name(str(table.path)),
         lasting=lasting,
     )
@@ -126,6 +137,7 @@ def _problems(
     lake: LakeState,
     log_ends: Mapping[int, int],
     offsets: LakeOffsets | None,
+    fingerprints: Fingerprints,
     *,
     name: str | None = None,
     lasting: LakeOffsets | None = None,
@@ -136,6 +148,7 @@ def _problems(
         opened = open_lake_table(catalog, name, table_uuid=lake.table_uuid)
         return [
             *_offset_problems(opened, lake, log_ends),
+            *_history_problems(opened, table, lake.role, fingerprints),
             *_file_problems(catalog, opened, table, lake),
             *(
                 ()
@@ -163,14 +176,35 @@ def _offset_problems(opened: LakeTable, lake: LakeState, log_ends: Mapping[int, 
         if end > log_ends.get(bucket, 0):
             problems.append(
                 f"bucket {bucket}: the lake has rows up to offset {end}, but the log ends at"
-                f" {log_ends.get(bucket, 0)}: roll the lake table back to a snapshot that ends"
-                " there, or the next rows get offsets that the lake has already given away"
+                f" {log_ends.get(bucket, 0)}: an old copy or a twin of this directory has tiered,"
+                " or is this one ('Two histories' in docs/operations.md)"
             )
     if lake.snapshot_id in opened.snapshot_ids():
         assert lake.snapshot_id is not None
         if opened.tiered_offsets(lake.snapshot_id) != dict(lake.tiered_offsets):
             problems.append(
                 f"snapshot {lake.snapshot_id} covers other offsets than are registered for it"
+            )
+    return problems
+
+
+def _history_problems(
+    opened: LakeTable, table: TableInfo, role: LakeRole, fingerprints: Fingerprints
+) -> list[str]:
+    """Compare each snapshot of tiering with the log; of a bucket the first that differs is said."""
+    said: dict[int, dict[int, str]] = {}
+    for covered in opened.histories(table.table_id, role):
+        for bucket, fingerprint in covered.fingerprints.items():
+            said.setdefault(bucket, {})[covered.tiered_offsets.get(bucket, 0)] = fingerprint
+    problems = []
+    for bucket, by_offset in sorted(said.items()):
+        own = fingerprints(bucket, by_offset)
+        odd = [end for end in sorted(by_offset) if own.get(end, by_offset[end]) != by_offset[end]]
+        if odd:
+            problems.append(
+                f"bucket {bucket}: the lake has other rows below offset {odd[0]} than the log: an"
+                " old copy or a twin of this directory has tiered, or is this one ('Two"
+                " histories' in docs/operations.md)"
             )
     return problems
 
@@ -210,7 +244,7 @@ def _row_problems(
 ) -> list[str]:
     problems = []
     for bucket in range(table.bucket_count):
-        end, batches = lake_bucket_rows(catalog, table, lake, bucket, name=name)
+        end, batches, _ = lake_bucket_rows(catalog, table, lake, bucket, name=name)
         parts = [batch.column(OFFSET_COLUMN).to_numpy() for batch in batches]
         offsets = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
         twice = offsets[1:][offsets[1:] == offsets[:-1]]

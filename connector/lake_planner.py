@@ -39,7 +39,11 @@ from streamhouse.storage_service.model.lake import (
     LakeRole,
     tiered_offsets_from_property,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, covered_offsets
+from streamhouse.storage_service.model.lake_coverage import (
+    CoveredOffsets,
+    covered_offsets,
+    offsets_said_by,
+)
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -132,6 +136,25 @@ class LakeTable:
                 " was written by Streamhouse"
             )
         return tiered_offsets_from_property(properties[TIERED_OFFSETS_PROPERTY])
+
+    def fingerprints(self, snapshot_id: int) -> dict[int, str]:
+        """Return what a snapshot says of the log that the rows up to its offsets came from."""
+        properties = self._properties(self._snapshot(snapshot_id)) or {}
+        said = offsets_said_by(properties)
+        return {} if said is None else dict(said.fingerprints)
+
+    def histories(self, table_id: int, role: LakeRole) -> list[CoveredOffsets]:
+        """Return what the current snapshot and those that it comes from say, newest first.
+
+        Those of another owner, from before it was adopted, are left out.
+        """
+        said_by = (facts_of(snapshot).properties for snapshot in ancestors_of(self._table.metadata))
+        found = (
+            offsets_said_by(properties)
+            for properties in said_by
+            if properties.get(role.owner_property) == str(table_id)
+        )
+        return [said for said in found if said is not None]
 
     def covered(self, table_id: int, role: LakeRole) -> CoveredOffsets | None:
         """Return what the table as it is now covers; None if no round of that table is in it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.storage_service.log.fingerprint import fingerprint_after, fingerprint_within
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
@@ -89,6 +90,33 @@ class SegmentFile:
                 payload=self.view[position + FRAME_HEADER_BYTES : end],
             )
             position += frame_bytes(payload_bytes)
+
+    def fingerprints(self, offsets: Collection[int]) -> dict[int, bytes]:
+        """Return those of `offsets` that the segment has, if it has fingerprints at all.
+
+        They are made of the frames' headers alone: no checksum is looked at.
+        """
+        before = self.header.fingerprint
+        wanted = sorted(offset for offset in offsets if offset >= self.header.base_offset)
+        found: dict[int, bytes] = {}
+        position, end = FILE_HEADER_BYTES, self.header.base_offset
+        while before is not None and wanted:
+            if wanted[0] == end:
+                found[wanted.pop(0)] = before
+                continue
+            header = bytes(self.view[position : position + FRAME_HEADER_BYTES])
+            if len(header) < FRAME_HEADER_BYTES:
+                break
+            magic, _, payload_bytes, _, _, _, base, rows, *_ = FRAME.unpack(header)
+            if magic != FRAME_MAGIC or base != end:
+                break
+            end += rows
+            while wanted and wanted[0] < end:
+                offset = wanted.pop(0)
+                found[offset] = fingerprint_within(before, header, offset - base)
+            before = fingerprint_after(before, header)
+            position += frame_bytes(payload_bytes)
+        return found
 
 
 def open_segment(path: Path, *, identity: LogIdentity | None = None) -> SegmentFile:

@@ -120,13 +120,11 @@ def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
 def begin_properties(covered: CoveredOffsets) -> dict[str, str]:
     """Return what a snapshot says of where its rows begin: nothing while that is at offset 0.
 
-    And of the log that they came from, where that has fingerprints.
+    And always of the log that they came from: what another one said of it must not stay.
     """
     said = {
         TRUNCATED_OFFSETS_PROPERTY: covered.truncated_offsets,
         EXPIRED_OFFSETS_PROPERTY: covered.expired_offsets,
     }
     found = {key: tiered_offsets_to_property(offsets) for key, offsets in said.items() if offsets}
-    if covered.fingerprints:
-        found[LOG_FINGERPRINTS_PROPERTY] = fingerprints_to_property(covered.fingerprints)
-    return found
+    return found | {LOG_FINGERPRINTS_PROPERTY: fingerprints_to_property(covered.fingerprints)}

@@ -112,6 +112,8 @@ def _check_table(
     except StreamhouseError as error:
         report.error(where, error.message)
         lake = LakeState(tiered_offsets=dict.fromkeys(range(info.bucket_count), 0))
+    if lake.diverged:
+        report.error(where, lake.diverged)
     for bucket in range(info.bucket_count):
         tiered = lake.tiered_offsets[bucket]
         found = BucketFacts(bucket=bucket, tiered_offset=tiered)
@@ -119,6 +121,7 @@ def _check_table(
         log = check_log(
             directory.bucket(info.table_id, bucket), info, found, report, end_min=tiered
         )
+        facts.logs[bucket] = log.fingerprints
         if info.is_primary_key_table:
             kv = directory.key_rows(info.table_id, bucket)
             ends = {tiered} if lake.batch is None else {tiered, lake.batch.tiered_offsets[bucket]}

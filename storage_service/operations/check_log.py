@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,14 @@ class CheckedLog:
                 if frame.base_offset >= end_offset or not frame.is_checksum_right:
                     return
                 yield frame.base_offset, _decoded(frame, self._info)
+
+    def fingerprints(self, offsets: Collection[int]) -> dict[int, str]:
+        """Return the log's fingerprints at `offsets`, of those where it is known."""
+        found: dict[int, str] = {}
+        for segment in self._segments:
+            for offset, fingerprint in segment.fingerprints(offsets).items():
+                found[offset] = fingerprint.hex()
+        return found
 
 
 def check_log(

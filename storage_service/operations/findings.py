@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ class TableFacts:
 
     `lake_offsets` are those of the row versions that a lake table of a primary key table must have
     when it covers a bucket up to an offset, by (bucket, offset), where that is known.
+    `fingerprints` returns those of a bucket's log at offsets, where they are known.
     """
 
     path: str
@@ -58,6 +60,14 @@ class TableFacts:
     lake_offsets: dict[tuple[int, int], npt.NDArray[np.int64]] = field(
         default_factory=dict, repr=False
     )
+    logs: dict[int, Callable[[Collection[int]], dict[int, str]]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def fingerprints(self, bucket: int, offsets: Collection[int]) -> dict[int, str]:
+        """See the class."""
+        log = self.logs.get(bucket)
+        return {} if log is None else log(offsets)
 
 
 @dataclass(slots=True)

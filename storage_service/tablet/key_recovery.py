@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
+    HistoryDivergedError,
     StorageFailedError,
     StreamhouseError,
     UnsupportedError,
@@ -48,10 +49,12 @@ class LakeBucket:
     """The rows of one bucket as all its changes below `end_offset` left them.
 
     `batches` have the table's columns in order, then `__offset`, where the row was written.
+    `fingerprint` is that of the log at `end_offset` which they came from, if that is known.
     """
 
     end_offset: int
     batches: Iterator[pa.RecordBatch]
+    fingerprint: str | None = None
 
 
 class LakeRows(Protocol):
@@ -148,6 +151,12 @@ def _restored(
         raise CorruptDataError(
             f"{why} and ends at {end}; the lake has them up to {found.end_offset}, so"
             " changes between are missing: restore the bucket's kv directory from a backup"
+        )
+    own = None if found.fingerprint is None else log.fingerprint(found.end_offset)
+    if own is not None and own.hex() != found.fingerprint:
+        raise HistoryDivergedError(
+            f"{why}; the lake has other rows below offset {found.end_offset} than the log, so they"
+            " cannot be got from there: see 'Two histories' in docs/operations.md"
         )
     with contextlib.closing(open_rows(aside)) as restored:
         for batch in found.batches:

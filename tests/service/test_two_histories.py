@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.errors import HistoryDivergedError
 from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, Rows, by_id, rows
+from tests.support.python_process import run_python
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
@@ -116,3 +118,29 @@ def test_of_twins_only_one_tiers(lake: Lake) -> None:
         tier_once(one)
         expected = by_id(rows(0, 50, mark="both")) | by_id(rows(50, 70, mark="one"))
         assert by_id(one.read(LOG)) == by_id(one.read(KEYED)) == expected
+
+
+def test_a_check_finds_the_other_history(lake: Lake) -> None:
+    with lake.service("now") as (service, client):
+        _create(client)
+        _write(client, 0, 50, mark="both")
+        tier_once(client)
+        service.terminate()
+    _copy(lake, "now", "old")
+    for name, mark in (("now", "now"), ("old", "old")):
+        with lake.service(name) as (service, client):
+            _write(client, 50, 80, mark=mark)
+            if name == "now":
+                tier_once(client)
+            service.terminate()
+
+    assert _check(lake, "now").returncode == 0
+    found = _check(lake, "old")
+    assert found.returncode == 1
+    assert found.stdout.count("the lake has other rows below offset 80 than the log") == 2
+
+
+def _check(lake: Lake, name: str) -> subprocess.CompletedProcess[str]:
+    given = [f"--catalog-property={key}={value}" for key, value in lake.properties.items()]
+    command = ["check", "--data-dir", str(lake.folder / name), "--lake-rows", *given]
+    return run_python(["-c", "from streamhouse.cli import main; main()", *command])

@@ -86,6 +86,7 @@ def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
             lake,
             log_ends=ends,
             key_offsets=facts.lake_offsets,
+            fingerprints=facts.fingerprints,
             read_rows=read_rows,
         ):
             report.error(f"lake of table '{table.path}'", problem)

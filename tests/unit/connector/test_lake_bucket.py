@@ -46,7 +46,7 @@ def world(tmp_path: Path) -> Iterator[UnionWorld]:
 
 def found(world: UnionWorld, lake: LakeState, bucket: int) -> tuple[int, list[tuple[int, int]]]:
     """Return the end offset, and (id, offset) of every row."""
-    end, batches = lake_bucket_rows(world.catalog, world.state().table, lake, bucket)
+    end, batches, _ = lake_bucket_rows(world.catalog, world.state().table, lake, bucket)
     pairs = []
     for batch in batches:
         assert batch.schema.remove(3).equals(SCHEMA)

@@ -13,6 +13,7 @@ import pytest
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
+    HistoryDivergedError,
     SnapshotNotFoundError,
     StreamhouseError,
     TableNotFoundError,
@@ -327,6 +328,13 @@ def _ahead(lake: FakeLake) -> KeyRecovery:
     return KeyRecovery(lake_rows=lambda *_: LakeBucket(1 << 40, iter(())))
 
 
+def _of_another_log(lake: FakeLake) -> KeyRecovery:
+    def other(table: TableInfo, state: LakeState, bucket: int) -> LakeBucket:
+        return LakeBucket(lake.end_offset, lake._batches(), "0" * 16)
+
+    return KeyRecovery(lake_rows=other)
+
+
 def _gone(lake: FakeLake) -> KeyRecovery:
     lake.error = SnapshotNotFoundError("the lake table was dropped")
     return KeyRecovery(lake_rows=lake)
@@ -343,6 +351,7 @@ def _doubled(lake: FakeLake) -> KeyRecovery:
     ("recovery", "error", "sentence"),
     [
         (_nothing, CorruptDataError, "no lake snapshot to get them from"),
+        (_of_another_log, HistoryDivergedError, "the lake has other rows below offset"),
         (_behind, CorruptDataError, "the lake has them up to 1, so"),
         (_ahead, CorruptDataError, "the lake has them up to"),
         (_gone, SnapshotNotFoundError, "cannot be read from the lake: the lake table was dropped"),
