@@ -46,6 +46,9 @@ class FarDate:
         """Return it as ISO 8601, with a sign before the year."""
         return date_text(self.days)
 
+    def __str__(self) -> str:
+        return self.isoformat()
+
 
 @dataclass(frozen=True, slots=True)
 class FarTimestamp:
@@ -56,7 +59,14 @@ class FarTimestamp:
 
     def isoformat(self) -> str:
         """Return it as ISO 8601, with a sign before the year."""
-        return timestamp_text(self.microseconds) + ("+00:00" if self.is_utc else "")
+        return self._text("T")
+
+    def __str__(self) -> str:
+        return self._text(" ")
+
+    def _text(self, separator: str) -> str:
+        zone = "+00:00" if self.is_utc else ""
+        return timestamp_text(self.microseconds, separator=separator) + zone
 
 
 def date_of(days: int) -> datetime.date | FarDate:

@@ -13,7 +13,7 @@ import click
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_frames import SegmentFrame, open_segment
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
-from streamhouse.storage_service.model.far_times import FarDate, FarTimestamp, python_value
+from streamhouse.storage_service.model.far_times import python_value
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
@@ -97,8 +97,6 @@ def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, FarDate | FarTimestamp):
-        return value.isoformat()
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
