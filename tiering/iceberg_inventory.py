@@ -25,9 +25,9 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.typedef import Record
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
 from streamhouse.tiering.deleted_positions import data_paths_of
-from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.maintenance_plan import LiveDeletes, LiveFile
 from streamhouse.tiering.partition_layout import PartitionValues
 

@@ -16,8 +16,8 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
+from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
-from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.position_deletes import LakeFile
 
 __all__ = ["LiveFiles", "LiveFilesCache", "live_data_files"]

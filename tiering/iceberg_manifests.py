@@ -40,7 +40,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import FencedError
-from streamhouse.tiering.iceberg_avro import (
+from streamhouse.storage_service.lake.manifests import (
     AVRO_SCHEMA_KEY,
     ENTRY_NAME,
     EntryForm,

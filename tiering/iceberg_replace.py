@@ -24,8 +24,8 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.iceberg_avro import live_entries, manifests_of
 from streamhouse.tiering.iceberg_inventory import path_bounds
 from streamhouse.tiering.iceberg_offsets import (
     covered_offsets,

@@ -10,7 +10,7 @@ from pyiceberg.avro.file import AvroFile
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from streamhouse.tiering.iceberg_avro import entry_form, live_entries, manifests_of
+from streamhouse.storage_service.lake.manifests import entry_form, live_entries, manifests_of
 from tests.support.tiering_world import TieringWorld, rows
 
 
