@@ -33,6 +33,7 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.manifests import manifests_of
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.schema import Schema
 
@@ -280,7 +281,7 @@ class SourceTable:
         # Lists begin with the newest manifest; what they say is kept for files without a sequence.
         manifests = [
             data_files(io, manifest) if is_initial else added_files(io, manifest)
-            for manifest in reversed(snapshot.manifests(io))
+            for manifest in reversed(manifests_of(io, snapshot))
             if manifest.content == ManifestContent.DATA
             and (is_initial or manifest.added_snapshot_id == snapshot_id)
         ]

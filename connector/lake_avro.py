@@ -32,6 +32,7 @@ _SYNC_BYTES: Final = 16
 
 # Field ids of the manifest entry and the data file in it (Iceberg's spec, manifests).
 _STATUS: Final = 0
+_SNAPSHOT_ID: Final = 1
 _SEQUENCE: Final = 3
 _DATA_FILE: Final = 2
 _WANTED: Final = (100, 101, 102, 103, 104, 110, 125, 128, 132)
@@ -43,6 +44,7 @@ class ManifestRow(NamedTuple):
     """What planning needs of one entry of a data manifest."""
 
     status: int
+    snapshot_id: int | None
     sequence: int | None
     path: str
     format: str
@@ -88,7 +90,7 @@ def _entry_decoder(reader: Reader, schema: StructType) -> Callable[[BinaryDecode
                 is_wanted = inner.field_id in _WANTED
                 steps.append((inner.field_id, _decoder_of(inner_reader, is_wanted=is_wanted)))
         else:
-            is_wanted = field.field_id in (_STATUS, _SEQUENCE)
+            is_wanted = field.field_id in (_STATUS, _SNAPSHOT_ID, _SEQUENCE)
             key = field.field_id if is_wanted else -1
             # Ids of entry and data file do not overlap; 2 is only the data file itself.
             steps.append((key, _decoder_of(field_reader, is_wanted=is_wanted)))
@@ -97,6 +99,7 @@ def _entry_decoder(reader: Reader, schema: StructType) -> Callable[[BinaryDecode
         values = {key: step(decoder) for key, step in steps}
         return ManifestRow(
             values[_STATUS],
+            values.get(_SNAPSHOT_ID),
             values.get(_SEQUENCE),
             values[100],
             values[101],

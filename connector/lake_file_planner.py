@@ -26,6 +26,7 @@ from streamhouse.connector.lake_pruning import (
 from streamhouse.connector.predicate import Predicate
 from streamhouse.connector.scan import DeleteFile, LakeFile
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.manifests import manifests_of
 from streamhouse.storage_service.model.lake import LAKE_CHANGE_TYPE_FIELD, LAKE_SYSTEM_FIELDS
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -79,7 +80,7 @@ class FilePlanner:
 
     def files(self, snapshot: Snapshot) -> Iterator[LakeFile]:
         """Yield the snapshot's files that may hold wanted rows, with the deletes of each."""
-        manifests = snapshot.manifests(self._table.io)
+        manifests = manifests_of(self._table.io, snapshot)
         deletes = self.deletes_of(manifests)
         for manifest in manifests:
             if manifest.content != ManifestContent.DATA:

@@ -25,6 +25,7 @@ from streamhouse.connector.lake_avro import (
 )
 from streamhouse.connector.lake_pruning import ManifestFiles
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.manifests import EntryFacts, check_manifest, live_entries
 
 __all__ = ["DeleteEntry", "DeleteIndex", "added_files", "data_files", "delete_files"]
 
@@ -128,7 +129,7 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
     """
     found = _cache.get(manifest.manifest_path)
     if found is None:
-        found = [_delete_entry(entry, table=table) for entry in manifest.fetch_manifest_entry(io)]
+        found = [_delete_entry(entry, table=table) for entry in live_entries(io, manifest)]
         _cache.put(manifest.manifest_path, found)
     entries: Sequence[DeleteEntry] = found
     return entries
@@ -149,9 +150,11 @@ def _collector_paused() -> Iterator[None]:
 def _data_columns(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -> ManifestFiles:
     codes: dict[tuple[Any, ...], int] = {}
     with _collector_paused():
+        rows = list(read_manifest(io, manifest))
+        check_manifest(manifest, (EntryFacts(r.status, r.snapshot_id, r.row_count) for r in rows))
         entries = [
             row
-            for row in read_manifest(io, manifest)
+            for row in rows
             if (row.status == ADDED_STATUS if only_added else row.status != DELETED_STATUS)
         ]
     inherited = manifest.sequence_number or 0

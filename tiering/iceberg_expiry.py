@@ -34,6 +34,7 @@ from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 
 __all__ = [
     "Expired",
@@ -203,15 +204,14 @@ def _manifests_of(
     manifests: dict[str, ManifestFile] = {}
     for snapshot in snapshots:
         lists.add(snapshot.manifest_list)
-        manifests.update((m.manifest_path, m) for m in snapshot.manifests(io))
+        manifests.update((m.manifest_path, m) for m in manifests_of(io, snapshot))
     return lists, manifests
 
 
 def _files_in(manifest: ManifestFile, io: FileIO) -> set[str]:
     if not (manifest.has_added_files() or manifest.has_existing_files()):
         return set()
-    entries = manifest.fetch_manifest_entry(io, discard_deleted=True)
-    return {entry.data_file.file_path for entry in entries}
+    return {entry.data_file.file_path for entry in live_entries(io, manifest)}
 
 
 def _delete(filesystem: LakeFilesystem, paths: Iterable[str]) -> int:

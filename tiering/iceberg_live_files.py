@@ -91,9 +91,9 @@ def live_data_files(table: Table) -> list[DataFile]:
     snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
     return [
         entry.data_file
-        for manifest in ([] if snapshot is None else snapshot.manifests(table.io))
+        for manifest in ([] if snapshot is None else manifests_of(table.io, snapshot))
         if _is_live(manifest)
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        for entry in live_entries(table.io, manifest)
     ]
 
 

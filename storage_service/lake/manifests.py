@@ -1,15 +1,21 @@
-"""Manifests and manifest lists without working out their schema for every file.
+"""Manifests and manifest lists as they are read everywhere: quickly, and never believed unchecked.
 
-pyiceberg builds a tree of readers or writers from the schema of each file that it opens: more work
-than the few records of a small round are. The trees have no state, so one of each schema is kept.
+Iceberg's metadata has no checksums. What refers to a file says how many files and rows of which
+status it has, and which snapshot wrote it: a file that was exchanged, or put back as it was, says
+otherwise, and is refused with `CorruptDataError`.
+
+pyiceberg builds a tree of readers from the schema of each file that it opens: more work than the
+few records of a small round are. The trees have no state, so one of each schema is kept.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
@@ -39,10 +45,15 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from streamhouse.storage_service.errors import CorruptDataError
+
 __all__ = [
     "AVRO_SCHEMA_KEY",
     "ENTRY_NAME",
+    "EntryFacts",
     "EntryForm",
+    "check_manifest",
+    "entries_of",
     "entry_form",
     "live_entries",
     "manifests_of",
@@ -50,6 +61,7 @@ __all__ = [
 
 AVRO_SCHEMA_KEY: Final = "avro.schema"
 ENTRY_NAME: Final = "manifest_entry"
+_SNAPSHOT_ID_KEY: Final = "snapshot-id"
 _SCHEMAS_MAX: Final = 256
 _D = TypeVar("_D", bound=Record)
 
@@ -76,20 +88,70 @@ def entry_form(partition_type: StructType) -> EntryForm:
     return EntryForm(schema, json.dumps(avro), construct_writer(schema))
 
 
-def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
-    """Return the entries of a manifest whose files are live."""
-    with _EntryFile(io.new_input(manifest.manifest_path)) as entries:
-        return [
-            _inherit_from_manifest(entry, manifest)
-            for entry in entries
-            if entry.status != ManifestEntryStatus.DELETED
-        ]
+class EntryFacts(NamedTuple):
+    """Of a manifest entry, what its manifest list knows too."""
+
+    status: int
+    snapshot_id: int | None
+    row_count: int
 
 
 def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
     """Return the manifests of a snapshot."""
     with _ManifestListFile(io.new_input(snapshot.manifest_list)) as manifests:
+        said = manifests.header.meta.get(_SNAPSHOT_ID_KEY)
+        if said is not None and said != str(snapshot.snapshot_id):
+            raise CorruptDataError(
+                f"manifest list '{snapshot.manifest_list}' is that of snapshot {said}, not of"
+                f" {snapshot.snapshot_id}; restore it from a copy"
+            )
         return list(manifests)
+
+
+def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of a manifest, those of removed files included."""
+    with _EntryFile(io.new_input(manifest.manifest_path)) as file:
+        entries = list(file)
+    check_manifest(
+        manifest,
+        (EntryFacts(e.status, e.snapshot_id, e.data_file.record_count) for e in entries),
+    )
+    return [_inherit_from_manifest(entry, manifest) for entry in entries]
+
+
+def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of a manifest whose files are live."""
+    return [e for e in entries_of(io, manifest) if e.status != ManifestEntryStatus.DELETED]
+
+
+def check_manifest(manifest: ManifestFile, entries: Iterable[EntryFacts]) -> None:
+    """Raise `CorruptDataError` unless `entries`, all of them, are those of `manifest`."""
+    files: Counter[int] = Counter()
+    rows: Counter[int] = Counter()
+    for status, snapshot_id, row_count in entries:
+        files[status] += 1
+        rows[status] += row_count
+        is_added = status == ManifestEntryStatus.ADDED
+        if is_added and snapshot_id not in (None, manifest.added_snapshot_id):
+            raise _not_this(manifest, f"snapshot {snapshot_id}", str(manifest.added_snapshot_id))
+    for status, count, row_count_said in (
+        (ManifestEntryStatus.ADDED, manifest.added_files_count, manifest.added_rows_count),
+        (ManifestEntryStatus.EXISTING, manifest.existing_files_count, manifest.existing_rows_count),
+        (ManifestEntryStatus.DELETED, manifest.deleted_files_count, manifest.deleted_rows_count),
+    ):
+        # Engines may leave the counts out in format version 1.
+        kind = status.name.lower()
+        if count is not None and count != files[status]:
+            raise _not_this(manifest, f"{files[status]} {kind} files", str(count))
+        if row_count_said is not None and row_count_said != rows[status]:
+            raise _not_this(manifest, f"{rows[status]} {kind} rows", str(row_count_said))
+
+
+def _not_this(manifest: ManifestFile, found: str, expected: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"manifest '{manifest.manifest_path}' has {found}, its manifest list says {expected};"
+        " restore it from a copy"
+    )
 
 
 class _KeptReaders(AvroFile[_D]):

@@ -20,6 +20,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import ForbiddenError
+from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
@@ -75,10 +76,10 @@ class _Change:
 def _changed_files(
     snapshot: Snapshot, io: FileIO
 ) -> Iterator[tuple[ManifestEntryStatus, DataFile]]:
-    for manifest in snapshot.manifests(io):
+    for manifest in manifests_of(io, snapshot):
         if manifest.added_snapshot_id != snapshot.snapshot_id:
             continue
-        for entry in manifest.fetch_manifest_entry(io, discard_deleted=False):
+        for entry in entries_of(io, manifest):
             is_of_snapshot = entry.snapshot_id in (None, snapshot.snapshot_id)
             if entry.status is not ManifestEntryStatus.EXISTING and is_of_snapshot:
                 yield entry.status, entry.data_file
