@@ -52,6 +52,7 @@ from streamhouse.storage_service.model.schema import (
     TIMESTAMP_COLUMN,
     Schema,
 )
+from streamhouse.storage_service.model.secret_sources import withheld_explained
 from streamhouse.storage_service.rest_catalog.lake_rest_catalog import with_rest_catalog
 
 __all__ = ["LakeTable", "load_table", "open_lake_table"]
@@ -97,7 +98,7 @@ def open_lake_table(
 def load_table(catalog: LakeCatalog, table: str) -> Table | None:
     """Return an Iceberg table as it is now, None if the catalog has none of that name."""
     key = (catalog.name, tuple(sorted(catalog.properties.items())))
-    with catalog_errors(f"open lake table '{table}'"):
+    with withheld_explained(catalog.properties), catalog_errors(f"open lake table '{table}'"):
         with _lock:
             if key not in _catalogs:
                 _catalogs[key] = _load_catalog(catalog)

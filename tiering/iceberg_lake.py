@@ -28,6 +28,7 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
+from streamhouse.storage_service.model.secret_sources import withheld_explained
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
 from streamhouse.tiering.iceberg_committer import IcebergLakeTable
@@ -82,7 +83,8 @@ class IcebergLake:
         """
         identifier = lake_identifier(table, role=role)
         owner_property = role.owner_property
-        with lake_errors(f"open lake table '{'.'.join(identifier)}'"):
+        doing = f"open lake table '{'.'.join(identifier)}'"
+        with withheld_explained(self._described.properties), lake_errors(doing):
             found = self._load_or_create(table, state, role=role)
         self._check_owner(found, table, state, owner_property)
         return IcebergLakeTable(found, table, live_files=self._live_files_of(found), role=role)

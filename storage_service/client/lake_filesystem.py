@@ -28,6 +28,7 @@ from streamhouse.storage_service.errors import (
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+from streamhouse.storage_service.model.secret_sources import WITHHELD_PROPERTY, why_withheld
 
 __all__ = ["LakeFilesystem", "ListedFile", "file_identity", "lake_file_properties"]
 
@@ -57,7 +58,11 @@ _S3_ARGUMENTS: Final[dict[str, tuple[str, Any]]] = {
 
 def lake_file_properties(catalog_properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that opening files needs; all others stay where they are."""
-    return {k: v for k, v in catalog_properties.items() if k.startswith(_PROPERTY_PREFIXES)}
+    return {
+        k: v
+        for k, v in catalog_properties.items()
+        if k.startswith(_PROPERTY_PREFIXES) or k == WITHHELD_PROPERTY
+    }
 
 
 class ListedFile(NamedTuple):
@@ -219,7 +224,8 @@ class LakeFilesystem:
             raise StorageFailedError(f"cannot {verb} lake file '{uri}': it is missing") from error
         except OSError as error:
             if _local_path(uri) is None:
-                raise UnavailableError(f"cannot {verb} lake file '{uri}': {error}") from error
+                why = why_withheld(self._properties)
+                raise UnavailableError(f"cannot {verb} lake file '{uri}': {error}{why}") from error
             raise StorageFailedError(f"cannot {verb} lake file '{uri}': {error}") from error
 
 

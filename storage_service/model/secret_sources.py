@@ -1,4 +1,4 @@
-"""Where secrets come from: files that only their owner may read, and the environment.
+"""Where secrets come from, and what is left of catalog properties for who may not have them.
 
 A secret on the command line shows in the process list. So options that take one name a file, and
 catalog properties may be `KEY=@file:PATH` or `KEY=@env:NAME`.
@@ -6,34 +6,47 @@ catalog properties may be `KEY=@file:PATH` or `KEY=@env:NAME`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
 from streamhouse.storage_service.model.lake import parse_catalog_properties
 
-__all__ = ["catalog_properties_from", "has_secret", "is_private", "read_private", "read_secret"]
+__all__ = [
+    "WITHHELD_PROPERTY",
+    "catalog_properties_from",
+    "has_secret",
+    "is_private",
+    "read_private",
+    "read_secret",
+    "why_withheld",
+    "withheld_explained",
+    "without_secrets",
+]
 
 _logger = logging.getLogger(__name__)
 
+WITHHELD_PROPERTY: Final = "streamhouse.withheld-secrets"
+"""Names the catalog properties that were left out, for who reads the rest."""
 _FROM_FILE: Final = "@file:"
 _FROM_ENVIRONMENT: Final = "@env:"
 _SECRET_BYTES_MAX: Final = 64 << 10
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 # Of a name's words: `s3.secret-access-key`, `gcs.oauth2.token`, `adls.connection-string`.
 _SECRET_WORDS: Final = frozenset(
-    {
-        "auth", "authorization", "connection", "cookie", "credential", "credentials", "header",
-        "key", "passphrase", "passwd", "password", "pwd", "sas", "secret", "signer", "sslpassword",
-        "token",
-    }
-)  # fmt: skip
+    {"auth", "authorization", "connection", "cookie", "header", "key", "pw", "pwd", "sas", "signer"}
+)
+# Anywhere in a name.
+_SECRET_STEMS: Final = ("apikey", "credential", "passphrase", "passw", "secret", "token")
+# The name of a key that the store keeps: whoever writes without it writes unencrypted.
+_NAMES_OF_KEYS: Final = frozenset({"s3.sse-kms-key-id"})
 _WORDS: Final = re.compile(r"[a-z]+")
 _NO_SECRETS: Final = frozenset({"true", "false", ""})
 
@@ -113,21 +126,73 @@ def has_secret(key: str, value: str) -> bool:
     """Whether a catalog property is, or has in it, what must not be shown."""
     if value.lower() in _NO_SECRETS:
         return False
-    if not _SECRET_WORDS.isdisjoint(_WORDS.findall(key.lower())):
-        return True
-    return "://" in value and _has_password(value)
+    return _is_secret_name(key) or ("://" in value and _uri_without_secrets(value) != value)
 
 
-def _has_password(uri: str) -> bool:
+def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return catalog properties for somebody who may not have their secrets.
+
+    Of a URI the password goes, the rest stays. What was left out is named in one more property.
+    """
+    shown, withheld = {}, []
+    for key, value in properties.items():
+        if not has_secret(key, value):
+            shown[key] = value
+            continue
+        withheld.append(key)
+        uri = None if _is_secret_name(key) else _uri_without_secrets(value)
+        if uri is not None:
+            shown[key] = uri
+    if withheld:
+        shown[WITHHELD_PROPERTY] = ", ".join(sorted(withheld))
+    return shown
+
+
+@contextlib.contextmanager
+def withheld_explained(properties: Mapping[str, str]) -> Iterator[None]:
+    """Say of an error that is raised inside which secrets were withheld, and what to ask for."""
+    try:
+        yield
+    except StreamhouseError as error:
+        why = why_withheld(properties)
+        if not why or why in error.message:
+            raise
+        raise type(error)(error.message + why) from error
+
+
+def why_withheld(properties: Mapping[str, str]) -> str:
+    """Return what to add to an error of catalog or files; empty if nothing was withheld."""
+    names = properties.get(WITHHELD_PROPERTY)
+    if names is None:
+        return ""
+    return (
+        f"; the service keeps secrets of the lake ({names}) from this token: ask its operator for"
+        " the grant 'read:lake', or give this process credentials of its own"
+    )
+
+
+def _is_secret_name(key: str) -> bool:
+    name = key.lower()
+    words = _WORDS.findall(name)
+    if name in _NAMES_OF_KEYS:
+        return False
+    return not _SECRET_WORDS.isdisjoint(words) or any(stem in name for stem in _SECRET_STEMS)
+
+
+def _uri_without_secrets(uri: str) -> str | None:
+    """Return a URI without its password and secret parameters; None if nobody knows what it is."""
     try:
         parts = urlsplit(uri)
         parameters = parse_qsl(parts.query, keep_blank_values=True)
-        is_there = parts.password is not None
+        has_password = parts.password is not None
     except ValueError:
-        # Nobody knows what it is.
-        return True
-    names = (word for name, _ in parameters for word in _WORDS.findall(name.lower()))
-    return is_there or not _SECRET_WORDS.isdisjoint(names)
+        return None
+    kept = [(name, value) for name, value in parameters if not _is_secret_name(name)]
+    if not has_password and kept == parameters:
+        return uri
+    user, _, host = parts.netloc.rpartition("@")
+    netloc = f"{user.partition(':')[0]}@{host}" if user else host
+    return urlunsplit(parts._replace(netloc=netloc, query=urlencode(kept)))
 
 
 def _text(content: bytes, *, where: str) -> str:

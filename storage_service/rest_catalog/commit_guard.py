@@ -237,12 +237,11 @@ def _check_description(
 
 def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveTable) -> None:
     gone = {s.snapshot_id for s in base.snapshots} - {s.snapshot_id for s in new.snapshots}
-    for holder, snapshot_id in live.pinned.items():
-        if snapshot_id in gone:
-            raise ForbiddenError(
-                f"{where}: snapshot {snapshot_id} must stay, because '{holder}' reads it; expire it"
-                " when that is done"
-            )
+    for snapshot_id in gone.intersection(live.pinned):
+        raise ForbiddenError(
+            f"{where}: snapshot {snapshot_id} must stay, because a reader has pinned it; expire it"
+            " when that pin has ended"
+        )
 
 
 def _covered(metadata: TableMetadata, live: LiveTable) -> CoveredOffsets | None:

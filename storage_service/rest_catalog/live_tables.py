@@ -5,8 +5,8 @@ Light on purpose: the server imports it without loading the Iceberg library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from streamhouse.storage_service.model.lake import LakeState
@@ -17,12 +17,12 @@ __all__ = ["LiveTable", "LiveTables"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTable:
-    """A table of the service at one moment; `pinned` is holder -> lake snapshot id."""
+    """A table of the service at one moment; `pinned` are lake snapshot ids."""
 
     info: TableInfo
     lake: LakeState
     high_watermarks: Mapping[int, int]
-    pinned: Mapping[str, int] = field(default_factory=dict)
+    pinned: Collection[int] = ()
 
 
 class LiveTables(Protocol):

@@ -160,12 +160,11 @@ class TableRoutes:
             self._check_not_live(identifier, "dropped")
             return
         there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
-        for holder, snapshot_id in sorted(live.pinned.items()):
-            if snapshot_id in there:
-                raise ForbiddenError(
-                    f"lake table '{'.'.join(identifier)}' must not be dropped: reader '{holder}'"
-                    f" has pinned its snapshot {snapshot_id}; drop it when that pin has ended"
-                )
+        for snapshot_id in there.intersection(live.pinned):
+            raise ForbiddenError(
+                f"lake table '{'.'.join(identifier)}' must not be dropped: a reader has pinned its"
+                f" snapshot {snapshot_id}; drop it when that pin has ended"
+            )
 
     def _check_not_live(self, identifier: Identifier, what: str) -> None:
         live = protecting_table(self._catalog.load_table(identifier).metadata, self._tables)

@@ -20,6 +20,7 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.fair_turns import SHARE
 from streamhouse.storage_service.server.grants import (
     EVERYTHING,
+    LAKE,
     OWNER,
     SERVICE,
     Caller,
@@ -41,8 +42,8 @@ _SEEN_BY_ALL: Final = {
     "/docs/oauth2-redirect",
     "/openapi.json",
     "/redoc",
+    # What is answered, listed or created is checked where that is known.
     "/v1/lake/catalog",
-    # What is listed, created or dropped is checked where the body has been read.
     "/v1/databases",
     "/v1/tables",
 }
@@ -113,6 +114,8 @@ def _need_of_catalog(method: str, parts: list[str]) -> Need:
             return Need(Level.WRITE, EVERYTHING)
         case ["namespaces", name, "tables"]:
             return Need(Level.READ if is_reading else Level.WRITE, database_scope(name))
+        case ["namespaces", _, "tables", _, "credentials"]:
+            return Need(Level.READ, LAKE)
         case ["namespaces", name, "tables", table, *rest]:
             level = Level.READ if is_reading or rest == ["metrics"] else Level.WRITE
             return Need(Level.ADMIN if method == "DELETE" else level, f"{name}.{table}")

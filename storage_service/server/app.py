@@ -25,9 +25,10 @@ from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
 from streamhouse.storage_service.server.access import is_about_service
 from streamhouse.storage_service.server.answer_memory import SMALL_ANSWER_BYTES
 from streamhouse.storage_service.server.append_route import answer_append
-from streamhouse.storage_service.server.control_plane import EXCHANGE_KEY, build_control_plane
+from streamhouse.storage_service.server.control_plane import build_control_plane
 from streamhouse.storage_service.server.fetch_route import answer_fetch
 from streamhouse.storage_service.server.http_exchange import (
+    EXCHANGE_KEY,
     ClientGone,
     HttpExchange,
     Message,

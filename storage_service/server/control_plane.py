@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from streamhouse.storage_service.errors import (
+    ForbiddenError,
     InternalError,
     InvalidRequestError,
     NotFoundError,
@@ -24,12 +25,17 @@ from streamhouse.storage_service.model.lake import (
     LakeDebt,
     SideLakeState,
 )
+from streamhouse.storage_service.model.secret_sources import without_secrets
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.access import database_scope
 from streamhouse.storage_service.server.adoption_route import adoption_routes
 from streamhouse.storage_service.server.backup_routes import backup_routes
 from streamhouse.storage_service.server.grants import Level
-from streamhouse.storage_service.server.http_exchange import HttpExchange, error_to_json
+from streamhouse.storage_service.server.http_exchange import (
+    HttpExchange,
+    error_to_json,
+    exchange_of,
+)
 from streamhouse.storage_service.server.lake_pin_routes import lake_pin_routes
 from streamhouse.storage_service.server.metrics import METRICS_CONTENT_TYPE
 from streamhouse.storage_service.server.parameters import integer, offsets
@@ -55,9 +61,7 @@ from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_round import RoundProgress
 from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 
-__all__ = ["EXCHANGE_KEY", "build_control_plane"]
-
-EXCHANGE_KEY: Final = "streamhouse.exchange"
+__all__ = ["build_control_plane"]
 
 
 def build_control_plane(service: Service) -> FastAPI:
@@ -79,11 +83,6 @@ def build_control_plane(service: Service) -> FastAPI:
     app.include_router(backup_routes(service), tags=["backups"])
     _answer_errors(app, service)
     return app
-
-
-def _exchange(request: Request) -> HttpExchange:
-    exchange: HttpExchange = request.scope[EXCHANGE_KEY]
-    return exchange
 
 
 def _service_routes(service: Service) -> APIRouter:
@@ -110,11 +109,17 @@ def _service_routes(service: Service) -> APIRouter:
         return Response(service.metrics.text(), media_type=METRICS_CONTENT_TYPE)
 
     @routes.get("/v1/lake/catalog", summary="How to open the Iceberg catalog.")
-    async def lake_catalog() -> dict[str, Any]:
+    async def lake_catalog(request: Request) -> dict[str, Any]:
+        caller = exchange_of(request).caller
+        if not caller.has_tables():
+            raise ForbiddenError(f"token '{caller.name}' has no grant on any table")
         catalog = service.config.offered_catalog()
+        shown = catalog.properties
+        if not caller.may_read_secrets():
+            shown = without_secrets(shown)
         # Tiering marks lake tables with it, to know its own among those of other services.
         identity = {SERVICE_ID_PROPERTY: service.manager.service_id}
-        return replace(catalog, properties={**catalog.properties, **identity}).to_json()
+        return replace(catalog, properties={**shown, **identity}).to_json()
 
     return routes
 
@@ -125,12 +130,12 @@ def _database_routes(service: Service) -> APIRouter:
 
     @routes.get("", summary="The names of all databases.")
     async def list_databases(request: Request) -> dict[str, list[str]]:
-        sees = _exchange(request).caller.sees_database
+        sees = exchange_of(request).caller.sees_database
         return {"databases": [name for name in manager.databases() if sees(name)]}
 
     @routes.post("", summary="Create a database.", status_code=201)
     async def create_database(request: Request, body: CreateDatabase) -> dict[str, str]:
-        service.access.require(_exchange(request), Level.ADMIN, database_scope(body.name))
+        service.access.require(exchange_of(request), Level.ADMIN, database_scope(body.name))
         await manager.create_database(body.name)
         return {"name": body.name}
 
@@ -147,7 +152,7 @@ def _table_routes(service: Service) -> APIRouter:
 
     @routes.get("", summary="The paths of all tables, or of one database's.")
     async def list_tables(request: Request, database: str | None = None) -> dict[str, list[str]]:
-        may = _exchange(request).caller.may
+        may = exchange_of(request).caller.may
         paths = [str(path) for path in manager.list_tables(database)]
         return {"tables": [path for path in paths if may(Level.READ, path)]}
 
@@ -156,7 +161,7 @@ def _table_routes(service: Service) -> APIRouter:
         request: Request, descriptor: Annotated[dict[str, Any], Body()]
     ) -> dict[str, Any]:
         parsed = TableDescriptor.from_json(descriptor)
-        service.access.require(_exchange(request), Level.ADMIN, str(parsed.path))
+        service.access.require(exchange_of(request), Level.ADMIN, str(parsed.path))
         table = await manager.create_table(parsed)
         return table.info.to_json()
 
@@ -210,7 +215,7 @@ def _state_routes(service: Service) -> APIRouter:
         wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
         if after is not None and wait_ms:
             known = offsets("after", after, table.info)
-            await _wait_beyond(service, request.scope[EXCHANGE_KEY], table, known, wait_ms)
+            await _wait_beyond(service, exchange_of(request), table, known, wait_ms)
         return JSONResponse(table.state().to_json())
 
     @routes.post("/lake/history", summary="Whether what a lake table covers is the log's history.")
@@ -219,7 +224,7 @@ def _state_routes(service: Service) -> APIRouter:
     ) -> dict[str, Any]:
         table = service.table(path)
         # Who may write may end writing: what a reader says is judged, and not kept.
-        is_kept = _exchange(request).caller.may(Level.WRITE, str(table.path))
+        is_kept = exchange_of(request).caller.may(Level.WRITE, str(table.path))
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
         return {}
 
@@ -335,7 +340,7 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
     """Make the application answer every error in the one form there is."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        exchange: HttpExchange = request.scope[EXCHANGE_KEY]
+        exchange: HttpExchange = exchange_of(request)
         ours = _translated(error, exchange)
         # A bug is logged with its trace where the exception ends up, in app.py.
         service.report(exchange, ours)

@@ -9,7 +9,7 @@ The file is TOML and holds no token, only SHA-256 hashes of tokens:
 
 A grant is `LEVEL:SCOPE`. Levels: read < write < admin, each includes the ones before it. Scopes:
 `database.table`, `database.*` (the database and all its tables), `service` (metrics, tiering,
-backups) and `*` (all of these).
+backups), `lake` (the secrets of the lake's catalog and object store) and `*` (all of these).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ __all__ = ["OWNER", "Caller", "Grant", "Grants", "Level", "load_grants", "token_
 _logger = logging.getLogger(__name__)
 
 _FILE_BYTES_MAX: Final = 1 << 20
-_GRANT: Final = re.compile(r"(read|write|admin):(\*|service|\w+\.(?:\*|\w+))", re.A)
+_GRANT: Final = re.compile(r"(read|write|admin):(\*|service|lake|\w+\.(?:\*|\w+))", re.A)
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FIELDS: Final = {"name", "sha256", "grants"}
 SERVICE: Final = "service"
+LAKE: Final = "lake"
 EVERYTHING: Final = "*"
 
 
@@ -61,12 +62,12 @@ class Grant:
         if found is None:
             raise InvalidRequestError(
                 f"grant {text!r} is not LEVEL:SCOPE with a level read, write or admin and a scope"
-                " database.table, database.*, service or *"
+                " database.table, database.*, service, lake or *"
             )
         return cls(Level[found[1].upper()], found[2])
 
     def covers(self, scope: str) -> bool:
-        """Whether `scope` (`db.table`, `db.*` or `service`) lies within this grant's."""
+        """Whether `scope` (`db.table`, `db.*`, `service` or `lake`) lies within this grant's."""
         if self.scope in (EVERYTHING, scope):
             return True
         database, _, table = self.scope.partition(".")
@@ -85,12 +86,20 @@ class Caller:
         """Whether some grant allows `level` on `scope`."""
         return any(grant.level >= level and grant.covers(scope) for grant in self.grants)
 
+    def may_read_secrets(self) -> bool:
+        """Whether some grant hands out the secrets of the lake's catalog."""
+        return self.may(Level.READ, LAKE)
+
+    def has_tables(self) -> bool:
+        """Whether some grant is about tables or the lake."""
+        return any(grant.scope != SERVICE for grant in self.grants)
+
     def sees_database(self, database: str) -> bool:
         """Whether some grant is about the database or one of its tables."""
         return any(
             grant.scope == EVERYTHING or grant.scope.partition(".")[0] == database
             for grant in self.grants
-            if grant.scope != SERVICE
+            if grant.scope not in (SERVICE, LAKE)
         )
 
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
+from fastapi import Request
+
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     RequestTooLargeError,
@@ -32,6 +34,8 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "error_to_json",
+    "exchange_of",
 ]
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -43,6 +47,7 @@ Piece: TypeAlias = bytes | memoryview
 JSON: Final = b"application/json"
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 ABORT_KEY: Final = "streamhouse.abort"
+EXCHANGE_KEY: Final = "streamhouse.exchange"
 FLOW_KEY: Final = "streamhouse.flow"
 _JOIN_BYTES_MAX: Final = 128 << 10
 # What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
@@ -361,6 +366,12 @@ class HttpExchange:
             {"type": "http.response.start", "status": error.http_status, "headers": headers}
         )
         await self._send_piece(body, is_last=True)
+
+
+def exchange_of(request: Request) -> HttpExchange:
+    """Return the exchange that FastAPI answers as `request`."""
+    exchange: HttpExchange = request.scope[EXCHANGE_KEY]
+    return exchange
 
 
 def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class IcebergRoutes:
             method=exchange.method,
             segments=tuple(unquote(part) for part in path.split("/")),
             query=dict(pairs),
-            wants_credentials=b"vended-credentials" in delegation,
+            wants_credentials=b"vended-credentials" in delegation
+            and exchange.caller.may_read_secrets(),
             sees=exchange.caller.sees_database,
             body=body,
             via=via,
@@ -187,7 +188,7 @@ def _live(table: OpenTable) -> LiveTable:
         info=table.info,
         lake=table.lake,
         high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
-        pinned={pin.holder: pin.snapshot_id for pin in table.lake_pins.current()},
+        pinned=frozenset(pin.snapshot_id for pin in table.lake_pins.current()),
     )
 
 

@@ -3,7 +3,9 @@
 Invariants:
 - a pin is on disk before `pin` returns, and survives a restart with the time it ends
 - a pin that has ended counts for nothing, whether it was removed or not
-- a table has at most PINS_MAX pins
+- a pin belongs to the token that made it: only its own calls change or end it, so that others need
+  not know its holder's name; those of before tokens were kept end by themselves
+- a table has at most PINS_MAX pins, OWNER_PINS_MAX of one token
 Event loop only; disk writes go to `run_blocking`.
 """
 
@@ -14,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -26,15 +28,22 @@ from streamhouse.storage_service.tablet.durable_json import read_json, replace_j
 
 __all__ = ["LakePin", "LakePins"]
 
-PINS_MAX: Final = 1_000
+PINS_MAX: Final = 4_000
+OWNER_PINS_MAX: Final = 1_000
 TTL_MS_MAX: Final = 7 * 86_400_000
 _HOLDER: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+# Owner and holder.
+_Key: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakePin:
-    """`holder` reads a snapshot until `expires_timestamp_us`, or until it says otherwise."""
+    """`holder` reads a snapshot until `expires_timestamp_us`, or until it says otherwise.
 
+    `owner` is the name of the token that pinned it.
+    """
+
+    owner: str
     holder: str
     snapshot_id: int
     expires_timestamp_us: int
@@ -42,6 +51,7 @@ class LakePin:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
         return {
+            "owner": self.owner,
             "holder": self.holder,
             "snapshot_id": str(self.snapshot_id),
             "expires_timestamp_us": self.expires_timestamp_us,
@@ -51,6 +61,7 @@ class LakePin:
     def from_json(cls, value: Mapping[str, Any]) -> LakePin:
         """Read the JSON form."""
         return cls(
+            owner=str(value.get("owner", "")),
             holder=str(value["holder"]),
             snapshot_id=int(value["snapshot_id"]),
             expires_timestamp_us=int(value["expires_timestamp_us"]),
@@ -58,7 +69,7 @@ class LakePin:
 
 
 class LakePins:
-    """The pins of one table, one a holder."""
+    """The pins of one table, one a token and holder."""
 
     def __init__(
         self,
@@ -77,17 +88,19 @@ class LakePins:
         self._lock = asyncio.Lock()
 
     def current(self) -> list[LakePin]:
-        """Return the pins that have not ended, sorted by holder."""
+        """Return the pins that have not ended, sorted."""
         now_us = self._clock_us()
         alive = (pin for pin in self._pins.values() if pin.expires_timestamp_us > now_us)
-        return sorted(alive, key=lambda pin: pin.holder)
+        return sorted(alive, key=lambda pin: (pin.owner, pin.holder))
 
-    async def pin(self, holder: str, *, snapshot_id: int, ttl_ms: int) -> LakePin:
+    async def pin(self, holder: str, *, owner: str, snapshot_id: int, ttl_ms: int) -> LakePin:
         """Promise `holder` the snapshot for `ttl_ms`; replaces the holder's pin, if it has one.
+
+        A holder is one of `owner`'s: those of other owners may have the same name.
 
         Raises:
             InvalidRequestError: the holder's name or the time is not a possible one.
-            OverloadedError: the table has as many pins as it may have.
+            OverloadedError: the table, or this owner, has as many pins as it may have.
         """
         _check_holder(holder, table=self._table)
         if not 0 < ttl_ms <= TTL_MS_MAX:
@@ -96,28 +109,44 @@ class LakePins:
                 f" {ttl_ms}; set it again before it ends to keep it"
             )
         async with self._lock:
-            pins = {pin.holder: pin for pin in self.current()}
-            if holder not in pins and len(pins) >= PINS_MAX:
-                raise OverloadedError(
-                    f"table '{self._table}' has its limit of {PINS_MAX} lake pins; remove one, or"
-                    " wait until one ends"
-                )
+            pins = {(pin.owner, pin.holder): pin for pin in self.current()}
+            if (owner, holder) not in pins:
+                self._check_room(pins, owner)
             added = LakePin(
+                owner=owner,
                 holder=holder,
                 snapshot_id=snapshot_id,
                 expires_timestamp_us=self._clock_us() + ttl_ms * 1_000,
             )
-            await self._save({**pins, holder: added})
+            await self._save({**pins, (owner, holder): added})
             return added
 
-    async def unpin(self, holder: str) -> None:
-        """End the holder's pin; having none is fine."""
+    async def unpin(self, holder: str, *, owner: str, of_others: bool = False) -> None:
+        """End the holder's pin; having none is fine.
+
+        `of_others`: if `owner` has none, those of others by that name are ended.
+        """
         _check_holder(holder, table=self._table)
         async with self._lock:
-            if holder in self._pins:
-                await self._save({p.holder: p for p in self.current() if p.holder != holder})
+            pins = {(pin.owner, pin.holder): pin for pin in self.current()}
+            gone = {(owner, holder)} & pins.keys()
+            if not gone and of_others:
+                gone = {key for key in pins if key[1] == holder}
+            if gone:
+                await self._save({key: pin for key, pin in pins.items() if key not in gone})
 
-    async def _save(self, pins: dict[str, LakePin]) -> None:
+    def _check_room(self, pins: Mapping[_Key, LakePin], owner: str) -> None:
+        of_owner = sum(key[0] == owner for key in pins)
+        if of_owner >= OWNER_PINS_MAX or len(pins) >= PINS_MAX:
+            whose, limit = ("this token", OWNER_PINS_MAX)
+            if of_owner < OWNER_PINS_MAX:
+                whose, limit = ("all readers together", PINS_MAX)
+            raise OverloadedError(
+                f"table '{self._table}' has its limit of {limit} lake pins of {whose}; remove one,"
+                " or wait until one ends"
+            )
+
+    async def _save(self, pins: dict[_Key, LakePin]) -> None:
         content = {"pins": [pin.to_json() for pin in pins.values()]}
         await self._run_blocking(replace_json, self._file, content)
         self._pins = pins
@@ -131,11 +160,11 @@ def _check_holder(holder: str, *, table: str) -> None:
         )
 
 
-def _load(file: Path) -> dict[str, LakePin]:
+def _load(file: Path) -> dict[_Key, LakePin]:
     if not file.exists():
         return {}
     try:
         pins = [LakePin.from_json(value) for value in read_json(file)["pins"]]
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{file} holds no lake pins: {error}") from error
-    return {pin.holder: pin for pin in pins}
+    return {(pin.owner, pin.holder): pin for pin in pins}

@@ -47,7 +47,7 @@ class FakeLiveTables:
     def __init__(self, service: FakeTieringService, service_id: str) -> None:
         self._service = service
         self.service_id = service_id
-        self.pinned: dict[str, int] = {}
+        self.pinned: set[int] = set()
 
     def with_id(self, table_id: int) -> LiveTable | None:
         for path in self._service.list_tables():

@@ -117,8 +117,8 @@ def _limit_options(command: _F) -> _F:
     type=click.Choice(["own", "shared"]),
     default="own",
     show_default=True,
-    help="shared: AWS_* variables of this process reach whoever has the token; own: each process"
-    " has its own.",
+    help="shared: AWS_* variables of this process reach tokens with the grant read:lake; own: each"
+    " process has its own.",
 )
 @click.option(
     "--tiering",

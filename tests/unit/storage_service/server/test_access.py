@@ -247,6 +247,7 @@ def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
         ("HEAD", "/iceberg/v1/namespaces/db/tables/t", Level.READ, "db.t"),
         ("POST", "/iceberg/v1/namespaces/db/tables/t", Level.WRITE, "db.t"),
         ("POST", "/iceberg/v1/namespaces/db/tables/t/metrics", Level.READ, "db.t"),
+        ("GET", "/iceberg/v1/namespaces/db/tables/t/credentials", Level.READ, "lake"),
         ("DELETE", "/iceberg/v1/namespaces/db/tables/t", Level.ADMIN, "db.t"),
     ],
 )
