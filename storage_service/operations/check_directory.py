@@ -23,7 +23,11 @@ from streamhouse.storage_service.operations.findings import (
     CheckReport,
     TableFacts,
 )
-from streamhouse.storage_service.tablet.data_directory import DROPPED_SUFFIX, DataDirectory
+from streamhouse.storage_service.tablet.data_directory import (
+    DROPPED_SUFFIX,
+    GIVEN_UP_SUFFIX,
+    DataDirectory,
+)
 from streamhouse.storage_service.tablet.durable_json import read_json
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
 from streamhouse.storage_service.tablet.row_ages import RowAges
@@ -82,6 +86,9 @@ def _tables(
     seen: dict[str, int] = {}
     paths = [path for path in directory.tables.iterdir() if path.is_dir()]
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
+        if path.name.endswith(GIVEN_UP_SUFFIX):
+            report.warning(str(path), "was given up, and is no table any more; nothing deletes it")
+            continue
         if path.name.endswith(DROPPED_SUFFIX) or not (path / "table.json").exists():
             report.warning(str(path), "is no table any more; the next start removes it")
             continue

@@ -79,6 +79,16 @@ class AdoptableLake:
         """The id of the table that the lake tables are of so far."""
         return self.described.table_id
 
+    def histories_of(self, table_id: int) -> list[CoveredOffsets]:
+        """Return what those snapshots of the rows say that rounds of this table wrote."""
+        found = []
+        for snapshot in ancestors_of(self.rows.metadata):
+            properties = facts_of(snapshot).properties
+            said = offsets_said_by(properties)
+            if said is not None and properties.get(TABLE_ID_PROPERTY) == str(table_id):
+                found.append(said)
+        return found
+
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
         """Make the lake tables those of the table with this id, which is above `owner_id`.
 
@@ -151,8 +161,12 @@ def find_adoptable(
     *,
     is_forced: bool,
     now_ms: int,
+    replaces: int | None = None,
 ) -> AdoptableLake:
     """Return the lake tables of the table at `path`, for this service to take over.
+
+    `replaces` is the id of a table of this service that has the path, and another history; a copy
+    of its data directory may be at work.
 
     Raises:
         TableNotFoundError: the catalog has no such table.
@@ -168,6 +182,10 @@ def find_adoptable(
     covered, last_ms = _rounds_of(rows.metadata, described, where)
     is_own = rows.metadata.properties.get(SERVICE_ID_PROPERTY) == tables.service_id
     live = tables.with_id(described.table_id) if is_own else None
+    if live is not None and live.info.table_id == replaces:
+        if not live.lake.diverged:
+            raise TableExistsError(f"{where} has the history of the table that it belongs to")
+        is_own, live = False, None
     if live is not None:
         raise TableExistsError(
             f"{where} is the lake table of this service's table '{live.info.path}': drop that first"
@@ -177,7 +195,7 @@ def find_adoptable(
         raise FencedError(
             f"{where} got rows from another streamhouse service {max(0, age_ms) // 1000} s ago:"
             " stop that service for good, which could not tier the table any more, and then force"
-            " the adoption (--adopt)"
+            " the adoption (--adopt, or --force)"
         )
     return AdoptableLake(
         described=described,

@@ -9,18 +9,23 @@ from fastapi.responses import JSONResponse
 
 from streamhouse.storage_service.errors import (
     DatabaseNotFoundError,
+    HistoryDivergedError,
+    InvalidRequestError,
     TableExistsError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.model.lake_divergence import LakeDivergence
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.iceberg_route import ServiceTables
 from streamhouse.storage_service.server.request_bodies import AdoptTable, TableName
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.data_directory import GIVEN_UP_SUFFIX
+from streamhouse.storage_service.tablet.lake_history import divergence_of
 from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.table_adoption import Adoptable
 
 if TYPE_CHECKING:
+    from streamhouse.storage_service.rest_catalog.adoptable_lake import AdoptableLake
     from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
 
 __all__ = ["adoption_routes"]
@@ -33,6 +38,10 @@ def adoption_routes(service: Service) -> APIRouter:
     @routes.post("/adopt", summary="Go on with a lake table that a Streamhouse service made.")
     async def adopt(path: TableName, body: AdoptTable) -> JSONResponse:
         parsed = TablePath.parse(path)
+        if body.replace:
+            return await _replace(service, service.table(path), body)
+        if body.dry_run:
+            raise InvalidRequestError("'dry_run' is for 'replace': nothing else is lost")
         there = _table_at(service, parsed)
         if there is not None:
             return _answer(there, status=200)
@@ -46,12 +55,26 @@ def adoption_routes(service: Service) -> APIRouter:
     return routes
 
 
+async def _replace(service: Service, table: OpenTable, body: AdoptTable) -> JSONResponse:
+    """Adopt the lake table in place of a table with another history, or tell what that means."""
+    is_forced = body.force or body.dry_run
+    search = _Search(service, table.path, is_forced=is_forced, replaces=table)
+    try:
+        if body.dry_run:
+            return JSONResponse((await service.run_blocking(search.divergence)).to_json())
+        return _answer(await service.manager.replace_by_lake(table, search.run), status=201)
+    finally:
+        await service.run_blocking(search.close)
+
+
 def _table_at(service: Service, path: TablePath) -> OpenTable | None:
     """Return the table if it was adopted already; raises `TableExistsError` if it is another."""
     try:
         table = service.manager.table(path)
     except (DatabaseNotFoundError, TableNotFoundError):
         return None
+    if table.lake.diverged:
+        raise HistoryDivergedError(table.lake.diverged)
     if not table.info.adopted_from:
         raise TableExistsError(
             f"table '{path}' exists and was not adopted: drop it to go on with what the lake has"
@@ -63,14 +86,22 @@ def _table_at(service: Service, path: TablePath) -> OpenTable | None:
 class _Search:
     """Looks for the lake tables of one path. Made on the event loop, run on another thread."""
 
-    def __init__(self, service: Service, path: TablePath, *, is_forced: bool) -> None:
+    def __init__(
+        self,
+        service: Service,
+        path: TablePath,
+        *,
+        is_forced: bool,
+        replaces: OpenTable | None = None,
+    ) -> None:
         self._tables = ServiceTables(service)
         self._described = service.config.lake_catalog()
         self._path = path
         self._is_forced = is_forced
+        self._replaces = replaces
         self._catalog: OpenCatalog | None = None
 
-    def run(self) -> Adoptable:
+    def run(self) -> AdoptableLake:
         """Return what is to be adopted; raises as `find_adoptable`."""
         # Not at the top: a service that adopts nothing does not load the lake library.
         from streamhouse.storage_service.rest_catalog.adoptable_lake import find_adoptable
@@ -83,6 +114,19 @@ class _Search:
             self._tables,
             is_forced=self._is_forced,
             now_ms=clock_us() // 1000,
+            replaces=None if self._replaces is None else self._replaces.info.table_id,
+        )
+
+    def divergence(self) -> LakeDivergence:
+        """Return how the lake table's history differs from that of the table to be replaced."""
+        table = self._replaces
+        assert table is not None
+        found = self.run()
+        return LakeDivergence(
+            table=str(table.path),
+            why=table.lake.diverged or f"the lake of table '{table.path}' belongs to another table",
+            set_aside=f"tables/{table.info.table_id}{GIVEN_UP_SUFFIX}",
+            buckets=divergence_of(table, found.histories_of(table.info.table_id), found.covered),
         )
 
     def close(self) -> None:

@@ -168,9 +168,14 @@ class TakeBackup(_RequestBody):
 
 
 class AdoptTable(_RequestBody):
-    """A lake table to go on from; `force`: though another service may still use it."""
+    """A lake table to go on from; `force`: though another service may still use it.
+
+    `replace`: in place of a table whose log has other rows; `dry_run`: only tell which.
+    """
 
     force: bool = False
+    replace: bool = False
+    dry_run: bool = False
 
 
 class BeginTransaction(_RequestBody):

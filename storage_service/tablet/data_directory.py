@@ -10,7 +10,8 @@
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>/transactions/ staged rows and decisions of transactions
     tables/<table_id>.dropped/    a dropped table whose files are being deleted
-    tables/<table_id>.given-up/   a damaged table that was dropped; nothing deletes it
+    tables/<table_id>.given-up/   a damaged table that was dropped, or one in whose place the lake's
+                                  history went on; nothing deletes it
     lake/                         the default Iceberg catalog and warehouse
     backup.staged/                a backup that is being put together
 
@@ -126,7 +127,7 @@ class DataDirectory:
         return self.tables / f"{table_id}{DROPPED_SUFFIX}"
 
     def given_up(self, table_id: int) -> Path:
-        """Where a damaged table's files stay once it was dropped."""
+        """Where a damaged table's files stay once it was dropped, or a replaced one's."""
         return self.tables / f"{table_id}{GIVEN_UP_SUFFIX}"
 
     def close(self) -> None:

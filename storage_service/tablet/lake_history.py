@@ -9,14 +9,15 @@ Reads frame headers: not for the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from streamhouse.storage_service.errors import HistoryDivergedError
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake_divergence import BucketDivergence
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
-__all__ = ["check_history", "covered_by", "fingerprints_at"]
+__all__ = ["check_history", "covered_by", "divergence_of", "fingerprints_at"]
 
 
 def check_history(table: OpenTable, lakes: Iterable[CoveredOffsets]) -> None:
@@ -49,6 +50,35 @@ def covered_by(lake: LakeState | SideLakeState) -> CoveredOffsets:
     return CoveredOffsets(
         tiered_offsets=lake.tiered_offsets, fingerprints=lake.fingerprints, epoch=0
     )
+
+
+def divergence_of(
+    table: OpenTable, histories: Sequence[CoveredOffsets], covered: CoveredOffsets
+) -> tuple[BucketDivergence, ...]:
+    """Return bucket by bucket how far log and lake have the same rows, and what each has.
+
+    `histories` are what the snapshots of this table say, `covered` the current one of the lake.
+    """
+    found = []
+    for bucket, tablet in enumerate(table.tablets):
+        log_end, lake_end = tablet.log_end_offset, covered.tiered_offsets.get(bucket, 0)
+        # What was registered came from this log: the lake only goes forward.
+        common = min(table.lake.tiered_offsets.get(bucket, 0), log_end, lake_end)
+        for snapshot in histories:
+            end = snapshot.tiered_offsets.get(bucket, 0)
+            own = tablet.fingerprint(end) if end > common else None
+            if own is not None and own.hex() == snapshot.fingerprints.get(bucket):
+                common = end
+        found.append(
+            BucketDivergence(
+                bucket=bucket,
+                common_offset=common,
+                log_start_offset=tablet.log_start_offset,
+                log_end_offset=log_end,
+                lake_end_offset=lake_end,
+            )
+        )
+    return tuple(found)
 
 
 def _problem(table: OpenTable, covered: CoveredOffsets) -> str:

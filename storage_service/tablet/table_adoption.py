@@ -8,7 +8,7 @@ that can be adopted again; nothing was written to them but whose they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segment_format import LogIdentity
@@ -20,7 +20,7 @@ from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from streamhouse.storage_service.tablet.transaction_files import TransactionFiles
 
-__all__ = ["Adoptable", "adopt_table"]
+__all__ = ["Adoptable", "adopt_table", "begin_adopted", "take_over"]
 
 
 class Adoptable(Protocol):
@@ -44,9 +44,28 @@ def adopt_table(
     """Create the table that `find` finds, durably; it has no rows in the log. Blocking."""
     found = find()
     registry.check_new(found.descriptor)
-    table_id = registry.reserve_table_id(above=found.owner_id)
-    info, lake = found.take_over(table_id, now_us=now_us)
+    return begin_adopted(take_over(found, registry, now_us), registry, directory, now_us)
 
+
+class TakenOver(NamedTuple):
+    """Lake tables that are a new table's by now, and that table."""
+
+    info: TableInfo
+    lake: LakeState
+
+
+def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOver:
+    """Make lake tables those of a new table's, which is still to be begun. Blocking."""
+    table_id = registry.reserve_table_id(above=found.owner_id)
+    return TakenOver(*found.take_over(table_id, now_us=now_us))
+
+
+def begin_adopted(
+    taken: TakenOver, registry: TableRegistry, directory: DataDirectory, now_us: int
+) -> TableInfo:
+    """Create the table that has taken lake tables over, durably. Blocking."""
+    info, lake = taken
+    table_id = info.table_id
     filesystem = LocalFilesystem()
 
     def fill(table: TableInfo) -> None:

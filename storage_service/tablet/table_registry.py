@@ -293,6 +293,16 @@ class TableRegistry:
         except OSError as error:
             raise StorageFailedError(f"cannot drop table '{path}': {error.strerror}") from error
 
+    def set_aside(self, path: TablePath) -> None:
+        """Let a table be one no more, because another takes its place; its files stay."""
+        info = self.table(path)
+        try:
+            self._directory.table(info.table_id).rename(self._directory.given_up(info.table_id))
+            del self._tables[path]
+            sync_directory(self._directory.tables)
+        except OSError as error:
+            raise StorageFailedError(f"cannot set '{path}' aside: {error.strerror}") from error
+
     def purge(self, table_id: int) -> None:
         """Delete the files of a dropped table."""
         shutil.rmtree(self._directory.dropped(table_id), ignore_errors=True)

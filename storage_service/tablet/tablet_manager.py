@@ -40,7 +40,12 @@ from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_ba
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.property_change import changing_properties
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
-from streamhouse.storage_service.tablet.table_adoption import Adoptable, adopt_table
+from streamhouse.storage_service.tablet.table_adoption import (
+    Adoptable,
+    adopt_table,
+    begin_adopted,
+    take_over,
+)
 from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from streamhouse.storage_service.tablet.table_transactions import TransactionObserver
@@ -270,6 +275,29 @@ class TabletManager:
         async with self.changing_files:
             run = self._run_blocking(adopt_table, find, self._registry, self.directory, clock_us())
             return await self._open_new(await run)
+
+    async def replace_by_lake(self, table: OpenTable, find: Callable[[], Adoptable]) -> OpenTable:
+        """Go on with the lake that `find` finds in place of a table; that one's files are kept.
+
+        First the lake is the new table's, then the old one's directory has another name, then the
+        new one begins. A crash after the first step leaves the old table, after the second none:
+        adopting again completes it either way.
+        """
+        async with self.changing_files:
+            self.check_open(table)
+            found, now_us = await self._run_blocking(find), clock_us()
+            taken = await self._run_blocking(take_over, found, self._registry, now_us)
+            self._remove(table)
+            try:
+                await self._run_blocking(self._registry.set_aside, table.path)
+            except StreamhouseError:
+                if table.path in self._registry.paths():
+                    self._add(table)
+                raise
+            await self._close(table)
+            await self._run_blocking(close_tablets, table.tablets)
+            begin = self._run_blocking(begin_adopted, taken, self._registry, self.directory, now_us)
+            return await self._open_new(await begin)
 
     async def _open_new(self, info: TableInfo) -> OpenTable:
         try:

@@ -8,11 +8,16 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.errors import HistoryDivergedError
+from streamhouse.storage_service.errors import (
+    HistoryDivergedError,
+    StreamhouseError,
+    TableExistsError,
+)
 from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, Rows, by_id, rows
 from tests.support.python_process import run_python
 from tests.support.tier_once import tier_once
@@ -120,6 +125,64 @@ def test_of_twins_only_one_tiers(lake: Lake) -> None:
         assert by_id(one.read(LOG)) == by_id(one.read(KEYED)) == expected
 
 
+def test_the_lakes_history_may_be_chosen(lake: Lake) -> None:
+    """It says first what that keeps and what not, and deletes nothing."""
+    with lake.service("now") as (service, client):
+        _create(client)
+        _write(client, 0, 500, mark="both")
+        tier_once(client)
+        service.terminate()
+    _copy(lake, "now", "old")
+    with lake.service("now") as (service, client):
+        _write(client, 500, 600, mark="now")
+        tier_once(client)
+        now = by_id(client.read(LOG))
+        service.terminate()
+
+    with lake.service("old") as (service, client):
+        with pytest.raises(TableExistsError, match="has the history of the table"):
+            client.lake_divergence(LOG)
+        _write(client, 500, 530, mark="old")
+        for table in (LOG, KEYED):
+            _refused(functools.partial(client.read, table))
+            old_id = client.describe_table(table).table_id
+            before = sorted(
+                p.name for p in (lake.folder / "old" / "tables" / str(old_id)).iterdir()
+            )
+            said = _streamhouse("adopt", table, "--endpoint", service.endpoint)
+            assert said.returncode != 0, "nobody said yes"
+            assert (
+                "bucket 0: kept are offsets 0 to 500, which both have, and 500 to 600 as the lake"
+                " has them; lost to the table are the 30 rows at 500 to 530 as this log has them"
+            ) in said.stdout
+            assert f"tables/{old_id}.given-up of the data directory" in said.stdout
+            _refused(functools.partial(client.read, table))
+
+            # The other service tiered a moment ago.
+            said = _streamhouse("adopt", table, "--yes", "--endpoint", service.endpoint)
+            assert "stop that service for good" in said.stderr
+            said = _streamhouse("adopt", table, "--yes", "--force", "--endpoint", service.endpoint)
+            assert "from these offsets on: 0: 600" in said.stdout, said.stderr
+            aside = lake.folder / "old" / "tables" / f"{old_id}.given-up"
+            assert sorted(path.name for path in aside.iterdir()) == before
+            assert by_id(client.read(table)) == now
+        found = client.lookup(KEYED, pa.table({"id": [510, 520]}))
+        assert found["name"].to_pylist() == ["now510", "now520"]
+        _write(client, 600, 610, mark="adopted")
+        tier_once(client)
+        service.terminate()
+    assert _check(lake, "old").returncode == 0
+    with lake.service("old") as (_, client):
+        for table in (LOG, KEYED):
+            assert by_id(client.read(table)) == now | by_id(rows(600, 610, mark="adopted"))
+    # What the lake was taken from can tier no more.
+    with lake.service("now") as (_, client):
+        _write(client, 600, 601, mark="now")
+        for table in (LOG, KEYED):
+            with pytest.raises(StreamhouseError, match="another streamhouse table"):
+                tier_once(client, table)
+
+
 def test_a_check_finds_the_other_history(lake: Lake) -> None:
     with lake.service("now") as (service, client):
         _create(client)
@@ -142,5 +205,8 @@ def test_a_check_finds_the_other_history(lake: Lake) -> None:
 
 def _check(lake: Lake, name: str) -> subprocess.CompletedProcess[str]:
     given = [f"--catalog-property={key}={value}" for key, value in lake.properties.items()]
-    command = ["check", "--data-dir", str(lake.folder / name), "--lake-rows", *given]
-    return run_python(["-c", "from streamhouse.cli import main; main()", *command])
+    return _streamhouse("check", "--data-dir", str(lake.folder / name), "--lake-rows", *given)
+
+
+def _streamhouse(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(["-c", "from streamhouse.cli import main; main()", *arguments])

@@ -14,6 +14,7 @@ from streamhouse.storage_service.errors import StreamhouseError
 __all__ = ["main"]
 
 _COMMANDS: Final = {
+    "adopt": ("streamhouse.cli.adopt", "Go on with the lake's rows where the log has others."),
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
     "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
