@@ -12,9 +12,8 @@ Event loop only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from streamhouse.storage_service.errors import OverloadedError
@@ -49,26 +48,35 @@ class BodyMemory:
         self._waiting: dict[HeldBody, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | None = None
 
-    @contextlib.contextmanager
-    def body(self) -> Iterator[HeldBody]:
-        """Hold one body's memory until it was used."""
-        body = HeldBody(self)
+    def body(self) -> HeldBody:
+        """Return a body's memory: a context manager that gives it back."""
+        return HeldBody(self)
+
+    def begin(self, body: HeldBody) -> None:
+        """Say that a body is being received."""
         self._receiving[body] = None
-        try:
-            yield body
-        finally:
-            self._receiving.pop(body, None)
-            self._free(body)
+
+    def end(self, body: HeldBody) -> None:
+        """Take a body's memory back."""
+        self._receiving.pop(body, None)
+        self.bytes_held -= body.bytes_held
+        body.bytes_held = 0
+        if self._waiting:
+            self._wake()
 
     def now_s(self) -> float:
         """The time by which senders are judged."""
         return asyncio.get_running_loop().time() if self._clock_s is None else self._clock_s()
 
-    async def add(self, body: HeldBody, byte_count: int) -> None:
-        """Count bytes that have arrived; waits for room."""
-        if self._has_room(body, byte_count):
-            self._count(body, byte_count)
-            return
+    def add(self, body: HeldBody, byte_count: int) -> bool:
+        """Count bytes that have arrived; False if there is no room for them now."""
+        if not self._has_room(body, byte_count):
+            return False
+        self._count(body, byte_count)
+        return True
+
+    async def wait_and_add(self, body: HeldBody, byte_count: int) -> None:
+        """Count bytes that have arrived as soon as there is room."""
         waiter = asyncio.get_running_loop().create_future()
         body.wanted_bytes = byte_count
         self._waiting[body] = waiter
@@ -125,12 +133,6 @@ class BodyMemory:
         self.bytes_held += byte_count
         body.bytes_held += byte_count
 
-    def _free(self, body: HeldBody) -> None:
-        self.bytes_held -= body.bytes_held
-        body.bytes_held = 0
-        if self._waiting:
-            self._wake()
-
     def _wake(self) -> None:
         """Give room to the body that began first, then to those who wait longest."""
         for body in itertools.chain(self._first(), self._waiting):
@@ -151,6 +153,16 @@ class BodyMemory:
 class HeldBody:
     """One body: what it holds, and how fast it arrives."""
 
+    __slots__ = (
+        "_end_reading",
+        "_memory",
+        "_progress_bytes",
+        "_progress_s",
+        "bytes_held",
+        "is_refused",
+        "wanted_bytes",
+    )
+
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self.bytes_held = 0
@@ -162,13 +174,21 @@ class HeldBody:
         self._progress_bytes = PROGRESS_BYTES
         self._end_reading: Callable[[], None] = _nothing
 
+    def __enter__(self) -> HeldBody:
+        self._memory.begin(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.end(self)
+
     def begin(self, end_reading: Callable[[], None]) -> None:
         """Say how to end the reading of this body at once."""
         self._end_reading = end_reading
 
     async def add(self, byte_count: int) -> None:
         """Count bytes that have arrived; waits for room."""
-        await self._memory.add(self, byte_count)
+        if not self._memory.add(self, byte_count):
+            await self._memory.wait_and_add(self, byte_count)
         if self.bytes_held >= self._progress_bytes:
             self.mark_progress()
 
