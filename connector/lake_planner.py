@@ -33,6 +33,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.lake.ancestors import ancestors_of, facts_of
 from streamhouse.storage_service.lake.errors import catalog_errors, metadata_errors
+from streamhouse.storage_service.lake.guarded_catalog import guarded
 from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
@@ -114,7 +115,8 @@ def _load_catalog(catalog: LakeCatalog) -> Catalog:
     scheme = urlsplit(properties.get("warehouse", "")).scheme
     if scheme in SCHEMES and PY_IO_IMPL not in properties:
         properties[PY_IO_IMPL] = READ_ONLY_IO
-    return load_catalog(catalog.name, **with_rest_catalog(properties))
+    opened = load_catalog(catalog.name, **with_rest_catalog(properties))
+    return guarded(opened, catalog.properties)
 
 
 class LakeTable:

@@ -31,8 +31,10 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Identifier
 
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.guarded_catalog import guarded
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog.lake_rest_catalog import with_rest_catalog
+from streamhouse.storage_service.rest_catalog.sql_listing import metadata_locations
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
 
@@ -41,8 +43,9 @@ TABLES_REMEMBERED_MAX: Final = 64
 _PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 
 
-def open_catalog(described: LakeCatalog) -> Catalog:
-    """Return the catalog, for who commits to it: of SQL and REST catalogs, those here.
+def open_catalog(described: LakeCatalog, *, data_directory: str | None = None) -> Catalog:
+    """Return the catalog, for who commits to it: of SQL and REST catalogs, those here, and each as
+    one that keeps the policy for lake tables.
 
     Raises `UnsupportedError` when a package that the catalog needs is not installed.
     """
@@ -50,7 +53,8 @@ def open_catalog(described: LakeCatalog) -> Catalog:
     if properties.get(TYPE) == "sql":
         del properties[TYPE]
         properties[PY_CATALOG_IMPL] = f"{LakeSqlCatalog.__module__}.{LakeSqlCatalog.__name__}"
-    return load_catalog(described.name, **properties)
+    opened = load_catalog(described.name, **properties)
+    return guarded(opened, described.properties, data_directory=data_directory)
 
 
 class LakeSqlCatalog(SqlCatalog):
@@ -68,6 +72,10 @@ class LakeSqlCatalog(SqlCatalog):
                 f"catalog '{name}' needs Python's module '{error.name}', which is not installed"
                 f" here: pip install {_PACKAGES.get(error.name or '', error.name)}"
             ) from error
+
+    def metadata_locations(self) -> dict[Identifier, str]:
+        """Return every table's current metadata file, without opening one."""
+        return metadata_locations(self)
 
     def commit_table(
         self,

@@ -8,6 +8,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.lake.guarded_catalog import check_namespace
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
@@ -78,6 +79,7 @@ def update_namespace(
     if not isinstance(removals, list) or not all(isinstance(key, str) for key in removals):
         raise InvalidRequestError("removals must be a list of property names")
     updates = _texts(body.get("updates") or {}, name="updates")
+    check_namespace(catalog, updates)
     done = catalog.update_namespace_properties(namespace, set(removals), updates)
     return RestAnswer.of(
         {"removed": done.removed, "updated": done.updated, "missing": done.missing}

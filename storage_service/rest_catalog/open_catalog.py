@@ -22,9 +22,12 @@ class OpenCatalog:
     each wait for all before.
     """
 
-    def __init__(self, described: LakeCatalog, *, service_id: str) -> None:
+    def __init__(
+        self, described: LakeCatalog, *, service_id: str, data_directory: str | None = None
+    ) -> None:
         self._described = described
         self._service_id = service_id
+        self._data_directory = data_directory
         self._lock = threading.Lock()
         self._catalog: Catalog | None = None
         self._failures = 0
@@ -49,7 +52,10 @@ class OpenCatalog:
         if is_rest_catalog(properties):
             properties[f"header.{VIA_HEADER}"] = self._service_id
         with catalog_errors(f"open catalog '{self._described.name}'"):
-            return open_catalog(LakeCatalog(name=self._described.name, properties=properties))
+            return open_catalog(
+                LakeCatalog(name=self._described.name, properties=properties),
+                data_directory=self._data_directory,
+            )
 
     def close(self) -> None:
         """Close the catalog's connections."""

@@ -60,8 +60,10 @@ ENDPOINTS: Final = (
 class RestCatalogApi:
     """Answers requests to `/iceberg/v1/...`."""
 
-    def __init__(self, catalog: LakeCatalog, *, service_id: str) -> None:
-        self._open = OpenCatalog(catalog, service_id=service_id)
+    def __init__(
+        self, catalog: LakeCatalog, *, service_id: str, data_directory: str | None = None
+    ) -> None:
+        self._open = OpenCatalog(catalog, service_id=service_id, data_directory=data_directory)
         self._files = FileAccess(catalog.properties)
         self._hidden = HiddenValues(catalog.properties)
 

@@ -37,6 +37,8 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.lake.errors import catalog_errors, sentence_of
+from streamhouse.storage_service.lake.guarded_catalog import check_updates, guard_of
+from streamhouse.storage_service.lake.table_files import check_new_files
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.rest_catalog.added_files import check_added_files
 from streamhouse.storage_service.rest_catalog.commit_guard import (
@@ -191,10 +193,13 @@ class TableCommits:
         """
         base = self._load(identifier, request.requirements)
         if base is None:
+            check_updates(identifier, None, request.updates)
             empty = MetastoreCatalog._empty_table_metadata()
             new = update_table_metadata(empty, request.updates, enforce_validation=True)
+            guard_of(self._catalog).check_new_location(identifier, new.location)
             self._check(identifier, None, new)
             return None, request
+        check_updates(identifier, base, request.updates)
         for requirement in request.requirements:
             requirement.validate(base.metadata)
         new = update_table_metadata(base.metadata, request.updates)
@@ -220,7 +225,10 @@ class TableCommits:
         name = ".".join(identifier)
         if base is None:
             check_new_table(identifier, new.properties, self._tables)
+            io = self._catalog._load_file_io({}, new.location)
+            check_new_files(name, None, new, catalog=self._catalog, io=io)
             return
+        check_new_files(name, base.metadata, new, catalog=self._catalog, io=base.io)
         live = protecting_table(base.metadata, self._tables)
         if live is None:
             if protecting_table(new, self._tables) is not None:

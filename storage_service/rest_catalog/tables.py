@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from pyiceberg.catalog import Catalog
-from pyiceberg.io import load_file_io
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
@@ -18,6 +17,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.lake.table_files import check_registration, delete_files, own_files
 from streamhouse.storage_service.rest_catalog.commit_guard import is_left_layout, protecting_table
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 from streamhouse.storage_service.rest_catalog.rest_request import (
@@ -29,6 +29,8 @@ from streamhouse.storage_service.rest_catalog.table_commits import check_new_tab
 from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
 
 __all__ = ["TableRoutes", "identifier_of"]
+
+_logger = logging.getLogger(__name__)
 
 Identifier = tuple[str, ...]
 
@@ -115,8 +117,7 @@ class TableRoutes:
             raise InvalidRequestError("metadata-location must be a text")
         if self._tables.named(".".join(identifier)) is not None:
             check_new_table(identifier, {}, self._tables)
-        io = load_file_io(dict(self._catalog.properties), location)
-        metadata = FromInputFile.table_metadata(io.new_input(location))
+        metadata = check_registration(self._catalog, identifier, location)
         live = protecting_table(metadata, self._tables)
         if live is not None:
             raise ForbiddenError(
@@ -134,10 +135,32 @@ class TableRoutes:
         if purge not in ("true", "false"):
             raise InvalidRequestError(f"purgeRequested = '{purge[:20]}' must be true or false")
         if purge == "true":
-            self._catalog.purge_table(identifier)
+            self._purge(identifier)
         else:
             self._catalog.drop_table(identifier)
         return RestAnswer(204)
+
+    def _purge(self, identifier: Identifier) -> None:
+        """Drop a table and delete what it owns, and nothing that only its metadata names."""
+        table = self._catalog.load_table(identifier)
+        own = own_files(self._catalog, table)
+        name = ".".join(identifier)
+        if isinstance(self._catalog, MetastoreCatalog):
+            self._catalog.drop_table(identifier)
+            if own.foreign_count:
+                _logger.warning(
+                    "event=foreign_lake_files_stay table=%s files=%d first=%r",
+                    *(name, own.foreign_count, own.first_foreign[:300]),
+                )
+            delete_files(table.io, own.paths)
+        elif own.foreign_count:
+            raise ForbiddenError(
+                f"lake table '{name}' names files that are not below its location, such as"
+                f" '{own.first_foreign[:300]}', and its catalog would delete them too; drop it"
+                " without purgeRequested"
+            )
+        else:
+            self._catalog.purge_table(identifier)
 
     def rename(self, request: RestRequest) -> RestAnswer:
         """Rename a table."""

@@ -96,6 +96,7 @@ class _Search:
     ) -> None:
         self._tables = ServiceTables(service)
         self._described = service.config.lake_catalog()
+        self._data_directory = str(service.config.data_dir.absolute())
         self._path = path
         self._is_forced = is_forced
         self._replaces = replaces
@@ -107,7 +108,11 @@ class _Search:
         from streamhouse.storage_service.rest_catalog.adoptable_lake import find_adoptable
         from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
 
-        self._catalog = OpenCatalog(self._described, service_id=self._tables.service_id)
+        self._catalog = OpenCatalog(
+            self._described,
+            service_id=self._tables.service_id,
+            data_directory=self._data_directory,
+        )
         return find_adoptable(
             self._catalog.get(),
             self._path,

@@ -135,8 +135,11 @@ class IcebergRoutes:
             if self._api is None:
                 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
+                config = self._service.config
                 self._api = RestCatalogApi(
-                    self._service.config.lake_catalog(), service_id=tables.service_id
+                    config.lake_catalog(),
+                    service_id=tables.service_id,
+                    data_directory=str(config.data_dir.absolute()),
                 )
         return self._api.answer(request, tables)
 

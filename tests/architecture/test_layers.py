@@ -38,7 +38,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "rich": ("streamhouse.cli*", "streamhouse.tiering.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": ("streamhouse.connector.predicate*",),
-    "sqlalchemy": ("streamhouse.storage_service.rest_catalog.sql_commits",),
+    "sqlalchemy": ("streamhouse.storage_service.rest_catalog.sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
     "urllib3": ("streamhouse.storage_service.client.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),

@@ -85,7 +85,7 @@ def test_who_waits_for_the_catalog_to_be_opened_does_not_wait_once_more(
     opened, go_on = threading.Event(), threading.Event()
     attempts = []
 
-    def fail(_: LakeCatalog) -> Catalog:
+    def fail(_: LakeCatalog, **__: object) -> Catalog:
         attempts.append(1)
         opened.set()
         go_on.wait()
