@@ -305,7 +305,7 @@ class SourceTable:
         )
         # What an append adds, nothing has deleted yet.
         deletes = (
-            planner.deletes_of(snapshot.manifests(self._table.io))
+            planner.deletes_of(manifests_of(self._table.io, snapshot))
             if start.is_initial
             else DeleteIndex(())
         )

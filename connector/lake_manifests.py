@@ -25,6 +25,7 @@ from streamhouse.connector.lake_avro import (
 )
 from streamhouse.connector.lake_pruning import ManifestFiles
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.bounded_io import check_paths
 from streamhouse.storage_service.lake.manifests import EntryFacts, check_manifest, live_entries
 
 __all__ = ["DeleteEntry", "DeleteIndex", "added_files", "data_files", "delete_files"]
@@ -157,6 +158,7 @@ def _data_columns(io: FileIO, manifest: ManifestFile, *, only_added: bool = Fals
             for row in rows
             if (row.status == ADDED_STATUS if only_added else row.status != DELETED_STATUS)
         ]
+    check_paths(io, (entry.path for entry in entries))
     inherited = manifest.sequence_number or 0
     return ManifestFiles(
         paths=[entry.path for entry in entries],

@@ -32,6 +32,7 @@ from pyiceberg.table.update import (
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.lake.bounded_io import only_own
 from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.lake.landing import StagedCommit, land
 from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
@@ -130,6 +131,7 @@ def expire_snapshots(
     with lake_errors(f"read manifests of lake table '{'.'.join(table.name())}'"):
         files = _only_in(doomed, kept, table.io)
     checkpoint("files-found")
+    files = only_own(table.io, files)
     failed = _delete(filesystem, files)
     return Expired(snapshots=len(change.ids), files=len(files) - failed, failed_files=failed)
 

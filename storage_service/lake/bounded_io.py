@@ -13,12 +13,10 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from pyiceberg.io import FileIO, InputFile, OutputFile
-from pyiceberg.manifest import ManifestFile, read_manifest_list
-from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.lake.policy import Bounds
 
-__all__ = ["bind", "check_paths", "manifests_of", "only_own"]
+__all__ = ["bind", "check_paths", "only_own"]
 
 _logger = logging.getLogger(__name__)
 
@@ -29,13 +27,14 @@ class _BoundedIO(FileIO):
     # A file IO that exists can only become one of a class without room of its own.
     __slots__ = ()
     bounds: Bounds
+    own_bounds: Bounds
     table: str
     metadata_location: str | None
 
-    def check(self, location: str) -> None:
+    def check(self, location: str, bounds: Bounds | None = None) -> None:
         # Where its own metadata is the catalog says, and nobody else.
         if location != self.metadata_location:
-            self.bounds.check(f"lake table '{self.table}'", location)
+            (bounds or self.bounds).check(f"lake table '{self.table}'", location)
 
     def new_input(self, location: str) -> InputFile:
         self.check(location)
@@ -50,7 +49,8 @@ class _BoundedIO(FileIO):
         return found
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        self.check(location if isinstance(location, str) else location.location)
+        uri = location if isinstance(location, str) else location.location
+        self.check(uri, self.own_bounds)
         above: Any = super()
         above.delete(location)
 
@@ -60,12 +60,18 @@ def _bounded(kind: type[FileIO]) -> type[FileIO]:
     return type(kind.__name__, (_BoundedIO, kind), {"__module__": kind.__module__})
 
 
-def bind(io: FileIO, table: str, bounds: Bounds, *, metadata_location: str | None) -> None:
-    """Make `io` refuse whatever lies outside `bounds`, but the metadata that the catalog named."""
+def bind(
+    io: FileIO, table: str, bounds: Bounds, *, own: Bounds, metadata_location: str | None
+) -> None:
+    """Make `io` open only what lies in `bounds`, and delete only what lies in `own`.
+
+    The metadata file that the catalog named is opened wherever it is.
+    """
     if not isinstance(io, _BoundedIO):
         io.__class__ = _bounded(type(io))
     bounded = cast(_BoundedIO, io)
     bounded.bounds = bounds
+    bounded.own_bounds = own
     bounded.table = table
     bounded.metadata_location = metadata_location
 
@@ -87,22 +93,11 @@ def only_own(io: FileIO, paths: Iterable[str]) -> list[str]:
     found: list[str] = []
     others: list[str] = []
     for path in paths:
-        is_own = io.bounds.really_has(path, folders=folders)
+        is_own = io.own_bounds.really_has(path, folders=folders)
         (found if is_own else others).append(path)
     if others:
         _logger.warning(
             "event=foreign_lake_files_stay table=%s files=%d first=%r",
             *(io.table, len(others), others[0][:300]),
         )
-    return found
-
-
-def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
-    """Return the manifests of a snapshot, none of which lies elsewhere than the table's files.
-
-    Past pyiceberg's cache of manifests by path, into which the list of one table could write
-    what it likes of another's.
-    """
-    found = list(read_manifest_list(io.new_input(snapshot.manifest_list)))
-    check_paths(io, (manifest.manifest_path for manifest in found))
     return found

@@ -105,14 +105,16 @@ def metadata_errors(table: str) -> Iterator[None]:
     except StreamhouseError:
         raise
     except Exception as error:
-        # Damaged Avro may end in any error at all.
-        said = f"{type(error).__name__}: {sentence_of(error)}"
+        # Damaged Avro may end in any error at all, whose text may have the file's bytes in it.
+        kind = type(error).__name__
+        if isinstance(error, OSError):
+            kind += f": {sentence_of(error)}"
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise UnavailableError(
-                f"cannot read metadata of lake table '{table}': {said}"
+                f"cannot read metadata of lake table '{table}': {kind}"
             ) from error
         raise CorruptDataError(
-            f"lake table '{table}': its manifests are damaged ({said}); restore them from a copy,"
+            f"lake table '{table}': its manifests are damaged ({kind}); restore them from a copy,"
             " or roll the table back to a snapshot that can be read"
         ) from error
 

@@ -122,7 +122,8 @@ class GuardedCatalog(Catalog):
         name = ".".join(table.name())
         table.metadata = _scrubbed(name, table.metadata)
         bounds = self.bounds(table.metadata.location)
-        bind(table.io, name, bounds, metadata_location=table.metadata_location)
+        own = self.own_bounds(table.metadata.location)
+        bind(table.io, name, bounds, own=own, metadata_location=table.metadata_location)
         return table
 
     def bounds(self, location: str) -> Bounds:

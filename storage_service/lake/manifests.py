@@ -2,7 +2,8 @@
 
 Iceberg's metadata has no checksums. What refers to a file says how many files and rows of which
 status it has, and which snapshot wrote it: a file that was exchanged, or put back as it was, says
-otherwise, and is refused with `CorruptDataError`.
+otherwise, and is refused with `CorruptDataError`. So is, with `ForbiddenError`, what names a file
+that is not the table's (`bounded_io.py`).
 
 pyiceberg builds a tree of readers from the schema of each file that it opens: more work than the
 few records of a small round are. The trees have no state, so one of each schema is kept.
@@ -46,6 +47,7 @@ from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.lake.bounded_io import check_paths
 
 __all__ = [
     "AVRO_SCHEMA_KEY",
@@ -105,7 +107,9 @@ def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
                 f"manifest list '{snapshot.manifest_list}' is that of snapshot {said}, not of"
                 f" {snapshot.snapshot_id}; restore it from a copy"
             )
-        return list(manifests)
+        found = list(manifests)
+    check_paths(io, (manifest.manifest_path for manifest in found))
+    return found
 
 
 def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
@@ -116,6 +120,7 @@ def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
         manifest,
         (EntryFacts(e.status, e.snapshot_id, e.data_file.record_count) for e in entries),
     )
+    check_paths(io, (entry.data_file.file_path for entry in entries))
     return [_inherit_from_manifest(entry, manifest) for entry in entries]
 
 

@@ -36,6 +36,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.lake.bounded_io import bind
 from streamhouse.storage_service.lake.guarded_catalog import GuardedCatalog, guard_of
+from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
 from streamhouse.storage_service.lake.policy import (
     Bounds,
     Place,
@@ -128,11 +129,11 @@ class _Check:
 
     def _manifests(self, snapshot: Snapshot) -> list[ManifestFile]:
         with _unreadable(f"{self._where}: manifest list '{snapshot.manifest_list[:500]}'"):
-            return list(read_manifest_list(self._io.new_input(snapshot.manifest_list)))
+            return manifests_of(self._io, snapshot)
 
     def _files(self, manifest: ManifestFile) -> list[str]:
         with _unreadable(f"{self._where}: manifest '{manifest.manifest_path[:500]}'"):
-            entries = manifest.fetch_manifest_entry(self._io, discard_deleted=False)
+            entries = entries_of(self._io, manifest)
             return [entry.data_file.file_path for entry in entries]
 
 
@@ -205,7 +206,7 @@ def check_registration(
     check_properties(where, metadata.properties)
     bounds = guard.bounds(metadata.location)
     name = ".".join(identifier)
-    bind(io, name, bounds, metadata_location=metadata_location)
+    bind(io, name, bounds, own=bounds, metadata_location=metadata_location)
     check = _Check(name, metadata, bounds, io)
     check.path(metadata_location)
     check.metadata_log()

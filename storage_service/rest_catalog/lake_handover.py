@@ -22,6 +22,7 @@ from pyiceberg.table.update import (
 
 from streamhouse.storage_service.errors import CommitConflictError, UnknownOutcomeError
 from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.manifests import manifests_of
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
@@ -156,7 +157,7 @@ def _staged(table: Table, properties: Mapping[str, str]) -> Snapshot:
         sequence_number=sequence_number,
         avro_compression="deflate",
     ) as writer:
-        writer.add_manifests(parent.manifests(table.io))
+        writer.add_manifests(manifests_of(table.io, parent))
     said = {COMMIT_USER_PROPERTY: COMMIT_USER, **properties}
     summary = update_snapshot_summaries(Summary(Operation.APPEND, **said), parent.summary)
     return Snapshot.model_validate(
