@@ -55,6 +55,10 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         "databases": ("Databases.", len(manager.databases())),
         "tables": ("Tables.", len(list(tables))),
         "damaged_tables": ("Tables that are not served.", len(manager.damaged_tables())),
+        "diverged_tables": (
+            "Tables that are neither written nor tiered, because their lake has another history.",
+            sum(bool(table.lake.diverged) for table in tables),
+        ),
         "buckets": ("Buckets of all tables.", sum(len(table.tablets) for table in tables)),
         "read_only_buckets": (
             "Buckets that a failed disk has made read-only.",

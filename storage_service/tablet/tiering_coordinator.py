@@ -441,6 +441,7 @@ class TieringCoordinator:
             "tiering_epoch": table.lake.tiering_epoch,
             "tiered_at_us": table.lake.tiered_at_us,
             "untiered_rows": table.untiered_rows,
+            "diverged": table.lake.diverged,
             **self.round_of(table).to_json(self._monotonic_s()),
         }
 

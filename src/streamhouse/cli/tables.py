@@ -60,7 +60,8 @@ def _overview(client: StorageClient) -> Group:
         overview.add_row(*row[: len(overview.columns)])
     if any(state.table.is_primary_key_table for state in states):
         overview.caption = "with a primary key: rows, and changes in the log, the lake and untiered"
-    return Group(overview, *damaged)
+    diverged = [Text(state.lake.diverged, style="red") for state in states if state.lake.diverged]
+    return Group(overview, *damaged, *diverged)
 
 
 def states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Text]]:
@@ -138,3 +139,5 @@ def _describe(client: StorageClient, path: str, console: Console) -> None:
             str(bucket), f"{p.log_start_offset:,}", f"{p.high_watermark:,}", f"{p.tiered_offset:,}"
         )
     console.print(buckets)
+    if state.lake.diverged:
+        console.print(Text(state.lake.diverged, style="red"))

@@ -63,6 +63,9 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     lines: list[RenderableType] = [tables]
     for damaged in status.get("damaged_tables", ()):
         lines.append(Text(f"{damaged['table']} is not served: {damaged['reason']}", style="red"))
+    for table in status["tables"]:
+        if diverged := table["tiering"].get("diverged"):
+            lines.append(Text(diverged, style="red"))
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"
