@@ -56,6 +56,7 @@ from streamhouse.storage_service.errors import (
 __all__ = ["Marker", "RocksdbStore", "StoreOptions", "is_damage", "shared_write_buffers"]
 
 _MARKER_KEY: Final = b"\xffmarker"
+_COLUMN_FAMILY: Final = "default"
 _ROWS_START: Final = b"\x01"
 _ROWS_END: Final = b"\x02"
 # magic, version, zero, bucket, table id, applied offset, row count        (little endian)
@@ -121,7 +122,10 @@ class RocksdbStore:
         path.mkdir(parents=True, exist_ok=True)
         with self._door():
             _check_whole(path)
-            self._db: Final = Rdict(str(path), _rocksdb_options(options or StoreOptions()))
+            ours = _rocksdb_options(options or StoreOptions())
+            # Without the second, those of rows are taken from a file that nothing vouches for, and
+            # without its filters.
+            self._db: Final = Rdict(str(path), ours, {_COLUMN_FAMILY: ours})
         try:
             self._flushed = self._written = self._read_marker()
         except BaseException:

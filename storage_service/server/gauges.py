@@ -44,7 +44,8 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         ),
         "key_memory_bytes": (
             "Memory of rows by key: at hand, waiting for RocksDB, and in it.",
-            sum(_memory(keys.rows.memory_bytes()) for keys in key_buckets),
+            # Those out of use may just be closed.
+            sum(_memory(keys.rows.memory_bytes()) for keys in key_buckets if keys.is_usable),
         ),
         "key_rows": ("Rows of primary key tables.", sum(keys.row_count for keys in key_buckets)),
         "transactions_open": (

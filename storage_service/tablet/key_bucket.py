@@ -4,13 +4,14 @@ Invariants:
 - the rows are never ahead of what is durable in the log
 - `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it
 - the log keeps every change that the rows' own files do not have yet
-- once damage of the rows' files is met, nothing is looked up or changed any more, and a mark among
-  them tells the next start, which makes them again; the changelog is read on
+- once damage of the rows' files is met, nothing is looked up or changed until they are made again;
+  a mark among them says so to the next start; the changelog is read on
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,10 +68,18 @@ def open_rows(
     )
 
 
-def replay_log(log: LogTablet, rows: KvTablet, *, info: TableInfo, where: str) -> None:
-    """Apply what `log` has and `rows` have not."""
+def replay_log(
+    log: LogTablet,
+    rows: KvTablet,
+    *,
+    info: TableInfo,
+    where: str,
+    go_on: Callable[[], None] = lambda: None,
+) -> None:
+    """Apply what `log` has and `rows` have not; what `go_on` raises now and then ends it."""
     start = rows.applied_offset
     while rows.applied_offset < log.log_end_offset:
+        go_on()
         for frame in log.read(rows.applied_offset, bytes_max=_REPLAY_BYTES):
             rows.replay(_changes(frame, info, where), base_offset=frame.base_offset)
     if rows.applied_offset > start:
@@ -93,6 +102,12 @@ class KeyBucket:
         self.rows = rows
         self.where = where
         self._failure: StreamhouseError | None = None
+        self._take(rows, info)
+        self.row_count = rows.row_count
+        """How many rows there are at the high watermark."""
+
+    def _take(self, rows: KvTablet, info: TableInfo) -> None:
+        log, where = self.log, self.where
         rows.report_damage(self._damaged)
         assert rows.applied_offset >= log.log_start_offset, "else the rows are restored first"
         if rows.applied_offset > log.log_end_offset:
@@ -101,13 +116,26 @@ class KeyBucket:
                 f" log ends at {log.log_end_offset}; acknowledged changes are missing from the log"
             )
         replay_log(log, rows, info=info, where=where)
-        self.row_count = rows.row_count
-        """How many rows there are at the high watermark."""
+
+    def replace_rows(self, rows: KvTablet, info: TableInfo) -> None:
+        """Take `rows`, which were made again, for the damaged ones, which are closed.
+
+        On the thread that changes the rows, while no write is under way.
+        """
+        assert self.is_damaged
+        self.rows = rows
+        self._take(rows, info)
+        self._failure = None
 
     @property
     def is_usable(self) -> bool:
         """Whether the rows can be looked up, and still be brought up to the log."""
         return self._failure is None
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the rows are out of use because of damage of their files."""
+        return isinstance(self._failure, CorruptDataError)
 
     def check_usable(self) -> None:
         """Raise once the rows are damaged, or can no longer be brought up to the log."""
@@ -136,8 +164,8 @@ class KeyBucket:
         if self._failure is not None or not self.rows.path.exists():
             return
         self._failure = CorruptDataError(
-            f"{self.where}: its rows by key are damaged ({error.message}) and out of use; the next"
-            " start of the service makes them again from changelog and lake"
+            f"{self.where}: its rows by key are damaged ({error.message}) and out of use until the"
+            " service has made them again from changelog and lake; its log says if it cannot"
         )
         _logger.error("event=rows_damaged bucket=%r why=%r", self.where, error.message)
         try:

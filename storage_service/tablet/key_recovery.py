@@ -36,7 +36,15 @@ from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.tablet.durable_json import sync_directory
 from streamhouse.storage_service.tablet.key_bucket import replay_log
 
-__all__ = ["KeyRecovery", "LakeBucket", "LakeRows", "clear_leftovers", "remake_rows"]
+__all__ = [
+    "KeyRecovery",
+    "LakeBucket",
+    "LakeRows",
+    "clear_leftovers",
+    "make_rows",
+    "put_in_place",
+    "remake_rows",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -104,38 +112,65 @@ def remake_rows(
     where: str,
     why: str,
 ) -> None:
-    """Make the rows at `rows` again: what the log makes of nothing, or of those of the lake.
+    """Make the rows at `rows` again, as `make_rows`, and put them in their place."""
+    make_rows(rows, open_rows, log, lake_rows, info=info, where=where, why=why)
+    put_in_place(rows)
 
-    What is at `rows` is dropped, but only once the others are complete. Raises `CorruptDataError`
-    if neither can help; `why` says what is wrong with the rows.
+
+def make_rows(
+    rows: Path,
+    open_rows: Callable[[Path], KvTablet],
+    log: LogTablet,
+    lake_rows: Callable[[], LakeBucket] | None,
+    *,
+    info: TableInfo,
+    where: str,
+    why: str,
+    go_on: Callable[[], None] = lambda: None,
+) -> None:
+    """Make the rows of `rows` again, aside: what the log makes of nothing, or of the lake's rows.
+
+    Raises `CorruptDataError` if neither can help; `why` says what is wrong with the rows. What
+    `go_on` raises now and then ends it.
     """
     aside = _beside(rows, _RESTORED_SUFFIX)
     shutil.rmtree(aside, ignore_errors=True)
-    if log.log_start_offset == 0:
+    start = log.log_start_offset
+    try:
+        if start > 0:
+            _copy_lake_rows(aside, open_rows, log, lake_rows, why=f"{where}: {why}", go_on=go_on)
         with contextlib.closing(open_rows(aside)) as made:
-            replay_log(log, made, info=info, where=where)
+            replay_log(log, made, info=info, where=where, go_on=go_on)
             made.flush()
-            found, source = (made.row_count, made.applied_offset), "changelog"
-    else:
-        found, source = _restored(aside, open_rows, log, lake_rows, f"{where}: {why}"), "lake"
-    if rows.exists():
-        dropped = _beside(rows, _DROPPED_SUFFIX)
-        _move(rows, dropped)
-        shutil.rmtree(dropped, ignore_errors=True)
-    _move(aside, rows)
+            found = (made.row_count, made.applied_offset)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    source = "lake" if start else "changelog"
     _logger.warning(
         "event=restored bucket=%r from=%s rows=%d end=%d why=%r", where, source, *found, why
     )
 
 
-def _restored(
+def put_in_place(rows: Path) -> None:
+    """Make what `make_rows` has made the rows at `rows`, and drop those that are there."""
+    if rows.exists():
+        dropped = _beside(rows, _DROPPED_SUFFIX)
+        _move(rows, dropped)
+        shutil.rmtree(dropped, ignore_errors=True)
+    _move(_beside(rows, _RESTORED_SUFFIX), rows)
+
+
+def _copy_lake_rows(
     aside: Path,
     open_rows: Callable[[Path], KvTablet],
     log: LogTablet,
     lake_rows: Callable[[], LakeBucket] | None,
+    *,
     why: str,
-) -> tuple[int, int]:
-    """Make the rows at `aside` those of the lake; return their count, and where the log goes on."""
+    go_on: Callable[[], None],
+) -> None:
+    """Make the rows at `aside` those of the lake, at an offset from which the log goes on."""
     start, end = log.log_start_offset, log.log_end_offset
     why = f"{why}, and the log begins only at {start}"
     if lake_rows is None:
@@ -160,10 +195,10 @@ def _restored(
         )
     with contextlib.closing(open_rows(aside)) as restored:
         for batch in found.batches:
+            go_on()
             versions = batch.column(OFFSET_COLUMN).to_numpy()
             restored.restore(batch.drop_columns([OFFSET_COLUMN]), versions)
         restored.restored(found.end_offset)
-        return restored.row_count, found.end_offset
 
 
 def _beside(rows: Path, suffix: str) -> Path:

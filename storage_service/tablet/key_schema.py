@@ -30,7 +30,9 @@ async def change_key_schema(table: OpenTable, info: TableInfo) -> None:
 
     def change() -> None:
         for bucket in table.key_buckets:
-            bucket.rows.change_schema(rules)
+            # Those that are out of use are made again with the schema there is then.
+            if bucket.is_usable:
+                bucket.rows.change_schema(rules)
 
     await table.key_writer.on_thread(change)
     table.info = info

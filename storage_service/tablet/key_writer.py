@@ -142,6 +142,11 @@ class KeyWriter:
             bucket.publish(bucket.rows.applied_offset, row_count=bucket.rows.row_count)
         self._on_published(range(len(self._buckets)))
 
+    def load_rows(self) -> None:
+        """Load rows into memory again, because those of a bucket were replaced."""
+        self._is_loading = True
+        self._wake()
+
     @property
     def waiting_count(self) -> int:
         """How many writes wait for their turn."""

@@ -78,6 +78,9 @@ async def apply_retention(
             if properties.has_batch_layout:
                 offset_max = min(offset_max, _covered(table.lake.batch, bucket))
         if table.key_writer is not None:
+            if not table.key_buckets[bucket].is_usable:
+                # They may have to be made again, from all of the log.
+                continue
             # A bucket that nobody writes to gives back here what others need now.
             await table.key_writer.on_thread(table.key_buckets[bucket].rows.keep_to_budget)
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
@@ -94,9 +97,6 @@ async def _flushed(table: OpenTable, bucket: int, timestamp_us_before: int, offs
     """Flush the bucket's rows if expired changes are still needed; return what they are not."""
     assert table.key_writer is not None
     keys = table.key_buckets[bucket]
-    if not keys.is_usable:
-        # They may have to be made again, from all of the log.
-        return 0
     flushed = offset_max
 
     def flush() -> None:

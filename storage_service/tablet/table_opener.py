@@ -152,7 +152,7 @@ class TableOpener:
     def _open_key_bucket(self, info: TableInfo, bucket: int, lake: LakeState) -> _OpenBucket:
         path = self._directory.key_rows(info.table_id, bucket)
         where = f"table '{info.path}', bucket {bucket}"
-        open_rows_at = functools.partial(self._open_rows, info=info, bucket=bucket)
+        open_rows_at = functools.partial(self.open_rows, info=info, bucket=bucket)
         clear_leftovers(path)
         with contextlib.ExitStack() as opened:
             rows = self._found_rows(path, open_rows_at, info)
@@ -195,7 +195,8 @@ class TableOpener:
                 " key again from changelog and lake"
             ) from error
 
-    def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+    def open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+        """Open rows by key at `path`; see `key_bucket.open_rows`."""
         rules, options = table_rules(info), self._key_options
         return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
 

@@ -31,6 +31,7 @@ from streamhouse.storage_service.tablet.group_commit import (
     CommitLimits,
     GroupCommitter,
 )
+from streamhouse.storage_service.tablet.key_mending import KeyMending
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.key_schema import change_key_schema, check_no_transaction
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
@@ -86,7 +87,7 @@ class TabletManager:
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self.changing_files = asyncio.Lock()
-        self._retention: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
@@ -110,6 +111,12 @@ class TabletManager:
             key_threads=self._key_threads,
             submit=self._committer.submit,
             recovery=recovery,
+        )
+        self.mending = KeyMending(
+            tables=self.open_tables,
+            recovery=recovery,
+            open_rows=self._opener.open_rows,
+            run_blocking=self._run_blocking,
         )
         self.transactions = TransactionCoordinator(
             config,
@@ -169,7 +176,7 @@ class TabletManager:
         except BaseException:
             await manager.close()
             raise
-        manager._start_retention()
+        manager._start_background()
         manager.transactions.start_cleanup()
         return manager
 
@@ -200,17 +207,18 @@ class TabletManager:
         )
         self._registry.set_damaged(damaged)
 
-    def _start_retention(self) -> None:
-        self._retention = self._loop.create_task(
-            run_retention(
-                self.open_tables,
-                run_blocking=self._run_blocking,
-                clock_us=clock_us,
-                interval_ms=self._config.retention_interval_ms,
-                observer=self._observer,
-                changing_files=self.changing_files,
-            )
+    def _start_background(self) -> None:
+        interval_ms = self._config.retention_interval_ms
+        retention = run_retention(
+            self.open_tables,
+            run_blocking=self._run_blocking,
+            clock_us=clock_us,
+            interval_ms=interval_ms,
+            observer=self._observer,
+            changing_files=self.changing_files,
         )
+        mending = self.mending.run(interval_ms=interval_ms)
+        self._background = [self._loop.create_task(task) for task in (retention, mending)]
 
     @property
     def service_id(self) -> str:
@@ -349,6 +357,7 @@ class TabletManager:
             table = self.table(path)
             # Gone for new requests first: none of them may meet a half-dropped table.
             self._remove(table)
+            await self.mending.leave(table)
             try:
                 await self._run_blocking(self._registry.drop_table, path)
             except StreamhouseError:
@@ -430,8 +439,9 @@ class TabletManager:
 
     async def close(self) -> None:
         """Commit what is queued, close all logs, unlock the directory."""
-        if self._retention is not None:
-            self._retention.cancel()
+        self.mending.stop()
+        for task in self._background:
+            task.cancel()
         await self.transactions.stop()
         writers = [t.key_writer for t in self.open_tables() if t.key_writer is not None]
         await asyncio.gather(*(writer.stop(flush=True) for writer in writers))

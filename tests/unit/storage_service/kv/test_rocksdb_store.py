@@ -222,7 +222,29 @@ def test_a_flipped_bit_never_hides_a_row(
                     file.write(data)
             opened.callback(store.close)
             store.on_damage = functools.partial(_note, told)
-            assert (_asked(store, rows_on_disk) > 0) == (len(told) > 0)
+            refused = _asked(store, rows_on_disk)
+            assert (refused > 0) == (len(told) > 0)
+            assert refused > 0 or part > 0.9, "blocks of rows are verified at every read"
+            if when == "open" and part < 0.9:
+                # What was read before and was whole is verified again.
+                table.write_bytes(pristine)
+                assert _asked(store, rows_on_disk) == 0
+                table.write_bytes(data)
+                assert _asked(store, rows_on_disk) == refused
+
+
+def test_options_are_ours_after_a_restart_too(
+    tmp_path: Path, rows_on_disk: dict[bytes, bytes]
+) -> None:
+    """Not what a file says that has no checksum."""
+    for path in (tmp_path / "kv").glob("OPTIONS-*"):
+        path.write_text(path.read_text().replace("filter_policy=bloomfilter", "filter_policy=x"))
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    settings = (tmp_path / "kv" / "LOG").read_text()
+    assert "filter_policy: bloomfilter" in settings
+    assert "no_block_cache: 1" in settings
+    assert _asked(store, rows_on_disk) == 0
+    store.close()
 
 
 def test_a_file_that_is_cut_while_it_is_open_is_an_error(

@@ -266,7 +266,7 @@ def test_damage_that_a_read_meets_is_mended_by_the_next_start(tmp_path: Path, so
             await table.key_writer.settle()
             assert not bucket.is_usable
             keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
-            with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* next start"):
+            with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* out of use"):
                 lookup_rows(table.info, table.key_buckets, keys)
             with pytest.raises(CorruptDataError, match="bucket 0: its rows by key are damaged"):
                 await manager.write_keys(
@@ -288,6 +288,77 @@ def test_damage_that_a_read_meets_is_mended_by_the_next_start(tmp_path: Path, so
 
     assert _reopened(tmp_path, recovery) == before
     assert _reopened(tmp_path, KeyRecovery()) == before
+
+
+@pytest.mark.parametrize("source", ["changelog", "lake"])
+def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
+    tmp_path: Path, source: str
+) -> None:
+    if source == "lake":
+        _, lake = _prepare(tmp_path)
+        recovery = KeyRecovery(lake_rows=lake)
+    else:
+        recovery = KeyRecovery()
+
+        async def fill() -> None:
+            async with open_manager(tmp_path) as manager:
+                await _filled(manager)
+
+        asyncio.run(fill())
+
+    async def scenario() -> Rows:
+        async with open_manager(tmp_path, recovery=recovery) as manager:
+            table = manager.table(PATH)
+            bucket = table.key_buckets[0]
+            await manager.write_keys(
+                table, [KeyWrite(0, event_rows(1, 9))], columns=None, writer_id=0
+            )
+            before = _state(table)
+            _flip_in_newest_rows(_rows_directory(tmp_path))
+            with pytest.raises(CorruptDataError):
+                list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+            assert bucket.is_damaged
+
+            await manager.mending.mend()
+
+            assert bucket.is_usable
+            assert _state(table) == before
+            assert table.key_writer is not None
+            for _ in range(100):
+                await table.key_writer.settle()
+            assert bucket.rows.is_loaded
+            write = KeyWrite(0, event_rows(3, 9_200))
+            await manager.write_keys(table, [write], columns=None, writer_id=0)
+            assert bucket.row_count == len(_state(table)) > len(before)
+            await manager.mending.mend()
+            return _state(table)
+
+    after = asyncio.run(scenario())
+    assert _reopened(tmp_path, KeyRecovery()) == after
+    assert [p.name for p in _rows_directory(tmp_path).parent.glob("kv*")] == ["kv"]
+
+
+def test_what_cannot_be_mended_is_left_to_the_operator(tmp_path: Path) -> None:
+    """Nor is a table that is being dropped."""
+    _prepare(tmp_path)
+
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = manager.table(PATH)
+            bucket = table.key_buckets[0]
+            _flip_in_newest_rows(_rows_directory(tmp_path))
+            with pytest.raises(CorruptDataError):
+                list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+            files = sorted(_rows_directory(tmp_path).glob("*.sst"))
+            for _ in range(2):
+                await manager.mending.mend()
+                assert bucket.is_damaged
+            assert sorted(_rows_directory(tmp_path).glob("*.sst")) == files
+            await manager.drop_table(PATH)
+            await manager.mending.mend()
+            assert not any((tmp_path / "tables").iterdir())
+
+    asyncio.run(scenario())
 
 
 def test_rows_that_are_fewer_than_counted_are_damaged(tmp_path: Path) -> None:
