@@ -14,10 +14,11 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 import uvloop
@@ -29,7 +30,8 @@ from streamhouse.storage_service.server.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.tls import check_tls
+from streamhouse.storage_service.server.tls import tls_context
+from streamhouse.storage_service.server.tls_listener import TlsListener
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
@@ -59,17 +61,18 @@ def run_service(
     rows by key are got back; without it from the changelog alone.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
-    check_tls(config)
+    context = tls_context(config)
     with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
         config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        uvloop.run(_serve(config, listening, on_ready, recovery))
+        uvloop.run(_serve(config, listening, context, on_ready, recovery))
 
 
 async def _serve(
     config: ServiceConfig,
     listening: socket.socket,
+    context: ssl.SSLContext | None,
     on_ready: Callable[[str], Callable[[], None]],
     recovery: KeyRecovery | None,
 ) -> None:
@@ -101,7 +104,9 @@ async def _serve(
             asyncio.ensure_future(service.row_expiry.run(interval_ms=config.retention_interval_ms)),
             asyncio.ensure_future(service.memory_return.run()),
         ]
-        server = _Server(_uvicorn_config(config, app, service.connections))
+        server = _Server(
+            _uvicorn_config(config, app, service.connections), service.connections, context
+        )
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
         on_stop = on_ready(_endpoint(listening, config))
@@ -159,11 +164,16 @@ async def _stop_in_order(service: Service, on_stop: Callable[[], None]) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to us and says when it listens."""
+    """A uvicorn server that leaves signals and TLS to us and says when it listens."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, connections: OpenConnections, context: ssl.SSLContext | None
+    ) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
+        self._connections = connections
+        self._context = context
+        self._tls: list[TlsListener] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -172,8 +182,34 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and say so."""
-        await super().startup(sockets=sockets)
+        if self._context is None:
+            await super().startup(sockets=sockets)
+        else:
+            await super().startup(sockets=[])
+            self._tls = [self._listen(listening, self._context) for listening in sockets or ()]
         self.is_listening.set()
+
+    def _listen(self, listening: socket.socket, context: ssl.SSLContext) -> TlsListener:
+        def make_protocol() -> asyncio.Protocol:
+            protocol: Any = self.config.http_protocol_class
+            made: asyncio.Protocol = protocol(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        return TlsListener(
+            listening,
+            context,
+            backlog=_BACKLOG,
+            connections=self._connections,
+            make_protocol=make_protocol,
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening and end the connections."""
+        for listener in self._tls:
+            await listener.close()
+        await super().shutdown(sockets=sockets)
 
 
 def _uvicorn_config(
@@ -196,9 +232,6 @@ def _uvicorn_config(
         backlog=_BACKLOG,
         timeout_keep_alive=max(1, config.keep_alive_timeout_ms // 1000),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-        ssl_certfile=config.tls_certificate_file,
-        ssl_keyfile=config.tls_key_file,
-        ssl_keyfile_password=config.tls_key_password,
     )
 
 

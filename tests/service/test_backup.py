@@ -173,9 +173,12 @@ def test_a_stopped_service_is_backed_up_without_it(
         writers.stop()
         end(service)
     streamhouse("backup", "--data-dir", data, "--to", backup)
+    data_mode = data.stat().st_mode
     shutil.rmtree(data)
 
     streamhouse("restore", "--from", backup, "--data-dir", tmp_path / "elsewhere")
+    for made in (data_mode, backup.stat().st_mode, (tmp_path / "elsewhere").stat().st_mode):
+        assert made & 0o777 == 0o700
 
     with (
         ServiceProcess(tmp_path / "elsewhere") as service,

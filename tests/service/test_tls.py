@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -135,3 +138,30 @@ def test_a_wrong_key_is_said_at_the_start(tmp_path: Path) -> None:
         ServiceProcess(tmp_path / "data", *_tls(mixed)),
     ):
         raise StreamhouseError("it started")
+
+
+def test_connections_that_never_shake_hands_lock_nobody_out(
+    tmp_path: Path, made: Certificates
+) -> None:
+    """They count from their first packet on, and the one idle for longest makes room."""
+    arguments = ("--connections-max", "20")
+    with (
+        ServiceProcess(tmp_path, *_tls(made), *arguments) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        parts = urlsplit(service.endpoint)
+        files = Path(f"/proc/{service.pid}/fd")
+        before = len(list(files.iterdir()))
+        for number in range(100):
+            silent = socket.create_connection((parts.hostname, parts.port or 0), 60)
+            stack.enter_context(silent)
+            if number % 2:
+                silent.sendall(b"\x16\x03\x01\x02")
+        with StreamhouseClient(service.endpoint, ca_file=str(made.ca)) as client:
+            client.create_table("t", ROWS.schema)
+            client.append("t", ROWS)
+            assert client.read("t").num_rows == ROWS.num_rows
+        assert len(list(files.iterdir())) < before + 60
+        assert service.terminate() == 0
+        assert "Traceback" not in service.log_text()
+        assert "level=error" not in service.log_text()
