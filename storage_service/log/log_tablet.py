@@ -201,6 +201,11 @@ class LogTablet:
         with self._lock:
             return self._writers.last_sequence(writer_id, since=since)
 
+    def last_batch_us(self, writer_id: int) -> int:
+        """Return the time of a writer's latest batch, 0 if it is not remembered."""
+        with self._lock:
+            return self._writers.last_timestamp_us(writer_id)
+
     def change_segment_bytes_max(self, segment_bytes_max: int) -> None:
         """Start new segments at another size, from the next append on."""
         self._options = replace(self._options, segment_bytes_max=segment_bytes_max)

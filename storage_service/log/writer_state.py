@@ -111,6 +111,11 @@ class WriterStates:
             return 0
         return _last(window).sequence
 
+    def last_timestamp_us(self, writer_id: int) -> int:
+        """Return the time of a writer's latest batch, 0 if it is not known."""
+        window = self._windows.get(writer_id)
+        return 0 if window is None else _last(window).timestamp_us
+
     @staticmethod
     def _same(batch: RememberedBatch, writer_id: int, row_count: int | None) -> RememberedBatch:
         if row_count is not None and batch.end_offset - batch.base_offset != row_count:

@@ -23,14 +23,14 @@ from streamhouse.storage_service.operations.findings import (
     CheckReport,
     TableFacts,
 )
-from streamhouse.storage_service.tablet.data_directory import (
-    DROPPED_SUFFIX,
-    GIVEN_UP_SUFFIX,
-    DataDirectory,
-)
-from streamhouse.storage_service.tablet.durable_json import read_json
+from streamhouse.storage_service.tablet.data_directory import GIVEN_UP_SUFFIX, DataDirectory
+from streamhouse.storage_service.tablet.format_upgrade import find_former_tables
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
 from streamhouse.storage_service.tablet.row_ages import RowAges
+from streamhouse.storage_service.tablet.service_state import ServiceState, load_service_state
+from streamhouse.storage_service.tablet.state_file import StateFile
+from streamhouse.storage_service.tablet.table_file import load_table
+from streamhouse.storage_service.tablet.table_folders import find_strangers
 
 __all__ = ["LakeCheck", "check_directory", "unused"]
 
@@ -42,7 +42,8 @@ LakeCheck = Callable[[TableInfo, LakeState, TableFacts, CheckReport], None]
 @contextlib.contextmanager
 def unused(path: Path) -> Iterator[DataDirectory]:
     """Keep services from starting on `path`; raises `UnavailableError` if one is running."""
-    if not (path / "service.json").is_file():
+    has_tables = (path / "tables").is_dir() and any((path / "tables").iterdir())
+    if not (path / "service.json").is_file() and not has_tables:
         raise InvalidRequestError(f"{path} is no data directory: it has no service.json")
     if not (path / "LOCK").exists():
         # A backup, or never served.
@@ -69,11 +70,21 @@ def check_directory(path: Path, *, lake_check: LakeCheck | None) -> CheckReport:
     with unused(path) as directory:
         report = CheckReport(str(path))
         try:
-            next_table_id = int(read_json(directory.service_file)["next_table_id"])
-        except (StreamhouseError, KeyError, ValueError) as error:
-            report.error("service.json", str(error))
+            state, is_former = load_service_state(directory)
+            if is_former:
+                find_former_tables(directory, state)
+            strangers = find_strangers(directory, state)
+        except StreamhouseError as error:
+            report.error("service.json", error.message)
             return report
-        for info in _tables(directory, next_table_id, report):
+        for stranger in strangers:
+            report.error("tables", stranger)
+        for remains in sorted(state.dropped | state.creating):
+            if directory.table(remains).exists() or directory.dropped(remains).exists():
+                report.warning(
+                    f"tables/{remains}", "is no table any more; the next start clears it"
+                )
+        for info in _tables(directory, state, report):
             facts = TableFacts(path=str(info.path), table_id=info.table_id)
             report.tables.append(facts)
             _check_table(directory, info, facts, report, lake_check)
@@ -81,28 +92,16 @@ def check_directory(path: Path, *, lake_check: LakeCheck | None) -> CheckReport:
 
 
 def _tables(
-    directory: DataDirectory, next_table_id: int, report: CheckReport
+    directory: DataDirectory, state: ServiceState, report: CheckReport
 ) -> Iterator[TableInfo]:
-    seen: dict[str, int] = {}
-    paths = [path for path in directory.tables.iterdir() if path.is_dir()]
-    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
-        if path.name.endswith(GIVEN_UP_SUFFIX):
-            report.warning(str(path), "was given up, and is no table any more; nothing deletes it")
-            continue
-        if path.name.endswith(DROPPED_SUFFIX) or not (path / "table.json").exists():
-            report.warning(str(path), "is no table any more; the next start removes it")
-            continue
+    for path in sorted(directory.tables.glob(f"*{GIVEN_UP_SUFFIX}")):
+        report.warning(str(path), "was given up, and is no table any more; nothing deletes it")
+    for table_id, known in sorted(state.tables.items()):
         try:
-            info = TableInfo.from_json(read_json(path / "table.json"))
-        except (StreamhouseError, KeyError, TypeError, ValueError) as error:
-            report.error(str(path / "table.json"), str(error))
-            continue
-        if path.name != str(info.table_id) or info.table_id >= next_table_id:
-            report.error(str(path), f"its table.json is of table {info.table_id}")
-        elif str(info.path) in seen:
-            report.error(str(path), f"table '{info.path}' is also in {seen[str(info.path)]}")
+            info, _ = load_table(directory, table_id, known)
+        except StreamhouseError as error:
+            report.error(f"table '{known.path}'", error.message)
         else:
-            seen[str(info.path)] = info.table_id
             yield info
 
 
@@ -140,14 +139,20 @@ def _check_table(
                 f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
                 " retention takes them while table.datalake.enabled is false",
             )
+    try:
+        pins = directory.lake_pins_file(info.table_id)
+        if pins.exists():
+            pins.load()
+    except StreamhouseError as error:
+        report.error(where, error.message)
     if info.is_primary_key_table:
         _check_ages(directory.row_ages_file(info.table_id), facts, report)
-    check_transactions(directory.transactions(info.table_id), info, report)
+    check_transactions(directory, info, lake, facts, report)
     if lake_check is not None and lake.snapshot_id is not None:
         lake_check(info, lake, facts, report)
 
 
-def _check_ages(file: Path, facts: TableFacts, report: CheckReport) -> None:
+def _check_ages(file: StateFile, facts: TableFacts, report: CheckReport) -> None:
     where = f"table '{facts.path}'"
     try:
         known = RowAges(file).ends()
@@ -159,7 +164,7 @@ def _check_ages(file: Path, facts: TableFacts, report: CheckReport) -> None:
         if end > found.log_end_offset:
             report.error(
                 f"{where}, bucket {found.bucket}",
-                f"{file.name} has ages of changes up to offset {end}, but the log ends at"
+                f"{file.path.name} has ages of changes up to offset {end}, but the log ends at"
                 f" {found.log_end_offset}: what is written there would be deleted as old; remove"
                 " the file, and rows count from the next start on",
             )

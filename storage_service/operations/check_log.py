@@ -28,6 +28,7 @@ from streamhouse.storage_service.log.segment_scan import (
     durable_offset_after,
     scan_frames,
 )
+from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
@@ -141,6 +142,8 @@ def _check_rows(
             return
         facts.frames += 1
         facts.rows += frame.row_count
+        if frame.writer_id == TRANSACTION_WRITER:
+            facts.transaction_us = frame.timestamp_us
         try:
             batch = _decoded(frame, info)
             batch.validate(full=True)

@@ -31,7 +31,10 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class BucketFacts:
-    """What one bucket has. Without rows by key `applied_offset` and `key_count` are None."""
+    """What one bucket has. Without rows by key `applied_offset` and `key_count` are None.
+
+    `transaction_us` is when the last rows of a transaction were written to its log.
+    """
 
     bucket: int
     log_start_offset: int = 0
@@ -43,6 +46,7 @@ class BucketFacts:
     applied_offset: int | None = None
     key_count: int | None = None
     tiered_offset: int = 0
+    transaction_us: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

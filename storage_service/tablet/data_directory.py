@@ -1,22 +1,23 @@
 """The data directory: who owns it, its format, and where everything lies in it.
 
     LOCK                          flock of the one process that uses the directory
-    service.json                  format version, service id, next table id, databases
-    tables/<table_id>/table.json  the table; its presence makes the directory a table
+    service.json                  format version, service id, next table id, databases, tables
+    tables/<table_id>/table.json  the table
     tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
     tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
     tables/<table_id>/row_ages.json  offsets by time, of a primary key table whose rows age
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
     tables/<table_id>/transactions/ staged rows and decisions of transactions
-    tables/<table_id>.dropped/    a dropped table whose files are being deleted
+    tables/<table_id>.dropped/    a dropped table, named so in service.json, that is being deleted
     tables/<table_id>.given-up/   a damaged table that was dropped, or one in whose place the lake's
                                   history went on; nothing deletes it
     lake/                         the default Iceberg catalog and warehouse
     backup.staged/                a backup that is being put together
 
 The directory is its owner's alone (mode 700): nobody else reads a table on the disk.
-No path is made of user input: tables are directories by their id.
+No path is made of user input: tables are directories by their id. Every JSON file is sealed
+(sealed_json.py); a table of a release before that is among `former` until it was opened once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.tablet.durable_json import sync_directory
+from streamhouse.storage_service.tablet.sealed_json import StateIdentity
+from streamhouse.storage_service.tablet.state_file import StateFile
 
 __all__ = ["DataDirectory"]
 
@@ -46,6 +49,10 @@ class DataDirectory:
     def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
         self.path = path
         self._lock_descriptor: int | None = lock_descriptor
+        self.service_id = ""
+        """Known once service.json was read."""
+        self.former: set[int] = set()
+        """Ids of tables whose files may be of the format without checksums."""
 
     @classmethod
     def open(cls, path: Path) -> DataDirectory:
@@ -86,6 +93,31 @@ class DataDirectory:
         return self.path / "service.json"
 
     @property
+    def service_file_hint(self) -> str:
+        """What to do about a service.json that is damaged, old or missing."""
+        return (
+            "put the newest one back, or make it anew from the tables with `streamhouse check"
+            f" --data-dir {self.path} --rebuild-service-file`"
+        )
+
+    @property
+    def service_state(self) -> StateFile:
+        """As `service_file`, to load and save; of any service while `service_id` is empty."""
+        identity = StateIdentity(kind="service", service_id=self.service_id)
+        return StateFile(path=self.service_file, identity=identity, is_former=not self.service_id)
+
+    def state_of(self, table_id: int, kind: str) -> StateIdentity:
+        """Return what a table's file of this kind must say it is."""
+        return StateIdentity(kind=kind, service_id=self.service_id, table_id=table_id)
+
+    def _table_state(self, table_id: int, kind: str) -> StateFile:
+        return StateFile(
+            path=self.table(table_id) / f"{kind}.json",
+            identity=self.state_of(table_id, kind),
+            is_former=table_id in self.former,
+        )
+
+    @property
     def tables(self) -> Path:
         """The directory with one directory a table."""
         return self.path / "tables"
@@ -94,24 +126,24 @@ class DataDirectory:
         """The directory of one table."""
         return self.tables / str(table_id)
 
-    def table_file(self, table_id: int) -> Path:
+    def table_file(self, table_id: int) -> StateFile:
         """Where a table's descriptor is kept."""
-        return self.table(table_id) / "table.json"
+        return self._table_state(table_id, "table")
 
-    def lake_file(self, table_id: int) -> Path:
+    def lake_file(self, table_id: int) -> StateFile:
         """Where a table's lake state is kept."""
-        return self.table(table_id) / "lake.json"
+        return self._table_state(table_id, "lake")
 
-    def lake_pins_file(self, table_id: int) -> Path:
-        """Where a table's lake pins are kept."""
-        return self.table(table_id) / "lake_pins.json"
+    def lake_pins_file(self, table_id: int) -> StateFile:
+        """Where a table's lake pins are kept; made with the first of them."""
+        return self._table_state(table_id, "lake_pins")
 
-    def row_ages_file(self, table_id: int) -> Path:
+    def row_ages_file(self, table_id: int) -> StateFile:
         """Where a primary key table keeps which offsets were written before which times."""
-        return self.table(table_id) / "row_ages.json"
+        return self._table_state(table_id, "row_ages")
 
     def transactions(self, table_id: int) -> Path:
-        """The directory of a table's transactions; made with the first of them."""
+        """The directory of a table's transactions."""
         return self.table(table_id) / "transactions"
 
     def bucket(self, table_id: int, bucket: int) -> Path:

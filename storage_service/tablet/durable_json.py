@@ -1,4 +1,4 @@
-"""Small JSON files, replaced as a whole: after a crash a file is the old one or the new one."""
+"""Small files, replaced as a whole: after a crash a file is the old one or the new one."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 
-__all__ = ["read_json", "replace_json", "sync_directory"]
+__all__ = ["read_json", "replace_file", "replace_json", "sync_directory"]
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 
 
 def replace_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Make `value` the content of `path`; it is durable on return.
+    """Make `value` the content of `path`, as `replace_file`."""
+    replace_file(path, json.dumps(value, indent=1).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Make `data` the content of `path`; it is durable on return.
 
     Raises `StorageFailedError`, and then `path` has its old content, or `UnknownOutcomeError`, and
     then it has the new one, which a crash may undo.
     """
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -15,7 +15,6 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from streamhouse.storage_service.errors import (
@@ -24,7 +23,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
 )
 from streamhouse.storage_service.tablet.blocking import RunBlocking
-from streamhouse.storage_service.tablet.durable_json import read_json, replace_json
+from streamhouse.storage_service.tablet.state_file import StateFile
 
 __all__ = ["LakePin", "LakePins"]
 
@@ -73,13 +72,13 @@ class LakePins:
 
     def __init__(
         self,
-        file: Path,
+        file: StateFile,
         *,
         table: str,
         run_blocking: RunBlocking,
         clock_us: Callable[[], int],
     ) -> None:
-        """Read the pins in `file`; it need not exist. Blocking."""
+        """Read the pins in `file`; it need not exist: pins only keep what is there. Blocking."""
         self._file = file
         self._table = table
         self._run_blocking = run_blocking
@@ -148,7 +147,7 @@ class LakePins:
 
     async def _save(self, pins: dict[_Key, LakePin]) -> None:
         content = {"pins": [pin.to_json() for pin in pins.values()]}
-        await self._run_blocking(replace_json, self._file, content)
+        await self._run_blocking(self._file.save, content)
         self._pins = pins
 
 
@@ -160,11 +159,11 @@ def _check_holder(holder: str, *, table: str) -> None:
         )
 
 
-def _load(file: Path) -> dict[_Key, LakePin]:
+def _load(file: StateFile) -> dict[_Key, LakePin]:
     if not file.exists():
         return {}
     try:
-        pins = [LakePin.from_json(value) for value in read_json(file)["pins"]]
+        pins = [LakePin.from_json(value) for value in file.load()["pins"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptDataError(f"{file} holds no lake pins: {error}") from error
+        raise CorruptDataError(f"{file.path} holds no lake pins: {error!r}") from error
     return {(pin.owner, pin.holder): pin for pin in pins}

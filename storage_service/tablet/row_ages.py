@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.tablet.durable_json import read_json, replace_json
+from streamhouse.storage_service.tablet.state_file import StateFile
 
 __all__ = ["RowAges"]
 
@@ -33,7 +32,7 @@ class _Mark(NamedTuple):
 class RowAges:
     """The marks of one table, in a file of its own. Blocking; one call at a time."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: StateFile) -> None:
         """Read the marks in `file`; it need not exist."""
         self._file = file
         self._marks = _load(file)
@@ -53,7 +52,7 @@ class RowAges:
             added = _new_marks(tablet, known[-1].offset if known else 0, times, now_us=now_us)
             marks[bucket] = _thinned([*known, *added], old_us=old_us, step_us=step_us)
         if any(marks[bucket] != self._marks.get(bucket) for bucket in marks):
-            replace_json(self._file, {str(bucket): kept for bucket, kept in marks.items()})
+            self._file.save({str(bucket): kept for bucket, kept in marks.items()})
             self._marks = marks
 
     def end_before(self, bucket: int, tablet: LogTablet, timestamp_us: int) -> int:
@@ -120,16 +119,16 @@ def _timestamp_us(mark: _Mark) -> int:
     return mark.timestamp_us
 
 
-def _load(file: Path) -> Mapping[int, Sequence[_Mark]]:
+def _load(file: StateFile) -> Mapping[int, Sequence[_Mark]]:
     if not file.exists():
         return {}
     try:
-        value: dict[str, Any] = read_json(file)
+        value = file.load()
         return {
             int(bucket): [_Mark(int(time_us), int(offset)) for time_us, offset in marks]
             for bucket, marks in value.items()
         }
     except (CorruptDataError, TypeError, ValueError) as error:
         raise CorruptDataError(
-            f"{file} holds no ages of rows ({error}); remove it, and they count from then on"
+            f"{file.path} holds no ages of rows ({error}); remove it, and they count from then on"
         ) from error

@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -28,6 +27,7 @@ from streamhouse.storage_service.tablet.key_writes import write_keys
 from streamhouse.storage_service.tablet.older_keys import older_keys
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.row_ages import RowAges
+from streamhouse.storage_service.tablet.state_file import StateFile
 
 __all__ = ["ExpiryObserver", "RowExpiry"]
 
@@ -68,7 +68,7 @@ class RowExpiry:
         self,
         *,
         tables: Callable[[], Iterable[OpenTable]],
-        ages_file: Callable[[OpenTable], Path],
+        ages_file: Callable[[OpenTable], StateFile],
         check_room: Callable[[], None],
         run_blocking: RunBlocking,
         clock_us: Callable[[], int],

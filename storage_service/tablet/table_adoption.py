@@ -1,8 +1,8 @@
 """A table that begins with the lake it had elsewhere: its log starts where the lake ends.
 
 Order: the id is durable, the lake tables are this table's, then the table's directory is filled and
-at last gets the file that makes it a table. A crash before that leaves no table, and lake tables
-that can be adopted again; nothing was written to them but whose they are.
+at last service.json names it. A crash before that leaves no table, and lake tables that can be
+adopted again; nothing was written to them but whose they are.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segment_format import LogIdentity
 from streamhouse.storage_service.log.segment_roll import begin_log
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
-from streamhouse.storage_service.tablet.lake_store import save_lake_state
+from streamhouse.storage_service.tablet.table_opener import NewTable
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
-from streamhouse.storage_service.tablet.transaction_files import TransactionFiles
 
 __all__ = ["Adoptable", "adopt_table", "begin_adopted", "take_over"]
 
@@ -40,8 +40,11 @@ class Adoptable(Protocol):
 
 def adopt_table(
     find: Callable[[], Adoptable], registry: TableRegistry, directory: DataDirectory, now_us: int
-) -> TableInfo:
-    """Create the table that `find` finds, durably; it has no rows in the log. Blocking."""
+) -> NewTable:
+    """Fill the directory of the table that `find` finds, to be opened and added. Blocking.
+
+    It has no rows in the log.
+    """
     found = find()
     registry.check_new(found.descriptor)
     return begin_adopted(take_over(found, registry, now_us), registry, directory, now_us)
@@ -62,27 +65,21 @@ def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOv
 
 def begin_adopted(
     taken: TakenOver, registry: TableRegistry, directory: DataDirectory, now_us: int
-) -> TableInfo:
-    """Create the table that has taken lake tables over, durably. Blocking."""
+) -> NewTable:
+    """Fill the directory of the table that has taken lake tables over. Blocking."""
     info, lake = taken
     table_id = info.table_id
-    filesystem = LocalFilesystem()
-
-    def fill(table: TableInfo) -> None:
+    registry.make_directory(info)
+    try:
         for bucket, end in lake.tiered_offsets.items():
             begin_log(
                 directory.bucket(table_id, bucket),
                 first_offset=end,
                 identity=LogIdentity(table_id, bucket),
-                filesystem=filesystem,
+                filesystem=LocalFilesystem(),
                 now_us=now_us,
             )
-        if lake.truncated_offsets:
-            path = directory.transactions(table_id)
-            files = TransactionFiles(path, table_id=table_id, filesystem=filesystem)
-            filesystem.make_directory(path)
-            files.save_truncated(lake.truncated_offsets, now_us)
-        save_lake_state(directory, table, lake)
-
-    registry.add_table(info, fill=fill)
-    return info
+    except OSError as error:
+        registry.withdraw_table(info)
+        raise StorageFailedError(f"cannot create table '{info.path}': {error.strerror}") from error
+    return NewTable(info, lake, truncated_at_us=now_us)

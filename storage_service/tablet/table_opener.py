@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.format_upgrade import upgrade_files
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket, open_rows, table_rules
 from streamhouse.storage_service.tablet.key_damage import Damage, damage_of
 from streamhouse.storage_service.tablet.key_recovery import (
@@ -38,9 +39,10 @@ from streamhouse.storage_service.tablet.lake_history import check_history, cover
 from streamhouse.storage_service.tablet.lake_pins import LakePins
 from streamhouse.storage_service.tablet.lake_store import load_lake_state, save_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.transaction_files import TransactionFiles
 from streamhouse.storage_service.tablet.wakeups import WaiterLimit, Wakeups
 
-__all__ = ["TableOpener", "close_tablets"]
+__all__ = ["NewTable", "TableOpener", "close_tablets"]
 
 
 _logger = logging.getLogger(__name__)
@@ -49,6 +51,15 @@ _logger = logging.getLogger(__name__)
 class _OpenBucket(NamedTuple):
     tablet: LogTablet
     keys: KeyBucket | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A table whose directory is there, and that gets the rest of its files when it is opened."""
+
+    info: TableInfo
+    lake: LakeState
+    truncated_at_us: int = 0
 
 
 class TableOpener:
@@ -76,12 +87,32 @@ class TableOpener:
         self._recovery = recovery
         self._filesystem = LocalFilesystem()
 
+    async def create(self, new: NewTable) -> OpenTable:
+        """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
+        await self._run_blocking(self._make_files, new)
+        return await self._open(new.info, new.lake)
+
     async def open(self, info: TableInfo) -> OpenTable:
         """Return the table with every acknowledged row visible.
 
         Raises an error that names the table, and then leaves nothing open.
         """
+        if info.table_id in self._directory.former:
+            await self._run_blocking(upgrade_files, self._directory, info)
         lake = await self._run_blocking(load_lake_state, self._directory, info)
+        return await self._open(info, lake)
+
+    def _make_files(self, new: NewTable) -> None:
+        table_id = new.info.table_id
+        save_lake_state(self._directory, new.info, new.lake)
+        TransactionFiles(
+            self._directory.transactions(table_id),
+            service_id=self._directory.service_id,
+            table_id=table_id,
+            filesystem=self._filesystem,
+        ).create(new.lake.truncated_offsets, new.truncated_at_us)
+
+    async def _open(self, info: TableInfo, lake: LakeState) -> OpenTable:
         pins = await self._run_blocking(self._load_pins, info)
         opened = await asyncio.gather(
             *(

@@ -4,19 +4,19 @@ Invariants:
 - every change is on disk before a method returns, and happens as a whole or not at all; only after
   an UnknownOutcomeError does the next start tell which
 - a table id is used once, also across crashes: the next id is durable before an id is used
-- a table exists exactly while its `table.json` is in a directory named by its id alone; of several
-  for one path (a creation or drop that the disk failed) the latest is the table
+- a table exists exactly while service.json names it: one replacement of that file creates or drops
+  it. A table that is named and whose own file is missing, damaged or old is damaged, not gone
 Logs and lake state are others' files in the same directory. One caller at a time (the manager).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -49,20 +49,22 @@ from streamhouse.storage_service.model.table import (
     check_name,
 )
 from streamhouse.storage_service.tablet.damaged_table import DamagedTable
-from streamhouse.storage_service.tablet.data_directory import (
-    DROPPED_SUFFIX,
-    GIVEN_UP_SUFFIX,
-    DataDirectory,
+from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.durable_json import sync_directory
+from streamhouse.storage_service.tablet.format_upgrade import find_former_tables
+from streamhouse.storage_service.tablet.service_state import (
+    KnownTable,
+    ServiceState,
+    load_service_state,
+    save_service_state,
 )
-from streamhouse.storage_service.tablet.durable_json import (
-    read_json,
-    replace_json,
-    sync_directory,
-)
+from streamhouse.storage_service.tablet.table_file import load_table, write_table
+from streamhouse.storage_service.tablet.table_folders import find_strangers, remove_remains
 
 __all__ = ["TableRegistry"]
 
-FORMAT_VERSION: Final = 1
+_logger = logging.getLogger(__name__)
+
 # A history that began later would not be the full one, nor would an import know what it has.
 _FIXED_PROPERTIES: Final = ("table.datalake.changelog", IMPORT_SOURCE_PROPERTY)
 
@@ -77,21 +79,29 @@ class TableRegistry:
         self._databases_max = databases_max
         self._tables_max = tables_max
         self._buckets_max = buckets_max
-        self._databases: set[str] = {DEFAULT_DATABASE}
+        self._state = ServiceState(databases={DEFAULT_DATABASE})
         self._tables: dict[TablePath, TableInfo] = {}
         self._damaged: dict[TablePath, DamagedTable] = {}
-        self._next_table_id = 1
-        self.service_id = uuid.uuid4().hex
+        self.strangers: list[str] = []
+        """A sentence for everything in `tables/` that is no table, and that stays there."""
         if directory.service_file.exists():
             self._load()
         elif any(directory.tables.iterdir()):
-            raise CorruptDataError(f"{directory.path} has tables but no service.json")
+            raise CorruptDataError(
+                f"{directory.path} has tables but no service.json: {directory.service_file_hint}"
+            )
         else:
+            directory.service_id = uuid.uuid4().hex
             self._save()
+
+    @property
+    def service_id(self) -> str:
+        """The id that the data directory got when it was made."""
+        return self._directory.service_id
 
     def databases(self) -> list[str]:
         """The names of all databases, sorted."""
-        return sorted(self._databases)
+        return sorted(self._state.databases)
 
     def tables(self, database: str | None = None) -> list[TableInfo]:
         """All tables, or those of one database, sorted by path."""
@@ -140,17 +150,18 @@ class TableRegistry:
     def create_database(self, name: str) -> None:
         """Create a database."""
         check_name("database", name)
-        if name in self._databases:
+        databases = self._state.databases
+        if name in databases:
             raise DatabaseExistsError(f"database '{name}' already exists")
-        if len(self._databases) >= self._databases_max:
+        if len(databases) >= self._databases_max:
             raise RequestTooLargeError(
                 f"database '{name}': the service has its limit of {self._databases_max} databases"
             )
-        self._databases.add(name)
+        databases.add(name)
         try:
             self._save()
         except StorageFailedError:
-            self._databases.discard(name)
+            databases.discard(name)
             raise
 
     def drop_database(self, name: str) -> None:
@@ -163,15 +174,18 @@ class TableRegistry:
                 f"database '{name}' still has {len(tables)} tables, such as '{tables[0]}';"
                 " drop them first"
             )
-        self._databases.discard(name)
+        self._state.databases.discard(name)
         try:
             self._save()
         except StorageFailedError:
-            self._databases.add(name)
+            self._state.databases.add(name)
             raise
 
-    def create_table(self, descriptor: TableDescriptor, *, created_at_us: int) -> TableInfo:
-        """Create a table under a new id."""
+    def prepare_table(self, descriptor: TableDescriptor, *, created_at_us: int) -> TableInfo:
+        """Return a new table under a new id, with a directory to fill; `add_table` is what counts.
+
+        Who cannot fill it calls `withdraw_table`.
+        """
         self.check_new(descriptor)
         info = TableInfo(
             descriptor=descriptor,
@@ -179,7 +193,7 @@ class TableRegistry:
             created_at_us=created_at_us,
             nodes=dict.fromkeys(range(descriptor.bucket_count), ""),
         )
-        self.add_table(info)
+        self.make_directory(info)
         return info
 
     def check_new(self, descriptor: TableDescriptor) -> None:
@@ -194,39 +208,49 @@ class TableRegistry:
 
     def reserve_table_id(self, *, above: int = 0) -> int:
         """Return an id that was never used, and above another one; it never will be again."""
-        table_id = max(self._next_table_id, above + 1)
-        self._next_table_id = table_id + 1
+        state = self._state
+        table_id = max(state.next_table_id, above + 1)
+        state.next_table_id = table_id + 1
+        # What a crash leaves of it may go.
+        state.creating.add(table_id)
         self._save()
         return table_id
 
-    def add_table(
-        self, info: TableInfo, *, fill: Callable[[TableInfo], None] = lambda _: None
-    ) -> None:
-        """Create a table under its reserved id; `fill` puts files into its directory before."""
-        path, table_id = info.path, info.table_id
+    def make_directory(self, info: TableInfo) -> None:
+        """Make the directory of a table to come."""
         try:
-            self._directory.table(table_id).mkdir()
-            fill(info)
-            replace_json(self._directory.table_file(table_id), info.to_json())
+            self._directory.table(info.table_id).mkdir()
+        except OSError as error:
+            raise StorageFailedError(
+                f"cannot create table '{info.path}': {error.strerror}"
+            ) from error
+
+    def add_table(self, info: TableInfo) -> None:
+        """Make what lies in a new table's directory a table, durably.
+
+        After an UnknownOutcomeError it is none here, and the next start tells what it is.
+        """
+        path, table_id, state = info.path, info.table_id, self._state
+        write_table(self._directory.table_file(table_id), info, generation=1)
+        try:
             sync_directory(self._directory.tables)
         except OSError as error:
-            self._remove_files(table_id)
             raise StorageFailedError(f"cannot create table '{path}': {error.strerror}") from error
+        state.tables[table_id] = KnownTable(path, generation=1)
+        state.creating.discard(table_id)
+        try:
+            self._save()
         except StreamhouseError:
-            self._remove_files(table_id)
+            del state.tables[table_id]
+            state.creating.add(table_id)
             raise
         self._tables[path] = info
 
     def withdraw_table(self, info: TableInfo) -> None:
-        """Forget a table that was just created and that nobody has seen."""
-        del self._tables[info.path]
-        self._remove_files(info.table_id)
-
-    def _remove_files(self, table_id: int) -> None:
-        """Delete what is there of a table; what cannot be is no table once another has its path."""
-        with contextlib.suppress(OSError):
-            self._directory.table(table_id).rename(self._directory.dropped(table_id))
-            self.purge(table_id)
+        """Delete what is there of a table to come that was not added and that nobody has seen."""
+        shutil.rmtree(self._directory.table(info.table_id), ignore_errors=True)
+        if not self._directory.table(info.table_id).exists():
+            self._state.creating.discard(info.table_id)
 
     def alter_properties(
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
@@ -236,8 +260,17 @@ class TableRegistry:
 
     def keep(self, changed: TableInfo) -> TableInfo:
         """Take the place of a table by the same table, changed."""
-        replace_json(self._directory.table_file(changed.table_id), changed.to_json())
+        table_id = changed.table_id
+        known = self._state.tables[table_id]
+        generation = known.generation + 1
+        write_table(self._directory.table_file(table_id), changed, generation=generation)
         self._tables[changed.path] = changed
+        self._state.tables[table_id] = replace(known, generation=generation)
+        try:
+            self._save()
+        except StreamhouseError as error:
+            # The table is changed: the next save says how often.
+            _logger.warning("event=generation_not_saved table=%s why=%r", changed.path, error)
         return changed
 
     def with_properties(
@@ -272,43 +305,55 @@ class TableRegistry:
     def drop_table(self, path: TablePath) -> TableInfo:
         """Drop the table; its files wait for `purge`, which the next start does after a crash."""
         info = self.table(path)
-        try:
-            self._directory.table(info.table_id).rename(self._directory.dropped(info.table_id))
-            del self._tables[path]
-            sync_directory(self._directory.tables)
-        except OSError as error:
-            raise StorageFailedError(f"cannot drop table '{path}': {error.strerror}") from error
+        self._forget(info.table_id, self._state.dropped)
+        del self._tables[path]
         return info
+
+    def _forget(self, table_id: int, remains: set[int]) -> None:
+        """Make it durable that a table is none, and that what is left of it is `remains`."""
+        known = self._state.tables.pop(table_id)
+        remains.add(table_id)
+        try:
+            self._save()
+        except StorageFailedError:
+            self._state.tables[table_id] = known
+            remains.discard(table_id)
+            raise
 
     def drop_damaged(self, path: TablePath) -> None:
         """Drop a damaged table; its files stay, beside those of the tables."""
         damaged = self._damaged.get(path)
         if damaged is None:
             raise InvalidRequestError(f"table '{self.table(path).path}' is not damaged: drop it")
-        target = self._directory.given_up(damaged.table_id)
-        try:
-            self._directory.table(damaged.table_id).rename(target)
-            del self._damaged[path]
-            sync_directory(self._directory.tables)
-        except OSError as error:
-            raise StorageFailedError(f"cannot drop table '{path}': {error.strerror}") from error
+        self._forget(damaged.table_id, set())
+        del self._damaged[path]
+        self._give_up(damaged.table_id)
 
     def set_aside(self, path: TablePath) -> None:
         """Let a table be one no more, because another takes its place; its files stay."""
         info = self.table(path)
-        try:
-            self._directory.table(info.table_id).rename(self._directory.given_up(info.table_id))
-            del self._tables[path]
+        self._forget(info.table_id, set())
+        del self._tables[path]
+        self._give_up(info.table_id)
+
+    def _give_up(self, table_id: int) -> None:
+        """Name the directory of what is no table any more; under its old name it stays as well."""
+        with contextlib.suppress(OSError):
+            self._directory.table(table_id).rename(self._directory.given_up(table_id))
             sync_directory(self._directory.tables)
-        except OSError as error:
-            raise StorageFailedError(f"cannot set '{path}' aside: {error.strerror}") from error
 
     def purge(self, table_id: int) -> None:
         """Delete the files of a dropped table."""
-        shutil.rmtree(self._directory.dropped(table_id), ignore_errors=True)
+        dropped = self._directory.dropped(table_id)
+        with contextlib.suppress(OSError):
+            self._directory.table(table_id).rename(dropped)
+        shutil.rmtree(dropped, ignore_errors=True)
+        if not dropped.exists() and not self._directory.table(table_id).exists():
+            # As durable as the next change: a number too many does no harm.
+            self._state.dropped.discard(table_id)
 
     def _check_database(self, name: str) -> None:
-        if name not in self._databases:
+        if name not in self._state.databases:
             raise DatabaseNotFoundError(
                 f"database '{name}' does not exist{suggestion(name, self.databases())}"
             )
@@ -326,45 +371,40 @@ class TableRegistry:
             )
 
     def _save(self) -> None:
-        replace_json(
-            self._directory.service_file,
-            {
-                "format": FORMAT_VERSION,
-                "service_id": self.service_id,
-                "next_table_id": self._next_table_id,
-                "databases": self.databases(),
-            },
-        )
+        save_service_state(self._directory, self._state)
 
     def _load(self) -> None:
-        path = self._directory.service_file
-        value = read_json(path)
-        if value.get("format") != FORMAT_VERSION:
-            raise CorruptDataError(
-                f"{path}: format {value.get('format')!r} is not {FORMAT_VERSION}; this data"
-                " directory belongs to another version of Streamhouse"
+        directory = self._directory
+        self._state, is_former = load_service_state(directory)
+        if is_former:
+            find_former_tables(directory, self._state)
+            self._save()
+        state = self._state
+        directory.former.update(n for n, known in state.tables.items() if known.is_former)
+        remove_remains(directory, state)
+        self.strangers = find_strangers(directory, state)
+        for stranger in self.strangers:
+            _logger.error("event=stranger why=%r", stranger)
+        for table_id, known in sorted(state.tables.items()):
+            state.databases.add(known.path.database)
+            try:
+                info, generation = load_table(directory, table_id, known)
+                self._tables[known.path] = info
+                # Later than known after a crash before service.json was written again.
+                state.tables[table_id] = replace(known, generation=generation)
+            except StreamhouseError as error:
+                self.set_damaged(DamagedTable.of(known.path, table_id, error))
+
+    def upgraded(self) -> None:
+        """Note that every table which is served has all its files in the present format."""
+        served = {info.table_id for info in self._tables.values()} & self._directory.former
+        if not served:
+            return
+        for table_id in served:
+            known = self._state.tables[table_id]
+            write_table(
+                self._directory.table_file(table_id), self._tables[known.path], generation=1
             )
-        self.service_id = str(value["service_id"])
-        self._next_table_id = int(value["next_table_id"])
-        self._databases = {DEFAULT_DATABASE, *map(str, value["databases"])}
-        for directory in sorted(self._directory.tables.iterdir(), key=_table_id_of):
-            if directory.name.endswith(GIVEN_UP_SUFFIX):
-                continue
-            if directory.name.endswith(DROPPED_SUFFIX) or not (directory / "table.json").exists():
-                # Dropped, or its creation was cut off by a crash: either way it is no table.
-                shutil.rmtree(directory)
-                continue
-            info = TableInfo.from_json(read_json(directory / "table.json"))
-            if directory.name != str(info.table_id) or info.table_id >= self._next_table_id:
-                raise CorruptDataError(f"{directory}: its table.json is of table {info.table_id}")
-            older = self._tables.get(info.path)
-            if older is not None:
-                # Its creation failed and its files could not be deleted, or its drop was undone by
-                # a crash: else there would be no later one.
-                shutil.rmtree(self._directory.table(older.table_id))
-            self._tables[info.path] = info
-
-
-def _table_id_of(directory: Path) -> int:
-    number = directory.name.removesuffix(DROPPED_SUFFIX)
-    return int(number) if number.isdecimal() else -1
+            self._state.tables[table_id] = KnownTable(known.path, generation=1)
+        self._save()
+        self._directory.former -= served

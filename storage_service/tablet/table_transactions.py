@@ -17,13 +17,14 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import (
+    CorruptDataError,
     InvalidRequestError,
     RequestTooLargeError,
     StreamhouseError,
@@ -32,6 +33,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
     TransactionOperation,
@@ -48,6 +50,7 @@ from streamhouse.storage_service.tablet.open_transaction import (
     find_joinable,
     spec_to_json,
 )
+from streamhouse.storage_service.tablet.state_agreement import disagreements
 from streamhouse.storage_service.tablet.transaction_commit import CommitServices
 from streamhouse.storage_service.tablet.transaction_files import (
     Decision,
@@ -335,6 +338,29 @@ class TableTransactions:
                 drop = self._files.drop
                 await self._run_blocking(drop, found.spec.transaction_id, list(found.parts))
         await self._runner.load_truncated(found.decision for found in loaded)
+        decisions = [found.decision for found in loaded if found.decision is not None]
+        self._check_agreement([*folded, *decisions])
+        if self._files.is_former:
+            await self._run_blocking(
+                self._files.upgrade,
+                folded,
+                self._table.truncated_offsets,
+                self._table.truncated_at_us,
+            )
+
+    def _check_agreement(self, decisions: Iterable[Decision]) -> None:
+        table = self._table
+        found = disagreements(
+            table.lake,
+            truncated_offsets=table.truncated_offsets,
+            decisions=decisions,
+            transactions_us={
+                bucket: tablet.last_batch_us(TRANSACTION_WRITER)
+                for bucket, tablet in enumerate(table.tablets)
+            },
+        )
+        if (first := next(found, None)) is not None:
+            raise CorruptDataError(first)
 
     async def recover(self) -> None:
         """Complete what was decided when the service ended; raises if it cannot be."""

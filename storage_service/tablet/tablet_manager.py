@@ -17,7 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -47,7 +47,11 @@ from streamhouse.storage_service.tablet.table_adoption import (
     begin_adopted,
     take_over,
 )
-from streamhouse.storage_service.tablet.table_opener import TableOpener, close_tablets
+from streamhouse.storage_service.tablet.table_opener import (
+    NewTable,
+    TableOpener,
+    close_tablets,
+)
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from streamhouse.storage_service.tablet.table_transactions import TransactionObserver
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
@@ -173,6 +177,7 @@ class TabletManager:
         try:
             for info in registry.tables():
                 await manager._open_known(info)
+            await manager._run_blocking(registry.upgraded)
         except BaseException:
             await manager.close()
             raise
@@ -275,8 +280,10 @@ class TabletManager:
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
         """Create a table with empty logs; it is durable when it is returned."""
         async with self.changing_files:
-            create = functools.partial(self._registry.create_table, created_at_us=clock_us())
-            return await self._open_new(await self._run_blocking(create, descriptor))
+            prepare = functools.partial(self._registry.prepare_table, created_at_us=clock_us())
+            info = await self._run_blocking(prepare, descriptor)
+            nothing = LakeState(tiered_offsets=dict.fromkeys(range(info.bucket_count), 0))
+            return await self._open_new(NewTable(info, nothing))
 
     async def adopt_table(self, find: Callable[[], Adoptable]) -> OpenTable:
         """Create the table whose lake `find` finds, as `adopt_table`; durable when returned."""
@@ -307,15 +314,21 @@ class TabletManager:
             begin = self._run_blocking(begin_adopted, taken, self._registry, self.directory, now_us)
             return await self._open_new(await begin)
 
-    async def _open_new(self, info: TableInfo) -> OpenTable:
+    async def _open_new(self, new: NewTable) -> OpenTable:
+        table = None
         try:
-            table = await self._opener.open(info)
-        except StreamhouseError:
+            table = await self._opener.create(new)
+            await self.transactions.open(table)
+            await self._run_blocking(self._registry.add_table, new.info)
+        except StreamhouseError as error:
+            if table is not None:
+                await self._close(table)
+                await self._run_blocking(close_tablets, table.tablets)
             # No disk space or no files left: half a table would be in everybody's way.
-            await self._run_blocking(self._registry.withdraw_table, info)
+            if not isinstance(error, UnknownOutcomeError):
+                await self._run_blocking(self._registry.withdraw_table, new.info)
             raise
         self._add(table)
-        await self.transactions.open(table)
         return table
 
     async def alter_properties(

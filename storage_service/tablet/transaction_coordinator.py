@@ -81,8 +81,10 @@ class TransactionCoordinator:
         """Load the transactions of `table` and complete those that are decided."""
         files = TransactionFiles(
             self._directory.transactions(table.info.table_id),
+            service_id=self._directory.service_id,
             table_id=table.info.table_id,
             filesystem=self._filesystem,
+            is_former=table.info.table_id in self._directory.former,
         )
         transactions = TableTransactions(
             table,

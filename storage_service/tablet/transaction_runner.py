@@ -157,6 +157,7 @@ class TransactionRunner:
                 result=committing,
                 is_truncating=is_overwrite and self._table.key_writer is None,
             )
+        decision = replace(decision, number=self._files.next_number)
         try:
             await self._run_blocking(self._files.decide, decision)
         except UnknownOutcomeError as error:

@@ -20,7 +20,10 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.job",
         "streamhouse.tiering.spark_job",
     ),
-    "crc32c": ("streamhouse.storage_service.log.*",),
+    "crc32c": (
+        "streamhouse.storage_service.log.*",
+        "streamhouse.storage_service.tablet.sealed_json",
+    ),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": (

@@ -113,10 +113,10 @@ main()
         "rest_catalog.adoptable_lake hand_over before",
         "rest_catalog.adoptable_lake hand_over after",
         "tablet.table_adoption begin_log after",
-        "tablet.table_adoption save_lake_state after",
-        "tablet.table_opener restore_rows before",
-        "tablet.key_recovery drop_rows before",
-        "tablet.table_opener restore_rows after",
+        "tablet.table_opener save_lake_state after",
+        "tablet.table_opener remake_rows before",
+        "tablet.key_recovery _move before",
+        "tablet.table_opener remake_rows after",
     ],
 )
 def test_an_adoption_that_died_anywhere_is_repeated(lake: Lake, step: str) -> None:

@@ -21,11 +21,13 @@ from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.tablet.key_damage import mark_damaged
+from streamhouse.storage_service.tablet.sealed_json import StateIdentity, seal
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
+from tests.support.state_files import reseal
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
@@ -237,11 +239,18 @@ def _damage_decision(data: Path) -> None:
 
 
 def _damage_ages(data: Path) -> None:
-    (data / "tables" / "2" / "row_ages.json").write_text('{"0": [[1]]}')
+    _reseal_as(data / "tables" / "2" / "row_ages.json", {"0": [[1]]})
+
+
+def _reseal_as(path: Path, content: Any) -> None:
+    """Give table 2 a state file of another content."""
+    service_id = json.loads((path.parents[2] / "service.json").read_text())["service_id"]
+    identity = StateIdentity(kind=path.stem, service_id=service_id, table_id=2)
+    path.write_bytes(seal(identity, content))
 
 
 def _ages_of_another_log(data: Path) -> None:
-    (data / "tables" / "2" / "row_ages.json").write_text('{"0": [[1, 5], [2, 9000]]}')
+    _reseal_as(data / "tables" / "2" / "row_ages.json", {"0": [[1, 5], [2, 9000]]})
 
 
 def _damage_table(data: Path) -> None:
@@ -260,18 +269,19 @@ def _lose_lake_table(data: Path) -> None:
 
 def _go_back(data: Path) -> None:
     """The registered offsets are ahead of the lake."""
-    path = data / "tables" / "1" / "lake.json"
-    lake = json.loads(path.read_text())
-    lake["tiered_offsets"] = {b: end + 1 for b, end in lake["tiered_offsets"].items()}
-    path.write_text(json.dumps(lake))
+
+    def ahead(lake: Any) -> None:
+        lake["tiered_offsets"] = {b: end + 1 for b, end in lake["tiered_offsets"].items()}
+
+    reseal(data / "tables" / "1" / "lake.json", ahead)
 
 
 def _batch_goes_back(data: Path) -> None:
-    path = data / "tables" / "3" / "lake.json"
-    lake = json.loads(path.read_text())
-    ends = lake["batch"]["tiered_offsets"]
-    lake["batch"]["tiered_offsets"] = {b: end + 1 for b, end in ends.items()}
-    path.write_text(json.dumps(lake))
+    def ahead(lake: Any) -> None:
+        ends = lake["batch"]["tiered_offsets"]
+        lake["batch"]["tiered_offsets"] = {b: end + 1 for b, end in ends.items()}
+
+    reseal(data / "tables" / "3" / "lake.json", ahead)
 
 
 @pytest.mark.parametrize(
@@ -289,11 +299,11 @@ def _batch_goes_back(data: Path) -> None:
         (_lose_rows_file, "its rows by key are unreadable: "),
         (_lose_current, "there are files of rows, but no file CURRENT"),
         (_mark_rows, "the rows by key are damaged (a block); the next start makes them again"),
-        (_damage_decision, ".decision is unreadable"),
+        (_damage_decision, ".decision is damaged"),
         (_damage_ages, "row_ages.json holds no ages of rows"),
         (_ages_of_another_log, "has ages of changes up to offset 9000, but the log ends at"),
         (_damage_table, "unreadable"),
-        (_lose_lake_file, "cannot be opened"),
+        (_lose_lake_file, "cannot read lake file"),
         (_lose_lake_table, "has no lake table"),
         (_batch_goes_back, "batch layout: bucket 0: offset 44 is registered as tiered, but"),
         (_go_back, "is registered as tiered, but the lake ends at"),
@@ -325,10 +335,12 @@ def test_rows_that_are_gone_from_the_lake_are_found(
     table = load_catalog(DEFAULT_CATALOG_NAME, type="sql", uri=uri).load_table(("default", name))
     table.delete(rows)
     path = data / "tables" / ("1" if "events" in name else "3") / "lake.json"
-    lake = json.loads(path.read_text())
-    known = lake[name.partition("$")[2]] if "$" in name else lake
-    known["snapshot_id"] = str(table.metadata.current_snapshot_id)
-    path.write_text(json.dumps(lake))
+
+    def follow(lake: Any) -> None:
+        known = lake[name.partition("$")[2]] if "$" in name else lake
+        known["snapshot_id"] = str(table.metadata.current_snapshot_id)
+
+    reseal(path, follow)
     lake_planner._catalogs.clear()
 
     report = _report(data, "--lake-rows", expect=1)

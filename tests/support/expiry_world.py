@@ -65,7 +65,7 @@ class ExpiryWorld:
 
     def ages_file(self, table: OpenTable) -> Path:
         """Where the marks of a table are."""
-        return self.manager.directory.row_ages_file(table.info.table_id)
+        return self.manager.directory.row_ages_file(table.info.table_id).path
 
     def rows_expired(self, count: int) -> None:
         """Be told of deleted rows."""

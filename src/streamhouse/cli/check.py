@@ -18,6 +18,10 @@ from streamhouse.storage_service.model.secret_sources import catalog_properties_
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
+from streamhouse.storage_service.operations.rebuild_service_file import (
+    rebuild_service_file as rebuild,
+)
+from streamhouse.storage_service.tablet.data_directory import DataDirectory
 
 __all__ = ["command"]
 
@@ -34,6 +38,11 @@ _NOT_CHECKED: Final = 2
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--no-lake", is_flag=True, help="Do not open the Iceberg catalog.")
+@click.option(
+    "--rebuild-service-file",
+    is_flag=True,
+    help="Instead of checking, make a lost service.json anew from what the tables say.",
+)
 @click.option("--lake-rows", is_flag=True, help="Also read every row of the lake.")
 @click.option("--catalog", "catalog_name", default=DEFAULT_CATALOG_NAME, show_default=True,
               help="Name of the Iceberg catalog, as given to serve.")  # fmt: skip
@@ -44,6 +53,7 @@ def command(
     data_dir: Path,
     as_json: bool,
     no_lake: bool,
+    rebuild_service_file: bool,
     lake_rows: bool,
     catalog_name: str,
     catalog_properties: tuple[str, ...],
@@ -55,6 +65,9 @@ def command(
     the next start mends); 1: acknowledged data is damaged; 2: it could not be checked, because a
     service uses it or it is no data directory.
     """
+    if rebuild_service_file:
+        _rebuild_service_file(data_dir)
+        return
     config = ServiceConfig(
         data_dir=data_dir,
         catalog_name=catalog_name,
@@ -72,6 +85,18 @@ def command(
         _print(report)
     if not report.is_sound:
         sys.exit(_DAMAGED)
+
+
+def _rebuild_service_file(data_dir: Path) -> None:
+    directory = DataDirectory.open(data_dir)
+    try:
+        paths = rebuild(directory)
+    finally:
+        directory.close()
+    click.echo(
+        f"{directory.service_file} was made anew, with {len(paths)} tables: {', '.join(paths)};"
+        " databases that had none are gone"
+    )
 
 
 def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:

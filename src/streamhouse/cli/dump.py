@@ -17,7 +17,9 @@ from streamhouse.storage_service.model.far_times import python_value
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.tablet.durable_json import read_json
+from streamhouse.storage_service.tablet.sealed_json import StateIdentity
+from streamhouse.storage_service.tablet.state_file import StateFile
+from streamhouse.storage_service.tablet.table_file import read_table
 
 __all__ = ["command"]
 
@@ -55,7 +57,9 @@ def command(*, segment: Path, rows: bool, offset: int) -> None:
 
 def _table(segment: Path, table_id: int) -> TableInfo:
     path = segment.absolute().parent.parent / "table.json"
-    info = TableInfo.from_json(read_json(path))
+    # Of whatever service and release: a single file is looked at.
+    identity = StateIdentity(kind="table", service_id="", table_id=table_id)
+    info, _ = read_table(StateFile(path=path, identity=identity, is_former=True))
     if info.table_id != table_id:
         raise CorruptDataError(f"{path} is of table {info.table_id}, the segment of {table_id}")
     return info

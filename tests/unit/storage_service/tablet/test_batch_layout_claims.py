@@ -76,6 +76,8 @@ def test_an_overwrite_is_due_in_the_rows_and_in_the_batch_layout(tmp_path: Path)
         table = await world.table(properties={"table.datalake.batch-layout.sort": "id"})
         await world.complete(table, (await world.granted()).epoch, batch=_layout(5, 5))
         table.truncate({0: 5, 1: 5}, timestamp_us=world._clock_us())
+        transactions = world.manager.transactions.of(table)
+        transactions._files.save_truncated(table.truncated_offsets, table.truncated_at_us)
         world.seconds += 61
 
         epoch = (await world.granted(force=False)).epoch

@@ -39,5 +39,5 @@ def test_paths_are_made_of_ids_only(tmp_path: Path) -> None:
     directory = DataDirectory.open(tmp_path)
 
     assert directory.bucket(7, 3) == tmp_path / "tables" / "7" / "bucket-3"
-    assert directory.lake_file(7) == tmp_path / "tables" / "7" / "lake.json"
+    assert directory.lake_file(7).path == tmp_path / "tables" / "7" / "lake.json"
     directory.close()

@@ -17,6 +17,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.tablet import lake_pins
 from streamhouse.storage_service.tablet.lake_pins import LakePins
+from tests.support.state_files import state_file
 
 
 class World:
@@ -29,7 +30,10 @@ class World:
     def open(self) -> LakePins:
         """Open the pins as a service does that has just started."""
         return LakePins(
-            self.file, table="db.t", run_blocking=_run_at_once, clock_us=lambda: self.now_us
+            state_file(self.file, "lake_pins"),
+            table="db.t",
+            run_blocking=_run_at_once,
+            clock_us=lambda: self.now_us,
         )
 
 
@@ -133,9 +137,8 @@ def test_one_owner_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_pins_of_before_they_had_owners_go_on_until_they_end(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        world.file.write_text(
-            '{"pins": [{"holder": "a", "snapshot_id": "1", "expires_timestamp_us": 2000000}]}'
-        )
+        old = {"holder": "a", "snapshot_id": "1", "expires_timestamp_us": 2_000_000}
+        state_file(world.file, "lake_pins").save({"pins": [old]})
         pins = world.open()
         await pins.pin("a", owner="me", snapshot_id=2, ttl_ms=10_000)
         await pins.unpin("a", owner="me")
@@ -180,7 +183,10 @@ def test_what_cannot_be_saved_is_not_promised(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        world.file.write_text('{"pins": [{"holder": "a"}]}')
+        world.file.write_text('{"pins": []}')
+        with pytest.raises(CorruptDataError, match=r"lake_pins\.json is damaged"):
+            world.open()
+        state_file(world.file, "lake_pins").save({"pins": [{"holder": "a"}]})
         with pytest.raises(CorruptDataError, match=r"lake_pins\.json holds no lake pins"):
             world.open()
 

@@ -18,6 +18,7 @@ from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.lake_store import load_lake_state
 from streamhouse.storage_service.tablet.open_table import OpenTable
+from streamhouse.storage_service.tablet.service_state import load_service_state
 from tests.support.claim_world import World, run
 
 PARTITION = "table.datalake.batch-layout.partition"
@@ -42,7 +43,9 @@ def _batch(number: int) -> SideLakeState:
 
 
 def _kept(data_dir: Path, table: OpenTable) -> LakeState:
-    return load_lake_state(DataDirectory(data_dir), table.info)
+    directory = DataDirectory(data_dir)
+    load_service_state(directory)
+    return load_lake_state(directory, table.info)
 
 
 def test_what_is_in_another_layout_counts_no_more(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from streamhouse.storage_service.tablet import table_opener
 from streamhouse.storage_service.tablet.row_ages import RowAges
 from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, run
 from tests.support.in_process_service import table_descriptor
+from tests.support.state_files import content_of, state_file
 
 START_US = 1_800_000_000_000_000
 MINUTE_US = 60_000_000
@@ -28,7 +28,7 @@ def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_ahead(
         nonlocal now_us
         table = await world.table()
         (tablet,) = table.tablets
-        ages = RowAges(tmp_path / "ages.json")
+        ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
         await world.upsert(table, [0])
         # The marks are made while the clock is a year ahead, but nothing is written then.
         year_us = 365 * 24 * HOUR_US
@@ -42,7 +42,7 @@ def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_ahead(
             await world.upsert(table, [minute])
             ages.advance(table.tablets, now_us=now_us, age_us=HOUR_US)
 
-        times = [time_us for time_us, _ in json.loads((tmp_path / "ages.json").read_text())["0"]]
+        times = [time_us for time_us, _ in content_of(tmp_path / "ages.json")["0"]]
         assert all(a < b for a, b in itertools.pairwise(times))
         # Minute 59 is an hour ago; a mark may be missing in between.
         assert ages.end_before(0, tablet, now_us - HOUR_US) in (58, 59)
@@ -62,7 +62,7 @@ def test_a_log_that_is_cut_while_its_ages_are_read_is_read_again_the_next_time(
             await world.upsert(table, range(5), bucket=bucket)
         monkeypatch.setattr(cut, "read", _refuse)
         monkeypatch.setattr(type(cut), "log_start_offset", property(lambda t: 2 * (t is cut)))
-        ages = RowAges(tmp_path / "ages.json")
+        ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
         far_us = START_US * 2
         ages.advance(table.tablets, now_us=START_US, age_us=HOUR_US)
         monkeypatch.setattr(cut, "offset_for_timestamp", lambda _: 2)

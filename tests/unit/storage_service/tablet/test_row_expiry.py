@@ -23,8 +23,10 @@ from streamhouse.storage_service.tablet.clock import clock_us
 from streamhouse.storage_service.tablet.key_request import KeyWrite
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.row_ages import RowAges
+from streamhouse.storage_service.tablet.sealed_json import seal
 from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, ids_of, run
 from tests.support.in_process_service import open_manager, table_descriptor
+from tests.support.state_files import content_of, state_file
 
 
 def test_a_row_written_between_look_and_delete_stays(
@@ -289,13 +291,13 @@ def test_a_table_whose_rows_are_never_deleted_has_no_time_to_live(
 def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
     async def scenario(world: ExpiryWorld) -> None:
         table = await world.table()
-        ages = RowAges(tmp_path / "ages.json")
+        ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
         start_us = clock_us()
         for minute in range(300):
             await world.upsert(table, [minute])
             now_us = start_us + minute * 60_000_000
             ages.advance(table.tablets, now_us=now_us, age_us=HOUR_US)
-        marks = json.loads((tmp_path / "ages.json").read_text())["0"]
+        marks = content_of(tmp_path / "ages.json")["0"]
 
         assert len(marks) < 140
         assert marks == sorted(marks)
@@ -306,11 +308,24 @@ def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("content", ['{"a": []}', '{"0": [[1]]}', "{", "[]"])
-def test_a_damaged_file_of_ages_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "row_ages.json").write_text(content)
+@pytest.mark.parametrize(
+    ("content", "is_sealed"),
+    [
+        ('{"a": []}', True),
+        ('{"0": [[1]]}', True),
+        ('{"0": [[1, 5]]}', False),
+        ("{", False),
+        ("[]", False),
+    ],
+)
+def test_a_damaged_file_of_ages_is_named(tmp_path: Path, content: str, is_sealed: bool) -> None:
+    file = state_file(tmp_path / "row_ages.json", "row_ages")
+    if is_sealed:
+        file.path.write_bytes(seal(file.identity, json.loads(content)))
+    else:
+        file.path.write_text(content)
 
     with pytest.raises(
         CorruptDataError, match=r"row_ages\.json holds no ages of rows .* remove it"
     ):
-        RowAges(tmp_path / "row_ages.json")
+        RowAges(file)

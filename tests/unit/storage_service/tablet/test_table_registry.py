@@ -6,11 +6,13 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -22,12 +24,14 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     StorageFailedError,
     StreamhouseError,
+    TableDamagedError,
     TableExistsError,
     TableNotFoundError,
     UnknownOptionError,
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.operations.rebuild_service_file import rebuild_service_file
 from streamhouse.storage_service.tablet.data_directory import DataDirectory
 from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from tests.support.in_process_service import table_descriptor
@@ -52,7 +56,9 @@ def _open(directory: DataDirectory, **limits: int) -> TableRegistry:
 
 
 def _create(registry: TableRegistry, path: str = "events", **fields: Any) -> TableInfo:
-    return registry.create_table(table_descriptor(path, **fields), created_at_us=5)
+    info = registry.prepare_table(table_descriptor(path, **fields), created_at_us=5)
+    registry.add_table(info)
+    return info
 
 
 def test_a_table_is_the_same_after_a_restart(directory: DataDirectory) -> None:
@@ -203,7 +209,7 @@ def test_what_a_crash_left_of_dropping_is_deleted_at_the_next_start(
     registry = _open(directory)
     info = _create(registry)
     registry.drop_table(info.path)
-    assert directory.dropped(info.table_id).exists(), "the files wait for purge"
+    assert directory.table(info.table_id).exists(), "the files wait for purge"
 
     again = _open(directory)
 
@@ -214,22 +220,39 @@ def test_what_a_crash_left_of_dropping_is_deleted_at_the_next_start(
 def test_what_a_crash_left_of_creating_is_deleted_at_the_next_start(
     directory: DataDirectory,
 ) -> None:
-    _open(directory)
-    (directory.table(7) / "bucket-0").mkdir(parents=True)
+    registry = _open(directory)
+    info = registry.prepare_table(table_descriptor(), created_at_us=5)
+    (directory.table(info.table_id) / "bucket-0").mkdir()
 
     again = _open(directory)
 
     assert again.tables() == []
     assert list(directory.tables.iterdir()) == []
+    assert again.strangers == []
 
 
-def test_data_of_another_version_is_not_touched(directory: DataDirectory) -> None:
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_data_of_another_version_is_not_touched(directory: DataDirectory, is_sealed: bool) -> None:
     _open(directory)
     value = json.loads(directory.service_file.read_text())
-    directory.service_file.write_text(json.dumps({**value, "format": 9}))
+    if is_sealed:
+        del value["crc32c"]
+        value["format"] = 9
+        text = json.dumps(value, sort_keys=True, separators=(",\n", ": "))
+        value["crc32c"] = f"{crc32c(text.encode()):08x}"
+    else:
+        value = {"format": 9, "service_id": "s", "next_table_id": 1, "databases": []}
+    directory.service_file.write_text(json.dumps(value))
 
-    with pytest.raises(CorruptDataError, match=r"format 9 is not 1; .* another version"):
+    with pytest.raises(CorruptDataError, match=r"format 9.* another version"):
         _open(directory)
+
+
+def test_the_release_before_refuses_the_directory(directory: DataDirectory) -> None:
+    """It asked for `format` 1 at the top of service.json, and so it meets another one."""
+    _open(directory)
+
+    assert json.loads(directory.service_file.read_text())["format"] == 2
 
 
 def test_tables_without_a_service_file_are_not_taken_for_a_new_directory(
@@ -238,15 +261,7 @@ def test_tables_without_a_service_file_are_not_taken_for_a_new_directory(
     _create(_open(directory))
     directory.service_file.unlink()
 
-    with pytest.raises(CorruptDataError, match=r"has tables but no service\.json"):
-        _open(directory)
-
-
-def test_a_table_file_in_the_wrong_place_is_refused(directory: DataDirectory) -> None:
-    info = _create(_open(directory))
-    directory.table(info.table_id).rename(directory.table(50))
-
-    with pytest.raises(CorruptDataError, match=r"/50: its table\.json is of table 1"):
+    with pytest.raises(CorruptDataError, match=r"has tables but no service\.json: put the newest"):
         _open(directory)
 
 
@@ -264,20 +279,19 @@ def _fail(monkeypatch: pytest.MonkeyPatch, *names: str, after: int = 0) -> None:
         monkeypatch.setattr(os, name, fail)
 
 
-@pytest.mark.parametrize("synced", range(6))
+@pytest.mark.parametrize("synced", range(9))
 def test_a_table_made_again_after_a_failed_sync_is_the_one_a_restart_finds(
     directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, synced: int
 ) -> None:
     registry = _open(directory)
     for number in range(9):
-        registry.create_table(table_descriptor(f"before_{number}"), created_at_us=1)
-        registry.drop_table(TablePath.parse(f"before_{number}"))
+        registry.drop_table(_create(registry, f"before_{number}").path)
     with monkeypatch.context() as failing:
         # The sync fails, and then the files cannot be deleted either.
         _fail(failing, "fsync", after=synced)
         _fail(failing, "rename")
         try:
-            registry.create_table(table_descriptor("orders"), created_at_us=1)
+            _create(registry, "orders")
         except (StorageFailedError, UnknownOutcomeError):
             assert registry.tables() == []
             made = None
@@ -285,7 +299,7 @@ def test_a_table_made_again_after_a_failed_sync_is_the_one_a_restart_finds(
             made = registry.table(TablePath.parse("orders"))
     if made is None:
         # Ids of two digits: the later one is not the one whose name sorts last.
-        made = registry.create_table(table_descriptor("orders"), created_at_us=1)
+        made = _create(registry, "orders")
 
     assert _open(directory).tables() == [made]
     assert _open(directory).tables() == [made]
@@ -294,7 +308,7 @@ def test_a_table_made_again_after_a_failed_sync_is_the_one_a_restart_finds(
 def test_a_change_whose_name_is_not_synced_has_an_unknown_outcome(
     registry: TableRegistry, directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.create_table(table_descriptor("orders"), created_at_us=1)
+    _create(registry, "orders")
     path = TablePath.parse("orders")
     for synced, expected in ((0, StorageFailedError), (1, UnknownOutcomeError)):
         with monkeypatch.context() as failing:
@@ -303,3 +317,196 @@ def test_a_change_whose_name_is_not_synced_has_an_unknown_outcome(
                 registry.alter_properties(path, updates={"table.log.ttl": "1h"}, removals=())
         found = _open(directory).table(path).descriptor.properties.get("table.log.ttl")
         assert found == (None if expected is StorageFailedError else "1h")
+
+
+# -- nothing is removed because something is missing -----------------------------------------------
+
+
+def _log_with_rows(directory: DataDirectory, table_id: int) -> Path:
+    """Give a table a log with more in it than a header."""
+    log = directory.bucket(table_id, 0) / f"{0:020d}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"x" * 200)
+    return log
+
+
+def _lose_table_file(directory: DataDirectory) -> None:
+    directory.table_file(1).path.unlink()
+
+
+def _damage_table_file(directory: DataDirectory) -> None:
+    text = directory.table_file(1).path.read_text()
+    directory.table_file(1).path.write_text(text.replace('"bigint"', '"double"'))
+
+
+def _swap_table_files(directory: DataDirectory) -> None:
+    first, second = directory.table_file(1).path, directory.table_file(2).path
+    text = first.read_text()
+    first.write_text(second.read_text())
+    second.write_text(text)
+
+
+def _lose_directory(directory: DataDirectory) -> None:
+    shutil.rmtree(directory.table(1))
+
+
+def _rename_directory(directory: DataDirectory) -> None:
+    directory.table(1).rename(directory.table(5))
+
+
+def _rename_as_dropped(directory: DataDirectory) -> None:
+    directory.table(1).rename(directory.dropped(1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why", "left"),
+    [
+        (_lose_table_file, r"table\.json is missing", {"1", "2"}),
+        (_damage_table_file, r"table\.json is damaged: its checksum is wrong", {"1", "2"}),
+        (_swap_table_files, r"table\.json is of another table: 2, not 1", {"1", "2"}),
+        (_lose_directory, r"its directory .*/tables/1 is missing", {"2"}),
+        (_rename_directory, r"its directory .*/tables/1 is missing", {"5", "2"}),
+        (_rename_as_dropped, r"its directory .*/tables/1 is missing", {"1.dropped", "2"}),
+    ],
+)
+def test_a_table_that_lost_something_is_damaged_and_stays(
+    directory: DataDirectory, damage: Callable[[DataDirectory], None], why: str, left: set[str]
+) -> None:
+    registry = _open(directory)
+    lost, kept = _create(registry), _create(registry, "kept")
+    _log_with_rows(directory, 1)
+    damage(directory)
+
+    for _ in range(2):
+        again = _open(directory)
+        with pytest.raises(TableDamagedError, match=why):
+            again.table(lost.path)
+        assert again.paths() == [lost.path, kept.path]
+        if damage is not _swap_table_files:
+            assert again.table(kept.path) == kept
+        with pytest.raises(TableExistsError, match="is damaged"):
+            _create(again)
+        assert {path.name for path in directory.tables.iterdir()} == left
+
+
+def test_what_is_no_table_stays_and_is_said(directory: DataDirectory) -> None:
+    registry = _open(directory)
+    _create(registry)
+    dropped = _create(registry, "dropped")
+    shutil.copytree(directory.table(dropped.table_id), directory.path / "copy")
+    registry.drop_table(dropped.path)
+    registry.purge(dropped.table_id)
+    _create(registry, "later")
+    _log_with_rows(directory, 4)
+    shutil.copytree(directory.path / "copy", directory.table(dropped.table_id))
+    (directory.tables / "lost").mkdir()
+
+    for _ in range(2):
+        again = _open(directory)
+        assert [str(path) for path in again.paths()] == ["default.events", "default.later"]
+        assert len(again.strangers) == 3
+        assert all("nothing was changed" in sentence for sentence in again.strangers)
+        assert "dropped, or service.json is older" in again.strangers[0]
+        assert {path.name for path in directory.tables.iterdir()} == {"1", "2", "3", "4", "lost"}
+
+
+def test_a_creation_that_was_cut_off_is_not_removed_once_it_has_rows(
+    directory: DataDirectory,
+) -> None:
+    """The file that says so may be an old version of it."""
+    registry = _open(directory)
+    old = registry.prepare_table(table_descriptor(), created_at_us=5)
+    text = directory.service_file.read_bytes()
+    registry.add_table(old)
+    _log_with_rows(directory, old.table_id)
+    directory.service_file.write_bytes(text)
+
+    for _ in range(2):
+        again = _open(directory)
+        assert again.paths() == []
+        assert len(again.strangers) == 1
+        assert directory.table_file(old.table_id).exists()
+
+
+def test_an_old_service_file_is_refused_where_it_does_not_know_a_table(
+    directory: DataDirectory,
+) -> None:
+    registry = _open(directory)
+    old = directory.service_file.read_bytes()
+    _create(registry)
+    directory.service_file.write_bytes(old)
+
+    with pytest.raises(CorruptDataError, match=r"is older than table 1, .*--rebuild-service-file"):
+        _open(directory)
+
+
+def test_an_old_version_of_a_table_is_noticed(directory: DataDirectory) -> None:
+    registry = _open(directory)
+    path = _create(registry).path
+    old = directory.table_file(1).path.read_bytes()
+    registry.alter_properties(path, updates={"table.log.ttl": "1h"}, removals=())
+    directory.table_file(1).path.write_bytes(old)
+
+    with pytest.raises(TableDamagedError, match=r"is an old version: it is the 1\., .* the 2\."):
+        _open(directory).table(path)
+
+
+def test_a_crash_between_a_table_and_its_generation_is_no_damage(directory: DataDirectory) -> None:
+    registry = _open(directory)
+    path = _create(registry).path
+    before = directory.service_file.read_bytes()
+    registry.alter_properties(path, updates={"table.log.ttl": "1h"}, removals=())
+    directory.service_file.write_bytes(before)
+
+    again = _open(directory)
+    again.alter_properties(path, updates={"table.log.ttl": "2h"}, removals=())
+
+    assert _open(directory).table(path).descriptor.properties == {"table.log.ttl": "2h"}
+
+
+@pytest.mark.parametrize("damage", ["flip", "lose", "old"])
+def test_a_lost_service_file_is_made_anew_from_the_tables(
+    directory: DataDirectory, damage: str
+) -> None:
+    registry = _open(directory)
+    registry.create_database("sales")
+    old = directory.service_file.read_bytes()
+    made = [_create(registry), _create(registry, "sales.orders")]
+    with pytest.raises(InvalidRequestError, match="is sound"):
+        rebuild_service_file(directory)
+    if damage == "lose":
+        directory.service_file.unlink()
+    else:
+        data = bytearray(directory.service_file.read_bytes())
+        data[40] ^= 1
+        directory.service_file.write_bytes(old if damage == "old" else data)
+    with pytest.raises(CorruptDataError, match="--rebuild-service-file"):
+        _open(directory)
+
+    assert rebuild_service_file(directory) == ["default.events", "sales.orders"]
+
+    again = _open(directory)
+    assert again.tables() == made
+    assert again.service_id == registry.service_id
+    assert again.reserve_table_id() > 1_000
+
+
+def test_tables_that_do_not_agree_make_no_service_file(
+    directory: DataDirectory, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _create(_open(directory))
+    other = DataDirectory.open(tmp_path_factory.mktemp("other"))
+    registry = _open(other)
+    _create(registry, "a")
+    _create(registry, "b")
+    other.close()
+    shutil.copytree(other.table(2), directory.table(2))
+    directory.service_file.unlink()
+
+    with pytest.raises(CorruptDataError, match="not all of one service"):
+        rebuild_service_file(directory)
+    shutil.rmtree(directory.table(2))
+    _damage_table_file(directory)
+    with pytest.raises(CorruptDataError, match=r"put the file back, or move .*/1 away"):
+        rebuild_service_file(directory)
+    assert not directory.service_file.exists()

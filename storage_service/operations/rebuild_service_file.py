@@ -1,0 +1,104 @@
+"""Making a lost service.json anew from what every table says of itself.
+
+Only if all of them agree: one service, no two tables of one name. Databases without tables are lost
+with the file, and so is the highest table id ever used: ids go on far above those there are. The
+old file stays beside the new one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    StorageFailedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.table import DEFAULT_DATABASE
+from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.service_state import (
+    KnownTable,
+    ServiceState,
+    load_service_state,
+    save_service_state,
+)
+from streamhouse.storage_service.tablet.table_file import read_table
+from streamhouse.storage_service.tablet.table_folders import find_strangers
+
+__all__ = ["rebuild_service_file"]
+
+# Tables that were dropped had ids, too, and lake tables that remember them.
+_IDS_SKIPPED: Final = 1_000
+
+
+def rebuild_service_file(directory: DataDirectory) -> list[str]:
+    """Write service.json as the tables say; return the tables' paths. The directory is locked.
+
+    Raises `InvalidRequestError` if the file there is sound, `CorruptDataError` if the tables do not
+    agree; then nothing is changed.
+    """
+    if _is_sound(directory):
+        raise InvalidRequestError(f"{directory.service_file} is sound: nothing was changed")
+    directory.former.clear()
+    state = ServiceState(databases={DEFAULT_DATABASE})
+    services: dict[str, Path] = {}
+    for path in sorted(directory.tables.iterdir()):
+        number = path.name.partition(".")[0]
+        if not (number.isascii() and number.isdecimal()):
+            continue
+        table_id = int(number)
+        state.next_table_id = max(state.next_table_id, table_id + _IDS_SKIPPED)
+        if path.name != number:
+            continue
+        known = _known(directory, table_id, services)
+        twin = next((n for n, other in state.tables.items() if other.path == known.path), None)
+        if twin is not None:
+            raise CorruptDataError(
+                f"tables/{twin} and tables/{table_id} both have table '{known.path}': move the one"
+                " that was dropped away"
+            )
+        state.tables[table_id] = known
+        state.databases.add(known.path.database)
+    if len(services) != 1:
+        found = ", ".join(f"{path} of service {name}" for name, path in services.items())
+        raise CorruptDataError(
+            f"the tables are not all of one service: {found}: move those of others away"
+            if services
+            else f"{directory.tables} has no table to make service.json of"
+        )
+    directory.service_id = next(iter(services))
+    if directory.service_file.exists():
+        try:
+            directory.service_file.rename(directory.service_file.with_suffix(".json.damaged"))
+        except OSError as error:
+            raise StorageFailedError(
+                f"{directory.service_file} cannot be moved: {error.strerror}"
+            ) from error
+    save_service_state(directory, state)
+    return [str(known.path) for known in state.tables.values()]
+
+
+def _known(directory: DataDirectory, table_id: int, services: dict[str, Path]) -> KnownTable:
+    directory.service_id = ""
+    file = directory.table_file(table_id)
+    try:
+        info, generation = read_table(file)
+    except StreamhouseError as error:
+        raise CorruptDataError(
+            f"{error.message}; put the file back, or move {file.path.parent} away"
+        ) from error
+    if info.table_id != table_id:
+        raise CorruptDataError(f"{file.path} is of table {info.table_id}: rename the directory")
+    services.setdefault(str(json.loads(file.path.read_bytes())["service_id"]), file.path)
+    return KnownTable(info.path, generation)
+
+
+def _is_sound(directory: DataDirectory) -> bool:
+    try:
+        state, _ = load_service_state(directory)
+        return not find_strangers(directory, state)
+    except StreamhouseError:
+        return False
