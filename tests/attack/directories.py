@@ -11,7 +11,7 @@ from typing import Final
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.connector import lake_planner
-from tests.attack.judge import Verdict, Violation, judge_table
+from tests.attack.judge import Verdict, Violation, judge_old_table, judge_table
 from tests.attack.mutations import Damage, damage_directory
 from tests.attack.world import SERVICE_OPTIONS, AttackedTable, World
 from tests.support.command_line import streamhouse
@@ -62,12 +62,13 @@ def _judge_damaged(
     world: World, chance: random.Random, damage: Damage, report: DirectoryReport
 ) -> None:
     tables = copy.deepcopy(dict(world.tables))
+    old = _touched(world, damage) if damage.is_old_table else set()
     checked = streamhouse("check", "--data-dir", world.data, "--lake-rows", expect=None)
     if checked.returncode not in (_SOUND, _DAMAGED, _NOT_CHECKED) or _is_traceback(checked.stderr):
         raise Violation(f"check ended with {checked.returncode}: {checked.stderr[-2_000:]}")
     is_written = chance.random() < 0.7
     try:
-        verdicts, has_logged = _judge_service(world, tables, is_written=is_written)
+        verdicts, has_logged = _judge_service(world, tables, old, is_written=is_written)
     except DiedAtStart as refusal:
         text = str(refusal)
         if _is_traceback(text) or "streamhouse: " not in text:
@@ -90,12 +91,15 @@ def _judge_damaged(
 
 
 def _judge_service(
-    world: World, tables: dict[str, AttackedTable], *, is_written: bool
+    world: World, tables: dict[str, AttackedTable], old: set[str], *, is_written: bool
 ) -> tuple[list[Verdict], str]:
     with ServiceProcess(world.data, *SERVICE_OPTIONS) as service:
         with StreamhouseClient(service.endpoint) as client:
             verdicts = [
-                judge_table(client, table, is_written=is_written) for table in tables.values()
+                judge_old_table(client, table)
+                if path in old
+                else judge_table(client, table, is_written=is_written)
+                for path, table in tables.items()
             ]
             client.status()
         logged = service.log_text()
@@ -106,7 +110,12 @@ def _judge_service(
             ServiceProcess(world.data, *SERVICE_OPTIONS) as service,
             StreamhouseClient(service.endpoint) as client,
         ):
-            verdicts += [judge_table(client, table, is_written=False) for table in tables.values()]
+            verdicts += [
+                judge_old_table(client, table)
+                if path in old
+                else judge_table(client, table, is_written=False)
+                for path, table in tables.items()
+            ]
             logged += service.log_text()
     return verdicts, logged
 

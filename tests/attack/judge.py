@@ -19,7 +19,7 @@ from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_B
 from tests.attack.world import KEYS, NEW_ROWS_FROM, AttackedTable, key_rows
 from tests.support.tier_once import tier_once
 
-__all__ = ["Verdict", "Violation", "judge_table"]
+__all__ = ["Verdict", "Violation", "judge_old_table", "judge_table"]
 
 _NEW: Final = range(NEW_ROWS_FROM, NEW_ROWS_FROM + 30)
 
@@ -62,6 +62,33 @@ def judge_table(client: StreamhouseClient, table: AttackedTable, *, is_written: 
         _judge_reads(client, table, verdict)
         if table.has_lake and verdict.ask("tier", lambda: tier_once(client, table.path) + 1):
             _judge_reads(client, table, verdict)
+    return verdict
+
+
+def judge_old_table(client: StreamhouseClient, table: AttackedTable) -> Verdict:
+    """Judge a table that was put back to an older state as a whole, behind its lake.
+
+    What is in no other place cannot be missed. But the lake knows more than the log: nobody may
+    read both as one table, and no row of the lake may be replaced.
+    """
+    verdict = Verdict(table.path)
+
+    def read_lake() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = client.read(f"{table.path}$lake").to_pylist()
+        return sorted(rows, key=lambda row: row["id"])
+
+    lake = verdict.ask("read lake", read_lake)
+    rows = key_rows(range(NEW_ROWS_FROM, NEW_ROWS_FROM + 2_000), "new")
+    write = client.upsert if table.is_keyed else client.append
+    for step, call in (
+        ("read", lambda: client.read(table.path)),
+        ("write", lambda: write(table.path, rows)),
+        ("tier", lambda: tier_once(client, table.path) + 1),
+    ):
+        if verdict.ask(step, call) is not None:
+            raise Violation(f"{table.path}: the log is older than the lake, and {step} goes on")
+    if verdict.ask("read lake", read_lake) != lake:
+        raise Violation(f"{table.path}: rows of the lake were replaced")
     return verdict
 
 

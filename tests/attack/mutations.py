@@ -46,6 +46,11 @@ class Damage:
     how: str
     where: str
 
+    @property
+    def is_old_table(self) -> bool:
+        """Whether a whole table was put back to an older state."""
+        return self.kind == "folder tables/N" and self.how == "old version"
+
     def __str__(self) -> str:
         return f"{self.how} of {self.kind} ({self.where})"
 
@@ -168,6 +173,14 @@ _FILE_DAMAGES: Final[Mapping[str, Callable[..., list[Path]]]] = {
 }
 
 
+def _tables_with_rows_in_the_lake(world: World) -> list[Path]:
+    return [
+        world.data / "tables" / str(number)
+        for number, table in enumerate(world.tables.values(), 1)
+        if table.has_lake and table.rows
+    ]
+
+
 def _damage_folder(world: World, chance: random.Random) -> Damage:
     folders = [
         path
@@ -177,8 +190,14 @@ def _damage_folder(world: World, chance: random.Random) -> Damage:
     ]
     path = chance.choice(folders)
     where = str(path.relative_to(world.data))
-    how = chance.choice(("removal", "renaming", "dropped name", "doubling"))
-    if how == "removal":
+    how = chance.choice(("removal", "renaming", "dropped name", "doubling", "old version"))
+    if how == "old version":
+        # Only the lake knows what a table was that is old as a whole.
+        path = chance.choice(_tables_with_rows_in_the_lake(world))
+        where = str(path.relative_to(world.data))
+        shutil.rmtree(path)
+        shutil.copytree(world.older / where, path)
+    elif how == "removal":
         shutil.rmtree(path)
     elif how == "doubling":
         shutil.copytree(path, path.with_name(f"{path.name}0"))
