@@ -170,7 +170,7 @@ class TieringCoordinator:
         if not properties.datalake_enabled:
             return "datalake_disabled", later
         if table.lake.diverged:
-            return HistoryDivergedError.code, later
+            return "history_diverged", later
         try:
             oldest_us = None if table.is_dropped else table.oldest_untiered_us()
         except StreamhouseError as error:

@@ -33,7 +33,8 @@ def test_every_control_route_is_documented(tmp_path: Path) -> None:
             paths = (await service.call("GET", "/openapi.json")).json()["paths"]
         return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
 
-    tiering = {"POST /v1/tiering/heartbeat", "POST /v1/tiering/complete", "POST /v1/tiering/fail"}
+    calls = ("heartbeat", "complete", "fail", "history")
+    tiering = {f"POST /v1/tiering/{call}" for call in calls}
     documented = set(re.findall(r"`((?:GET|POST|PUT|DELETE|PATCH) /[^`?]*)`", TEXT))
     assert documented == asyncio.run(routes()) - tiering
 
@@ -42,5 +43,5 @@ def test_every_reason_not_to_tier_is_documented() -> None:
     source = Path(tiering_coordinator.__file__).read_text(encoding="utf-8")
     reasons = set(re.findall(r'(?:return |reason, retry_ms = )\(?"([a-z_]+)"', source))
 
-    assert len(reasons) == 7
+    assert len(reasons) == 8
     assert all(f"`{reason}`" in TEXT for reason in reasons)
