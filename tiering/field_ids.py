@@ -23,6 +23,7 @@ from streamhouse.storage_service.model.lake import (
     SYSTEM_FIELD_ID_FIRST,
     LakeRole,
 )
+from streamhouse.storage_service.model.lake_schema import NESTED_FIELD_ID_FIRST
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
 FieldPath = tuple[int | str, ...]
 """Column id, then names downwards: (3, 'element', 'city')."""
 
-NESTED_FIELD_ID_FIRST: Final = 10_000
 FIELD_ID_KEY: Final = b"PARQUET:field_id"
 
 

@@ -164,13 +164,36 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
     )
     known = table.column_ids | {field.field_id for field in ours.fields}
     foreign = [field for field in found.fields if field.field_id not in known]
-    fields = (*ours.fields, *foreign)
+    fields = (*ours.fields, *foreign, *_sources_kept(lake_table, table, (*ours.fields, *foreign)))
     if _same(fields, found.fields):
         return None
     schema_id = max(schema.schema_id for schema in lake_table.metadata.schemas) + 1
     return IcebergSchema(
         *fields, schema_id=schema_id, identifier_field_ids=ours.identifier_field_ids
     )
+
+
+def _sources_kept(
+    lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]
+) -> list[NestedField]:
+    """Return the dropped columns that a partition spec or sort order of the past still names.
+
+    Files are read by the spec they were written with, and a spec whose column is gone cannot be
+    read at all. They are no columns of the table any more: new rows have no value in them.
+    """
+    metadata = lake_table.metadata
+    sources = {f.source_id for spec in metadata.partition_specs for f in spec.fields}
+    sources |= {f.source_id for order in metadata.sort_orders for f in order.fields}
+    present = {field.field_id for field in fields}
+    names = {field.name.lower() for field in fields}
+    kept = []
+    for field in lake_table.metadata.schema().fields:
+        if field.field_id in table.column_ids & sources and field.field_id not in present:
+            # Its name may be that of a new column.
+            is_taken = field.name.lower() in names
+            name = f"{field.name}_{field.field_id}" if is_taken else field.name
+            kept.append(field.model_copy(update={"name": name, "required": False}))
+    return kept
 
 
 def _same(wanted: tuple[NestedField, ...], found: tuple[NestedField, ...]) -> bool:

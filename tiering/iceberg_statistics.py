@@ -95,7 +95,7 @@ class StatisticsPlan:
         nulls: dict[int, int] = {}
         lower: dict[int, bytes] = {}
         upper: dict[int, bytes] = {}
-        for position, leaf in enumerate(self._leaves):
+        for position, leaf in self._positions(groups):
             columns = [group.column(position) for group in groups]
             sizes[leaf.field_id] = sum(column.total_compressed_size for column in columns)
             if not leaf.has_counts:
@@ -118,6 +118,23 @@ class StatisticsPlan:
             "upper_bounds": upper,
             "split_offsets": sorted(_start(group.column(0)) for group in groups),
         }
+
+    def _positions(self, groups: list[pq.RowGroupMetaData]) -> Iterator[tuple[int, _Leaf]]:
+        """Yield the place of each column in the file; a column of another engine may not be there.
+
+        Columns are told apart by their order too: `l.list.element` may be one or be in a list.
+        """
+        first = groups[0] if groups else None
+        paths = [first.column(i).path_in_schema for i in range(first.num_columns)] if first else []
+        position = 0
+        for leaf in self._leaves:
+            if position < len(paths) and paths[position] == leaf.path:
+                yield position, leaf
+                position += 1
+        if position < len(paths):
+            raise ValueError(
+                f"no field of the lake's schema is the file's column {paths[position]}"
+            )
 
 
 def _start(column: pq.ColumnChunkMetaData) -> int:

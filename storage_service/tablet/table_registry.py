@@ -33,6 +33,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
     suggestion,
 )
+from streamhouse.storage_service.model.lake_schema import check_lake_schema
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import (
@@ -199,6 +200,7 @@ class TableRegistry:
     def check_new(self, descriptor: TableDescriptor) -> None:
         """Raise unless such a table could be created now."""
         path = descriptor.path
+        check_lake_schema(descriptor)
         self._check_database(path.database)
         if path in self._damaged:
             raise TableExistsError(f"table '{path}' already exists, and is damaged")
@@ -290,17 +292,24 @@ class TableRegistry:
                 TableProperties.parse({key: ""}, table=str(path))
         for key in removals:
             properties.pop(key, None)
-        return replace(info, descriptor=replace(info.descriptor, properties=properties))
+        descriptor = replace(info.descriptor, properties=properties)
+        if descriptor.batch_layout() != info.descriptor.batch_layout():
+            check_lake_schema(descriptor)
+        return replace(info, descriptor=descriptor)
 
     def alter_schema(self, path: TablePath, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
         """Change the schema; raises and changes nothing if any change is wrong."""
-        return self.keep(change_schema(self.table(path), changes))
+        changed = change_schema(self.table(path), changes)
+        check_lake_schema(changed.descriptor)
+        return self.keep(changed)
 
     def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:
         """Change the lake partitioning of rows to come; raises if an expression is wrong."""
         info = self.table(path)
         fields = tuple(PartitionField.parse(text) for text in partitioned_by)
-        return self.keep(replace(info, descriptor=replace(info.descriptor, partitioned_by=fields)))
+        descriptor = replace(info.descriptor, partitioned_by=fields)
+        check_lake_schema(descriptor)
+        return self.keep(replace(info, descriptor=descriptor))
 
     def drop_table(self, path: TablePath) -> TableInfo:
         """Drop the table; its files wait for `purge`, which the next start does after a crash."""

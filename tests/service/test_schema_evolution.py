@@ -268,3 +268,16 @@ def test_the_lake_is_partitioned_otherwise_from_the_next_round_on(tmp_path: Path
         assert [str(field.transform) for field in lake.spec().fields] == ["bucket[4]", "bucket[1]"]
         with pytest.raises(InvalidSchemaError, match="does not fit column 'region'"):
             client.alter_partitioning("items", ["day(region)"])
+
+        # A spec of the past still needs the column that it partitioned by.
+        client.drop_column("items", "region", confirm="region")
+        client.add_column("items", "region", pa.int64())
+        rows = [{"id": row["id"], "size": 0.5, "region": None} for row in rows]
+        rows.append({"id": 4, "size": 1.5, "region": 7})
+        schema = client.describe_table("items").schema.to_arrow()
+        client.upsert("items", pa.Table.from_pylist(rows[-1:], schema=schema))
+        tier_once(client)
+
+        assert _rows(client) == rows
+        assert _rows(client, where="region = 7") == rows[-1:]
+        assert [{n: row[n] for n in schema.names} for row in _lake_rows(client)] == rows

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.types import ListType, LongType, NestedField, StringType
 
 from streamhouse.tiering.iceberg_statistics import StatisticsPlan, text_at_least, text_at_most
 
@@ -106,3 +108,22 @@ def test_upper_bounds_of_bytes() -> None:
     assert cut["upper_bounds"] == {1: b"\xff" * 15 + b"\x02"}
     assert none["upper_bounds"] == {}
     assert none["lower_bounds"] == {1: b"\xff" * 16}
+
+
+def test_a_column_that_the_file_does_not_have_gets_no_statistics() -> None:
+    """Another engine may have added it; and names with dots may look like those inside a list."""
+    nested = pa.list_(pa.field("element", pa.int64()))
+    file = pa.table({"l.list.element": [5], "l": pa.array([[7, 8]], nested)})
+    sink = io.BytesIO()
+    pq.write_table(file, sink)
+    schema = Schema(
+        NestedField(4, "theirs", StringType()),
+        NestedField(1, "l.list.element", LongType()),
+        NestedField(2, "l", ListType(3, LongType())),
+        NestedField(5, "more", StringType()),
+    )
+
+    found = StatisticsPlan(schema, {}).of_file(pq.read_metadata(sink))
+
+    assert found["value_counts"] == {1: 1, 3: 2}
+    assert set(found["column_sizes"]) == {1, 3}
