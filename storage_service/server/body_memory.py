@@ -5,7 +5,8 @@ Guarantees:
 - a body announced and not sent holds nothing, so it keeps nobody waiting
 - where there is no room a body waits; the one that began first always gets room in the end, so
   bodies that have arrived by halves never wait for each other
-- while others wait, a body whose sender has nearly stopped gives its room up
+- while others wait, a body whose sender has nearly stopped gives its room up, and so does the
+  largest one of a caller who has more than half of the memory when another caller waits
 Event loop only.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -48,9 +50,9 @@ class BodyMemory:
         self._waiting: dict[HeldBody, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | None = None
 
-    def body(self) -> HeldBody:
-        """Return a body's memory: a context manager that gives it back."""
-        return HeldBody(self)
+    def body(self, caller: str = "") -> HeldBody:
+        """Return the memory of a caller's body: a context manager that gives it back."""
+        return HeldBody(self, caller)
 
     def begin(self, body: HeldBody) -> None:
         """Say that a body is being received."""
@@ -109,12 +111,23 @@ class BodyMemory:
         slow = [b for b in self._receiving if b not in self._waiting and b.is_slow(now_s)]
         slow.sort(key=lambda body: -body.bytes_held)
         freed = 0
-        for body in slow:
+        for body in (*slow, *self._of_the_greedy()):
             if freed * _FREED_SHARE >= self._bytes_max:
                 break
             freed += body.bytes_held
             body.give_way()
         self._look = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self.look_for_slow)
+
+    def _of_the_greedy(self) -> list[HeldBody]:
+        """Return the largest body of a caller who has most of the memory others wait for."""
+        held: Counter[str] = Counter()
+        for body in self._receiving:
+            held[body.caller] += body.bytes_held
+        caller, bytes_held = held.most_common(1)[0]
+        if bytes_held * 2 <= self._bytes_max or all(b.caller == caller for b in self._waiting):
+            return []
+        bodies = [b for b in self._receiving if b.caller == caller and not b.is_refused]
+        return sorted(bodies, key=lambda body: -body.bytes_held)[:1]
 
     def refusal(self) -> OverloadedError:
         """What a body meets that got no room, or had to give it up."""
@@ -159,12 +172,14 @@ class HeldBody:
         "_progress_bytes",
         "_progress_s",
         "bytes_held",
+        "caller",
         "is_refused",
         "wanted_bytes",
     )
 
-    def __init__(self, memory: BodyMemory) -> None:
+    def __init__(self, memory: BodyMemory, caller: str) -> None:
         self._memory = memory
+        self.caller = caller
         self.bytes_held = 0
         self.wanted_bytes = 0
         """What it waits for."""

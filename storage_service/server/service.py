@@ -214,7 +214,7 @@ class Service:
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive a body of Arrow rows, and hold its memory while it is used."""
         config = self.config
-        with self.body_memory.body() as held:
+        with self.body_memory.body(exchange.caller.name) as held:
             yield await exchange.read_body(
                 held,
                 content_type=ARROW_STREAM,
@@ -229,7 +229,7 @@ class Service:
     ) -> AsyncIterator[bytes]:
         """Receive a small body, of JSON, and hold its memory while it is used."""
         config = self.config
-        with self.body_memory.body() as held:
+        with self.body_memory.body(exchange.caller.name) as held:
             yield await exchange.read_body(
                 held,
                 content_type=content_type,

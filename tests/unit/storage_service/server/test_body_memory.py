@@ -99,6 +99,39 @@ def test_half_sent_bodies_that_stall_give_their_room_to_those_who_wait() -> None
     assert memory.bytes_held == 0
 
 
+def test_a_caller_who_has_most_of_the_memory_gives_way_to_others_and_not_to_itself() -> None:
+    now_s = 0.0
+    memory = BodyMemory(10_000, body_bytes_max=4_000, clock_s=lambda: now_s)
+    ended: list[str] = []
+
+    async def scenario() -> None:
+        with contextlib.ExitStack() as stack:
+
+            def body(name: str, caller: str) -> HeldBody:
+                made = stack.enter_context(memory.body(caller))
+                made.begin(lambda: ended.append(name))
+                return made
+
+            small, large = body("small", "greedy"), body("large", "greedy")
+            await small.add(2_000)
+            await large.add(3_900)
+            own = asyncio.ensure_future(body("own", "greedy").add(1_000))
+            await _turns()
+            memory.look_for_slow()
+            assert not ended
+
+            other = asyncio.ensure_future(body("other", "modest").add(1_000))
+            await _turns()
+            memory.look_for_slow()
+            assert ended == ["large"]
+            own.cancel()
+            other.cancel()
+            await asyncio.wait([own, other])
+
+    asyncio.run(scenario())
+    assert memory.bytes_held == 0
+
+
 def test_nobody_gives_way_while_there_is_room_for_all() -> None:
     memory = BodyMemory(1_000, body_bytes_max=500, clock_s=lambda: 1e9)
 
