@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ from streamhouse.storage_service.kv.lookup import (
 from streamhouse.storage_service.kv.older_rows import only_written_in, values_before
 from streamhouse.storage_service.kv.replay_plan import plan_replay
 from streamhouse.storage_service.kv.restore_plan import plan_restore
-from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
+from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.row_cache import CachedRows, RowCache
 from streamhouse.storage_service.kv.row_codec import RowCodec
 from streamhouse.storage_service.kv.single_row import SingleRows
@@ -115,7 +115,7 @@ class KvTablet:
             self._cache.start_loading(self._marker.row_count)
             self._loader = self._store.scan(chunk_rows=_LOAD_CHUNK_ROWS)
 
-    def report_damage(self, to: Callable[[CorruptDataError], None]) -> None:
+    def report_damage(self, to: OnDamage) -> None:
         """Call `to`, on whatever thread, with each damage of the files that is met from now on."""
         self._store.on_damage = to
 

@@ -53,7 +53,14 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 
-__all__ = ["Marker", "RocksdbStore", "StoreOptions", "is_damage", "shared_write_buffers"]
+__all__ = [
+    "Marker",
+    "OnDamage",
+    "RocksdbStore",
+    "StoreOptions",
+    "is_damage",
+    "shared_write_buffers",
+]
 
 _MARKER_KEY: Final = b"\xffmarker"
 _COLUMN_FAMILY: Final = "default"
@@ -101,6 +108,10 @@ class Marker(NamedTuple):
     row_count: int
 
 
+OnDamage = Callable[[CorruptDataError], CorruptDataError]
+"""Told of damage; returns the error with what the caller should know of it."""
+
+
 def is_damage(error: CorruptDataError) -> bool:
     """Whether the files are damaged; False for whole ones of another bucket or release."""
     return error.__cause__ is not None
@@ -115,8 +126,8 @@ class RocksdbStore:
         """Open the store at `path`, or create it empty, with the marker at offset 0."""
         self._path: Final = path
         self._identity: Final = (bucket, table_id)
-        self.on_damage: Callable[[CorruptDataError], None] = _nobody_listens
-        """Told of each damage that is met from now on, on whatever thread meets it."""
+        self.on_damage: OnDamage = _as_it_is
+        """Told, on whatever thread, of each damage that is met; returns what is raised."""
         self._closed = False
         self._reads_expected = False
         path.mkdir(parents=True, exist_ok=True)
@@ -275,7 +286,7 @@ class RocksdbStore:
         except Exception as error:
             ours = _translated(self._path, error)
             if isinstance(ours, CorruptDataError):
-                self.on_damage(ours)
+                ours = self.on_damage(ours)
             raise ours from error
 
     def _memtables(self) -> int:
@@ -346,8 +357,8 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     return o
 
 
-def _nobody_listens(error: CorruptDataError) -> None:
-    """Whoever opens a store hears of damage by the error itself."""
+def _as_it_is(error: CorruptDataError) -> CorruptDataError:
+    return error
 
 
 def _check_whole(path: Path) -> None:

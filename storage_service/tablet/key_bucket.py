@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -158,21 +159,27 @@ class KeyBucket:
             f"{self.where}: its rows are out of use, {reason}; restart the service"
         )
 
-    def _damaged(self, error: CorruptDataError) -> None:
+    def _damaged(self, error: CorruptDataError) -> CorruptDataError:
         """Take the rows out of use, for the next start as well; on any thread."""
-        # Of a dropped table the files go while readers are still at them.
-        if self._failure is not None or not self.rows.path.exists():
-            return
-        self._failure = CorruptDataError(
+        ours = CorruptDataError(
             f"{self.where}: its rows by key are damaged ({error.message}) and out of use until the"
             " service has made them again from changelog and lake; its log says if it cannot"
         )
+        # Of a dropped table the files go while readers are still at them.
+        if self._failure is not None or not self.rows.path.exists():
+            return ours
+        self._failure = ours
         _logger.error("event=rows_damaged bucket=%r why=%r", self.where, error.message)
+        applied_offset = 0
+        with contextlib.suppress(StreamhouseError):
+            # Not known while the rows are being closed.
+            applied_offset = self.rows.flushed_offset
         try:
-            mark_damaged(self.rows.path, error.message, applied_offset=self.rows.flushed_offset)
+            mark_damaged(self.rows.path, error.message, applied_offset=applied_offset)
         except StreamhouseError as failure:
             # Then the next start meets the damage as this one did.
             _logger.warning("event=mark_failed bucket=%r why=%r", self.where, failure.message)
+        return CorruptDataError(ours.message)
 
     def publish(self, end_offset: int, *, row_count: int) -> None:
         """Make applied changes visible to fetches. Event loop only."""

@@ -169,8 +169,9 @@ def rows_on_disk(tmp_path: Path) -> dict[bytes, bytes]:
     return rows
 
 
-def _note(told: list[str], error: CorruptDataError) -> None:
+def _note(told: list[str], error: CorruptDataError) -> CorruptDataError:
     told.append(error.message)
+    return error
 
 
 def _asked(store: RocksdbStore, rows: dict[bytes, bytes]) -> int:
