@@ -169,12 +169,12 @@ class GuardedCatalog(Catalog):
         check_updates(table_identifier, base, updates)
         if base is None:
             _check_new_name(table_identifier)
+            said = [u.location for u in updates if isinstance(u, SetLocationUpdate)]
+            self.check_new_location(table_identifier, said[-1] if said else "")
         above = _of(super())
         staged: StagedTable = above._update_and_stage_table(
             base, table_identifier, requirements, updates
         )
-        if base is None:
-            self.check_new_location(table_identifier, staged.metadata.location)
         return self._admitted(staged)
 
     def commit_table(

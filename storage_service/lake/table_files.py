@@ -30,6 +30,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import (
+    CorruptDataError,
     ForbiddenError,
     InvalidRequestError,
     StreamhouseError,
@@ -38,6 +39,7 @@ from streamhouse.storage_service.lake.bounded_io import bind
 from streamhouse.storage_service.lake.guarded_catalog import GuardedCatalog, guard_of
 from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
 from streamhouse.storage_service.lake.policy import (
+    LAKE_PATHS_PROPERTY,
     Bounds,
     Place,
     check_lake_name,
@@ -45,7 +47,14 @@ from streamhouse.storage_service.lake.policy import (
     location_of,
 )
 
-__all__ = ["OwnFiles", "check_new_files", "check_registration", "delete_files", "own_files"]
+__all__ = [
+    "OwnFiles",
+    "check_new_files",
+    "check_registration",
+    "check_taken_over",
+    "delete_files",
+    "own_files",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -147,7 +156,8 @@ class _unreadable:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StreamhouseError):
+        is_ours = isinstance(error, StreamhouseError) and not isinstance(error, CorruptDataError)
+        if isinstance(error, Exception) and not is_ours:
             raise InvalidRequestError(f"{self._what} cannot be read") from None
 
 
@@ -241,6 +251,31 @@ def _registered_folder(
             " share files"
         )
     return folder
+
+
+def check_taken_over(catalog: Catalog, table: Table) -> None:
+    """Refuse a table that is there for a service to write to, expire and purge from now on, if it
+    lies where no table may, or if its current snapshot has files of others.
+    """
+    guard = guard_of(catalog)
+    metadata = table.metadata
+    name = ".".join(table.name())
+    where = f"lake table '{name}'"
+    place = location_of(metadata.location, guard.rules.warehouse, is_new=False)
+    if not guard.is_in_roots(table.name(), place):
+        raise ForbiddenError(
+            f"{where} does not lie below the warehouse but at '{metadata.location[:300]}'; the"
+            f" operator can name the place in --catalog-property {LAKE_PATHS_PROPERTY}=..., or"
+            " import the table as another one, which copies the rows"
+        )
+    guard.check_outside_data_directory(where, place)
+    if any(place.may_overlap(taken) for taken in guard.other_places(table.name())):
+        raise ForbiddenError(f"{where} lies in or around another lake table")
+    check = _Check(name, metadata, guard.bounds(metadata.location), table.io)
+    check.metadata_log()
+    check.statistics(None)
+    head = metadata.snapshot_by_name(MAIN_BRANCH)
+    check.snapshots([] if head is None else [head], known=set())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.lake.ancestors import ancestors_of, facts_of
 from streamhouse.storage_service.lake.errors import catalog_errors
+from streamhouse.storage_service.lake.table_files import check_taken_over
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
@@ -173,6 +174,7 @@ def find_adoptable(
         UnsupportedError: it is not one that a table can go on from; the message says why.
         FencedError: another service may be using it; not with `is_forced`.
         TableExistsError: a table of this service has it.
+        ForbiddenError: it lies where no lake table may, or names files of others.
     """
     where = f"lake table '{path}'"
     rows = _load(catalog, (path.database, path.table))
@@ -197,11 +199,14 @@ def find_adoptable(
             " stop that service for good, which could not tier the table any more, and then force"
             " the adoption (--adopt, or --force)"
         )
+    sides = _sides(catalog, described, covered)
+    for table in (rows, *(side for side, _ in sides.values())):
+        check_taken_over(catalog, table)
     return AdoptableLake(
         described=described,
         rows=rows,
         covered=covered,
-        sides=_sides(catalog, described, covered),
+        sides=sides,
         service_id=tables.service_id,
     )
 

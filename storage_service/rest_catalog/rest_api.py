@@ -13,6 +13,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableRequest
 
 from streamhouse.storage_service.errors import (
+    InvalidNameError,
     InvalidRequestError,
     NotFoundError,
     StreamhouseError,
@@ -88,6 +89,9 @@ class RestCatalogApi:
             raise type(error)(shown) from None
 
     def _answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
+        if any("/" in segment for segment in request.segments):
+            # Grants are looked up by the parts of the path; a name that is two would be another's.
+            raise InvalidNameError("a namespace or table must not have '/' in its name")
         match request.segments:
             case ("config",):
                 return _config(request)
