@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.lake.errors import lake_errors
-from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.iceberg_creation import LakeLayout, lake_identifier, layout_of
@@ -215,7 +215,7 @@ class _RoundChange:
     properties: Mapping[str, str]
     is_repeated: bool = False
 
-    def stage(self, table: Table) -> StagedCommit:
+    def stage(self, table: Table) -> StagedChange:
         """Stage it on what the table is now.
 
         Raises `FencedError` when that covers other offsets than the round started from,

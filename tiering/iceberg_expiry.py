@@ -34,7 +34,7 @@ from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.bounded_io import only_own
 from streamhouse.storage_service.lake.errors import lake_errors
-from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 
 __all__ = [
@@ -149,7 +149,7 @@ class _Expiry:
     gone: Sequence[Snapshot] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
 
-    def stage(self, table: Table) -> StagedCommit | None:
+    def stage(self, table: Table) -> StagedChange | None:
         """Choose the snapshots anew."""
         metadata = table.metadata
         self.ids = expirable_snapshots(
@@ -166,7 +166,7 @@ class _Expiry:
         base = {"ref": MAIN_BRANCH, "snapshot-id": None if head is None else head.snapshot_id}
         identity = AssertTableUUID(uuid=metadata.table_uuid)
         requirements = (identity, AssertRefSnapshotId.model_validate(base))
-        return StagedCommit(updates=updates, requirements=requirements) if updates else None
+        return StagedChange(updates=updates, requirements=requirements) if updates else None
 
     def is_done(self) -> bool:
         """Whether nothing of it is left to do: somebody else's expiry is as good."""

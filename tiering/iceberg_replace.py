@@ -23,7 +23,7 @@ from streamhouse.storage_service.errors import (
     FencedError,
     UnavailableError,
 )
-from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.iceberg_inventory import path_bounds
@@ -92,7 +92,7 @@ class _Replacement:
 
     rewrite: LakeReplacement
 
-    def stage(self, table: Table) -> StagedCommit:
+    def stage(self, table: Table) -> StagedChange:
         """Stage it on what the table is now; raises as `commit_replacement`."""
         rewrite, name = self.rewrite, ".".join(table.name())
         covered = covered_offsets(table.metadata, table_id=rewrite.table_id, role=rewrite.role)

@@ -34,7 +34,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from streamhouse.storage_service.lake.landing import StagedCommit
+from streamhouse.storage_service.lake.landing import StagedChange
 from streamhouse.tiering.iceberg_manifests import SnapshotManifests
 
 __all__ = ["Operation", "SnapshotChanges", "stage_snapshot"]
@@ -61,7 +61,7 @@ def stage_snapshot(
     *,
     summary: Mapping[str, str],
     table_properties: Callable[[int], Mapping[str, str]] = lambda _: {},
-) -> StagedCommit:
+) -> StagedChange:
     """Write the metadata of a snapshot that makes `changes` to the table's current one.
 
     The commit asserts the table's identity and that this current snapshot is still the current
@@ -105,7 +105,7 @@ def stage_snapshot(
     properties = dict(table_properties(sequence_number))
     if properties:
         updates += (SetPropertiesUpdate(updates=properties),)
-    return StagedCommit(
+    return StagedChange(
         snapshot_id=snapshot_id,
         parent_id=parent_id,
         sequence_number=sequence_number,

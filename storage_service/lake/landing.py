@@ -51,7 +51,7 @@ from streamhouse.storage_service.lake.attempts import (
 )
 from streamhouse.storage_service.lake.errors import lake_errors, sentence_of
 
-__all__ = ["ATTEMPTS_MAX", "Change", "StagedCommit", "land", "pause", "reload"]
+__all__ = ["ATTEMPTS_MAX", "Change", "StagedChange", "land", "pause", "reload"]
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError, Connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedCommit:
+class StagedChange:
     """A commit ready to be sent.
 
     One that adds a snapshot names it, with its parent and sequence number, and asserts that the
@@ -80,7 +80,7 @@ class StagedCommit:
 class Change(Protocol):
     """What is to land."""
 
-    def stage(self, table: Table) -> StagedCommit | None:
+    def stage(self, table: Table) -> StagedChange | None:
         """Write the metadata of the change to the table as it is; None: nothing is left to do.
 
         Called anew for each attempt. A `StreamhouseError` says why the change cannot be made.
@@ -146,7 +146,7 @@ class _Landing:
         self._change = change
         self._before_send = before_send
         self._name = f"lake table '{'.'.join(table.name())}'"
-        self._sent: list[tuple[StagedCommit, Sent]] = []
+        self._sent: list[tuple[StagedChange, Sent]] = []
 
     def run(self, attempts_max: int) -> int | None:
         said = ""
@@ -178,7 +178,7 @@ class _Landing:
         snapshot = self._table.metadata.snapshot_by_name(MAIN_BRANCH)
         return None if snapshot is None else snapshot.snapshot_id
 
-    def _stage(self) -> StagedCommit | None:
+    def _stage(self) -> StagedChange | None:
         staged = None
         try:
             with lake_errors(f"write metadata of {self._name}"):
@@ -195,7 +195,7 @@ class _Landing:
             raise over from error
         return staged
 
-    def _send(self, staged: StagedCommit) -> BaseException | None:
+    def _send(self, staged: StagedChange) -> BaseException | None:
         """Send the commit; return None when it landed for certain, else what was raised."""
         error: Exception | None = None
         answer = Answer.DONE
@@ -218,7 +218,7 @@ class _Landing:
         self._sent.append((staged, sent))
         return error
 
-    def _check_shown(self, staged: StagedCommit) -> None:
+    def _check_shown(self, staged: StagedChange) -> None:
         """Raise when the answer to a commit does not show its snapshot."""
         if staged.snapshot_id in (None, self._current_id):
             return
@@ -271,7 +271,7 @@ class _Landing:
             if sent.answer is not Answer.DONE and self._fate(sent) is Fate.DEAD:
                 self._delete(staged)
 
-    def _delete(self, staged: StagedCommit) -> None:
+    def _delete(self, staged: StagedChange) -> None:
         for path in staged.metadata_paths:
             with contextlib.suppress(OSError):
                 self._table.io.delete(path)

@@ -21,7 +21,7 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.errors import CommitConflictError, UnknownOutcomeError
-from streamhouse.storage_service.lake.landing import StagedCommit, land
+from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.lake.manifests import manifests_of
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
@@ -101,7 +101,7 @@ class _HandOver:
         self._owned = owner.properties(covered, role)
         self._properties = {**self._owned, SERVICE_ID_PROPERTY: owner.service_id, **also}
 
-    def stage(self, table: Table) -> StagedCommit:
+    def stage(self, table: Table) -> StagedChange:
         """Raise `CommitConflictError` when the table has changed."""
         if table.metadata_location != self._seen:
             raise CommitConflictError(
@@ -114,7 +114,7 @@ class _HandOver:
         base = {"ref": MAIN_BRANCH, "snapshot-id": snapshot.parent_snapshot_id}
         sequence = {TIERED_SEQUENCE_PROPERTY: str(snapshot.sequence_number)}
         assert snapshot.sequence_number is not None, "it was given one"
-        return StagedCommit(
+        return StagedChange(
             updates=(
                 AddSnapshotUpdate(snapshot=snapshot),
                 SetSnapshotRefUpdate.model_validate(branch),

@@ -52,7 +52,7 @@ def commit_staged(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> None:
         UnavailableError: the database could not be asked; nothing was committed.
         UnknownOutcomeError: the database was asked to commit and did not answer.
     """
-    with _files_of(catalog, commits), Session(catalog.engine) as session:
+    with _files_of(catalog, commits) as written, Session(catalog.engine) as session:
         try:
             # Always in the same order: two commits would wait for each other's rows for ever.
             for commit in sorted(commits, key=lambda commit: commit.staged.name()):
@@ -62,6 +62,8 @@ def commit_staged(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> None:
                 f"catalog '{catalog.name}' could not be asked: {sentence_of(error)}; nothing was"
                 " committed"
             ) from error
+        # From here on whatever goes wrong, up to the end of this process, leaves the outcome open.
+        written.clear()
         _end(session, name=catalog.name)
 
 
@@ -76,8 +78,8 @@ def _end(session: Session, *, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _files_of(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> Iterator[None]:
-    """Write the metadata files; delete them again if the block is known to have failed."""
+def _files_of(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> Iterator[list[StagedTable]]:
+    """Write the metadata files; if the block fails, delete those that are left in the list."""
     written: list[StagedTable] = []
     try:
         for commit in commits:
@@ -85,9 +87,7 @@ def _files_of(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> Iterator[
             assert staged.metadata_location is not None
             written.append(staged)
             _write(catalog, staged, staged.metadata_location)
-        yield
-    except UnknownOutcomeError:
-        raise
+        yield written
     except BaseException:
         for staged in written:
             with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
 from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.lake.landing import StagedCommit
+from streamhouse.storage_service.lake.landing import StagedChange
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import LakeSqlCatalog, open_catalog
 from streamhouse.tiering.iceberg_snapshot import (
@@ -54,7 +54,7 @@ def judge(described: LakeCatalog) -> Iterator[SqlCatalog]:
     catalog.close()
 
 
-def staged_on(table: Table, number: int) -> StagedCommit:
+def staged_on(table: Table, number: int) -> StagedChange:
     return stage_snapshot(
         table,
         SnapshotChanges(operation=Operation.APPEND),
