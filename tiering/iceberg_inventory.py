@@ -22,9 +22,11 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
 from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.lake.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
 from streamhouse.tiering.deleted_positions import data_paths_of
@@ -88,6 +90,11 @@ class InventoryReader:
         snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
         if snapshot is None:
             return None
+        # A catalog that showed an old state may have shown a snapshot that has expired.
+        with lake_errors(f"read the files of lake table '{'.'.join(table.name())}'"):
+            return self._read(table, snapshot)
+
+    def _read(self, table: Table, snapshot: Snapshot) -> Inventory:
         found: dict[str, list[DataFile]] = {}
         data: list[DataFile] = []
         deletes: list[DataFile] = []
