@@ -72,6 +72,12 @@ faults = st.one_of(
     ),
     st.integers(0, 12).map(late_by),
 )
+# So many that a worker gives up, with something still on its way.
+storms = st.tuples(
+    st.integers(0, 3).map(lambda count: [well] * count),
+    st.one_of(st.just(late), st.integers(0, 25).map(late_by)).map(lambda fault: [fault]),
+    st.lists(st.sampled_from([refused, lost_request]), min_size=4, max_size=6),
+).map(lambda parts: [fault for part in parts for fault in part])
 
 
 @dataclass
@@ -99,7 +105,7 @@ class Life:
         self.world.service.sleep(TTL_S / 2)
 
     def go_wrong(self) -> None:
-        FaultyCatalog.faults = self.draw(st.lists(faults, max_size=5))
+        FaultyCatalog.faults = self.draw(st.one_of(st.lists(faults, max_size=5), storms))
         FaultyCatalog.stale = self.draw(st.lists(st.integers(0, 3), max_size=6))
 
     def all_well(self) -> None:
@@ -224,9 +230,10 @@ def _world(folder: str, kind: str) -> Iterator[TieringWorld]:
     FaultyCatalog.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["key", "log"])
 @settings(
-    max_examples=4,
+    max_examples=3,
     deadline=None,
     # An example takes seconds: it is reported as it was found.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
