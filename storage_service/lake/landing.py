@@ -273,7 +273,7 @@ class _Landing:
 
     def _delete(self, staged: StagedChange) -> None:
         for path in staged.metadata_paths:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, StreamhouseError):
                 self._table.io.delete(path)
 
 
