@@ -10,12 +10,14 @@ from pyiceberg.exceptions import ForbiddenError
 
 from streamhouse.storage_service.errors import (
     FencedError,
+    HistoryDivergedError,
     UnavailableError,
     UnknownOutcomeError,
     UnsupportedError,
 )
 from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.tiering.iceberg_committer import LakeCommit
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from tests.support.faulty_catalog import (
     Commit,
@@ -176,6 +178,33 @@ def test_another_workers_commit_fences_and_leaves_nothing(world: TieringWorld) -
     assert world.addresses() == TEN
     assert world.orphans() == []
     assert _metadata_files(world) == _referred_metadata(world)
+
+
+def test_a_twins_commit_is_not_taken_for_this_rounds_own(world: TieringWorld) -> None:
+    """A copy of the service gives out the same epochs and offsets, for other rows."""
+
+    def overtaken(_: FaultyCatalog, commit: Commit):
+        table = world.service.describe_table("db.t")
+        world.lake().open_or_create(table, LakeState()).commit(
+            LakeCommit(
+                files=(),
+                base_offsets={0: 0},
+                tiered_offsets={0: 10},
+                epoch=1,
+                fingerprints={0: "0" * 16},
+            )
+        )
+        return commit.land()
+
+    FaultyCatalog.faults = [overtaken]
+
+    with pytest.raises(FencedError, match=r"advanced by another tiering worker"):
+        world.tier()
+    world.service.release("db.t")
+    with pytest.raises(HistoryDivergedError):
+        world.tier()
+
+    assert world.service.table_state("db.t").lake.snapshot_id is None
 
 
 def test_an_unreachable_catalog_is_named(world: TieringWorld) -> None:

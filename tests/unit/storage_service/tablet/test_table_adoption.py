@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,17 @@ from streamhouse.storage_service.errors import (
     CommitConflictError,
     CorruptDataError,
     DatabaseNotFoundError,
+    HistoryDivergedError,
+    StorageFailedError,
     StreamhouseError,
     TableExistsError,
 )
+from streamhouse.storage_service.log.segment_files import segment_path
+from streamhouse.storage_service.log.segment_frames import open_segment
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.tablet import table_adoption
+from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
@@ -134,3 +140,86 @@ def test_a_table_that_cannot_be_filled_or_opened_is_none(
         assert manager.list_tables(None) == []
 
     _run(tmp_path, scenario, again)
+
+
+async def _diverged(manager: TabletManager) -> OpenTable:
+    table = await manager.create_table(table_descriptor(bucket_count=3))
+    await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+    await manager.tiering.record(table, replace(table.lake, diverged="the lake has other rows"))
+    return table
+
+
+def test_the_lake_takes_the_place_of_a_log_whose_files_stay(tmp_path: Path) -> None:
+    async def scenario(manager: TabletManager) -> None:
+        table = await _diverged(manager)
+        with pytest.raises(HistoryDivergedError):
+            await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+
+        made = await manager.replace_by_lake(table, lambda: FakeLake(owner_id=8))
+
+        assert (made.info.table_id, made.positions()[0].log_start_offset) == (9, 40)
+        appended = await manager.append(made, [routed(0, event_rows(0, 5))], writer_id=0)
+        assert appended.ranges == {0: (40, 45)}
+
+    async def again(manager: TabletManager) -> None:
+        (table,) = manager.open_tables()
+        assert (table.info.table_id, table.positions()[0].high_watermark) == (9, 45)
+        aside = manager.directory.given_up(1)
+        log = open_segment(segment_path(aside / "bucket-0", 0))
+        assert sum(frame.row_count for frame in log.frames()) == 5
+
+    _run(tmp_path, scenario, again)
+
+
+class _Crash(BaseException):
+    pass
+
+
+class _DyingLake(FakeLake):
+    """The service dies when the lake tables have another owner."""
+
+    def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
+        super().take_over(table_id, now_us=now_us)
+        raise _Crash
+
+
+def test_a_replacement_that_is_cut_off_leaves_the_table_or_none_and_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def before_the_lake_is_taken(manager: TabletManager) -> None:
+        table = await _diverged(manager)
+        lake = FakeLake(owner_id=1)
+        lake.error = CommitConflictError("somebody was faster")
+        with pytest.raises(CommitConflictError):
+            await manager.replace_by_lake(table, lambda: lake)
+        assert manager.table(table.path) is table
+
+    async def before_the_directory_is_set_aside(manager: TabletManager) -> None:
+        (table,) = manager.open_tables()
+        with pytest.raises(_Crash):
+            await manager.replace_by_lake(table, lambda: _DyingLake(owner_id=1))
+
+    async def before_the_new_one_begins(manager: TabletManager) -> None:
+        (table,) = manager.open_tables()
+        assert table.lake.diverged
+        with monkeypatch.context() as patched:
+            patched.setattr(table_adoption, "begin_log", refuse)
+            with pytest.raises(StorageFailedError, match="No space left"):
+                await manager.replace_by_lake(table, lambda: FakeLake(owner_id=4))
+        assert manager.list_tables(None) == []
+
+    async def at_last(manager: TabletManager) -> None:
+        made = await manager.adopt_table(lambda: FakeLake(owner_id=5))
+        assert made.positions()[0].log_start_offset == 40
+        assert (manager.directory.given_up(1) / "bucket-0").is_dir()
+
+    _run(
+        tmp_path,
+        before_the_lake_is_taken,
+        before_the_directory_is_set_aside,
+        before_the_new_one_begins,
+        at_last,
+    )
