@@ -308,9 +308,26 @@ def error_for_code(code: str, message: str, *, request_id: str | None = None) ->
     return classes.get(code, InternalError)(message, request_id=request_id)
 
 
+_SUGGESTED_NAME_MAX = 100
+_COMPARED_CHARACTERS_MAX = 5_000
+_LISTED_CHARACTERS_MAX = 1_000
+
+
 def suggestion(name: str, known: list[str]) -> str:
-    """Return `; did you mean 'x'?` for the closest known name, or an empty string."""
+    """Return `; did you mean 'x'?` for the closest known name, or an empty string.
+
+    Nothing for long names, or many of them: comparing takes the product of their lengths.
+    """
     import difflib
 
+    if len(name) > _SUGGESTED_NAME_MAX or sum(map(len, known)) > _COMPARED_CHARACTERS_MAX:
+        return ""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def listing(what: str, names: list[str]) -> str:
+    """Return `columns: a, b`, or how many there are if that would be long."""
+    if sum(map(len, names)) > _LISTED_CHARACTERS_MAX:
+        return f"{what}: {len(names)} of them"
+    return f"{what}: {', '.join(names)}"

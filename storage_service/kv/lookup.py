@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,15 @@ __all__ = [
     "FoundRows",
     "check_lookup_keys",
     "check_prefix",
+    "check_prefix_columns",
     "least_row_bytes",
     "prefix_end",
     "rows_in_key_order",
     "too_many_bytes",
 ]
+
+
+_LISTED_CHARACTERS_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +64,22 @@ def check_lookup_keys(keys: pa.RecordBatch, rules: TableRules) -> pa.Array:
     return check_keys(conform(keys, part, table=rules.table), rules)
 
 
+def check_prefix_columns(names: Sequence[str], rules: TableRules) -> Sequence[str]:
+    """Return the leading key columns that `names` are, in the order of the key."""
+    leading = rules.primary_key[: len(names)]
+    _check_names(names, leading, rules, what="a prefix lookup")
+    if not leading:
+        raise InvalidRequestError(
+            f"table '{rules.table}': a prefix lookup needs leading key columns"
+            f" ({', '.join(rules.primary_key)}), and there is none"
+        )
+    return leading
+
+
 def check_prefix(prefix: pa.RecordBatch, rules: TableRules) -> bytes:
     """Return the encoded prefix of one row of leading key columns."""
-    leading = rules.primary_key[: len(prefix.schema.names)]
-    _check_names(prefix.schema.names, leading, rules, what="a prefix lookup")
-    if prefix.num_rows != 1 or not leading:
+    leading = check_prefix_columns(prefix.schema.names, rules)
+    if prefix.num_rows != 1:
         raise InvalidRequestError(
             f"table '{rules.table}': a prefix lookup needs one row of leading key columns, not"
             f" {prefix.num_rows} rows of {len(leading)} columns"
@@ -140,5 +155,5 @@ def _check_names(
         raise SchemaMismatchError(
             f"table '{rules.table}': {what} takes the key columns"
             f" ({', '.join(rules.primary_key)}), in that order from the first,"
-            f" not ({', '.join(given)})"
+            f" not ({', '.join(given)[:_LISTED_CHARACTERS_MAX]})"
         )

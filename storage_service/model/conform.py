@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     SchemaMismatchError,
-    UnknownColumnError,
-    suggestion,
+    listing,
 )
 from streamhouse.storage_service.model.schema import Column, Schema, canonical_type
 
@@ -23,19 +22,17 @@ __all__ = ["check_nulls", "check_schema", "conform"]
 def check_schema(given: pa.Schema, schema: Schema, *, table: str) -> None:
     """Raise unless rows with schema `given` can be made to fit `schema`; looks at no rows."""
     names = given.names
+    seen: set[str] = set()
     for name in names:
-        if name not in schema.names:
-            raise UnknownColumnError(
-                f"table '{table}' has no column '{name}'{suggestion(name, schema.names)}"
-                f" (columns: {', '.join(schema.names)})"
-            )
-        if names.count(name) > 1:
+        schema.column(name, table=table)
+        if name in seen:
             raise SchemaMismatchError(f"table '{table}': column '{name}' is given twice")
+        seen.add(name)
     for column in schema.columns:
-        if column.name not in names:
+        if column.name not in seen:
             raise SchemaMismatchError(
                 f"table '{table}': column '{column.name}' is missing from the data"
-                f" (given: {', '.join(names)})"
+                f" ({listing('given', names)})"
             )
         _check_type(given.field(column.name).type, column, table=table)
 

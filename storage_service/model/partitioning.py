@@ -22,6 +22,8 @@ _PLURALS: Final = {
     "date": "day",
 }
 _PARAMETER_TRANSFORMS: Final = ("bucket", "truncate")
+_TEXT_MAX: Final = 1_000
+_DIGITS_MAX: Final = 10
 _CALL: Final = re.compile(r"\s*([A-Za-z_]+)\s*\(\s*(?:(\d+)\s*,\s*)?(.+?)\s*\)\s*")
 
 
@@ -40,6 +42,10 @@ class PartitionField:
     @classmethod
     def parse(cls, text: str) -> PartitionField:
         """Read one partition expression; a plain name is the identity transform."""
+        if len(text) > _TEXT_MAX:
+            raise InvalidSchemaError(
+                f"partition expression '{text[:80]}...' has more than {_TEXT_MAX} characters"
+            )
         if "(" not in text:
             return cls(column=text.strip().strip("`"))
         match = _CALL.fullmatch(text)
@@ -51,6 +57,10 @@ class PartitionField:
         name = match.group(1).lower()
         name = _PLURALS.get(name, name)
         column = match.group(3).strip("`")
+        if match.group(2) is not None and len(match.group(2)) > _DIGITS_MAX:
+            raise InvalidSchemaError(
+                f"partition expression '{text[:80]}': its number must be below 2**31"
+            )
         parameter = None if match.group(2) is None else int(match.group(2))
         known = ["identity", *_TIME_TRANSFORMS, *_PARAMETER_TRANSFORMS]
         if name not in known:

@@ -27,6 +27,10 @@ _DURATION_UNIT_MS: Final = {
     "h": 3_600_000,
     "d": 86_400_000,
 }
+# What is longer or larger says `for ever` and `as large as you like`.
+_DURATION_MS_MAX: Final = 10_000 * 366 * 86_400_000
+_SIZE_BYTES_MAX: Final = 1 << 60
+_TEXT_MAX: Final = 100
 _SIZE_UNIT_BYTES: Final = {
     "b": 1,
     "kb": 1 << 10,
@@ -40,38 +44,38 @@ _SIZE_UNIT_BYTES: Final = {
 
 def parse_duration_ms(text: str, *, name: str) -> int:
     """Read `7d`, `12h`, `1min`, `90s` or `500ms` as milliseconds."""
-    match = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d{1,18})\s*([a-z]+)\s*", text[:_TEXT_MAX].lower())
     unit_ms = _DURATION_UNIT_MS.get(match.group(2)) if match else None
     if match is None or unit_ms is None or int(match.group(1)) == 0:
         raise InvalidRequestError(
-            f"{name} = '{text}' is not a duration: write a positive number and one of ms, s, min,"
-            " h, d, as in '90s'"
+            f"{name} = '{text[:80]}' is not a duration: write a positive number and one of ms,"
+            " s, min, h, d, as in '90s'"
         )
-    return int(match.group(1)) * unit_ms
+    return min(int(match.group(1)) * unit_ms, _DURATION_MS_MAX)
 
 
 def parse_bytes(text: str, *, name: str) -> int:
     """Read `128mb`, `64kb` or plain bytes as bytes."""
-    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d{1,18})\s*([a-z]*)\s*", text[:_TEXT_MAX].lower())
     unit = _SIZE_UNIT_BYTES.get(match.group(2) or "b") if match else None
     if match is None or unit is None or int(match.group(1)) == 0:
         raise InvalidRequestError(
-            f"{name} = '{text}' is not a size: write a positive number and one of b, kb, mb, gb,"
-            " as in '128mb'"
+            f"{name} = '{text[:80]}' is not a size: write a positive number and one of b, kb,"
+            " mb, gb, as in '128mb'"
         )
-    return int(match.group(1)) * unit
+    return min(int(match.group(1)) * unit, _SIZE_BYTES_MAX)
 
 
 def _parse_count(text: str, *, name: str) -> int:
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise InvalidRequestError(f"{name} = '{text}' must be a whole number from 1 on")
+    if len(text) > _TEXT_MAX or not text.strip().isdecimal() or int(text) == 0:
+        raise InvalidRequestError(f"{name} = '{text[:80]}' must be a whole number from 1 on")
     return int(text)
 
 
 def _parse_boolean(text: str, *, name: str) -> bool:
     lowered = text.strip().lower()
     if lowered not in ("true", "false"):
-        raise InvalidRequestError(f"{name} = '{text}' must be true or false")
+        raise InvalidRequestError(f"{name} = '{text[:80]}' must be true or false")
     return lowered == "true"
 
 

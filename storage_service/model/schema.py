@@ -8,6 +8,7 @@ The types are those that Spark and Iceberg format v2 share (architecture, sectio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,7 @@ from streamhouse.storage_service.errors import (
     InvalidNameError,
     InvalidSchemaError,
     UnknownColumnError,
+    listing,
     suggestion,
 )
 
@@ -46,6 +48,8 @@ RESERVED_COLUMNS: Final = (
 )
 COLUMN_NAME_CHARACTERS_MAX: Final = 255
 COLUMNS_MAX: Final = 2_000
+# More than any reader of rows goes down; without an end, whoever walks a type would.
+_DEPTH_LIMIT: Final = 100
 
 _SIMPLE_TYPES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -65,7 +69,7 @@ _SIMPLE_NAMES: Final = {arrow: name for name, arrow in _SIMPLE_TYPES.items()}
 _UTC_NAMES: Final = frozenset({"UTC", "utc", "Etc/UTC", "+00:00", "Z"})
 
 
-def canonical_type(data_type: pa.DataType, *, where: str) -> pa.DataType:
+def canonical_type(data_type: pa.DataType, *, where: str, depth: int = 0) -> pa.DataType:
     """Return the canonical Arrow form of `data_type`.
 
     Layout variants of one logical type (large, view, dictionary, fixed-size list) become the plain
@@ -74,8 +78,10 @@ def canonical_type(data_type: pa.DataType, *, where: str) -> pa.DataType:
     t = data_type
     if t in _SIMPLE_NAMES:
         return t
+    _check_depth(depth, where)
+    depth += 1
     if pa.types.is_dictionary(t):
-        return canonical_type(t.value_type, where=where)
+        return canonical_type(t.value_type, where=where, depth=depth)
     if pa.types.is_large_string(t) or pa.types.is_string_view(t):
         return pa.string()
     if (
@@ -90,7 +96,7 @@ def canonical_type(data_type: pa.DataType, *, where: str) -> pa.DataType:
         return _SIMPLE_TYPES["timestamp"]
     if pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t):
         element = t.value_field
-        inner = canonical_type(element.type, where=f"{where}.element")
+        inner = canonical_type(element.type, where=f"{where}.element", depth=depth)
         return pa.list_(pa.field("element", inner, nullable=element.nullable))
     if pa.types.is_struct(t):
         if t.num_fields == 0:
@@ -98,18 +104,27 @@ def canonical_type(data_type: pa.DataType, *, where: str) -> pa.DataType:
         _check_distinct([f.name for f in t], where=f"column '{where}': fields")
         return pa.struct(
             [
-                pa.field(f.name, canonical_type(f.type, where=f"{where}.{f.name}"), f.nullable)
+                pa.field(
+                    f.name,
+                    canonical_type(f.type, where=f"{where}.{f.name}", depth=depth),
+                    f.nullable,
+                )
                 for f in t
             ]
         )
     if pa.types.is_map(t):
-        key = canonical_type(t.key_type, where=f"{where}.key")
-        item = canonical_type(t.item_type, where=f"{where}.value")
+        key = canonical_type(t.key_type, where=f"{where}.key", depth=depth)
+        item = canonical_type(t.item_type, where=f"{where}.value", depth=depth)
         return pa.map_(
             pa.field("key", key, nullable=False),
             pa.field("value", item, nullable=t.item_field.nullable),
         )
     raise InvalidSchemaError(f"column '{where}': type {t} is not supported; {_instead_of(t)}")
+
+
+def _check_depth(depth: int, where: str) -> None:
+    if depth > _DEPTH_LIMIT:
+        raise InvalidSchemaError(f"column '{where[:80]}': the type is nested too deep")
 
 
 def _instead_of(t: pa.DataType) -> str:
@@ -159,7 +174,7 @@ def type_to_json(t: pa.DataType) -> Any:
     return {"type": "struct", "fields": fields}
 
 
-def type_from_json(value: Any, *, where: str) -> pa.DataType:
+def type_from_json(value: Any, *, where: str, depth: int = 0) -> pa.DataType:
     """Read the JSON form of a type; raises `InvalidSchemaError` naming `where`."""
     if isinstance(value, str):
         name = value.replace(" ", "").lower()
@@ -169,21 +184,23 @@ def type_from_json(value: Any, *, where: str) -> pa.DataType:
             try:
                 precision, scale = (int(part) for part in name[8:-1].split(","))
                 return canonical_type(pa.decimal128(precision, scale), where=where)
-            except (ValueError, pa.ArrowInvalid):
+            except (ValueError, OverflowError, pa.ArrowInvalid):
                 pass
         raise InvalidSchemaError(
-            f"column '{where}': unknown type '{value}'{suggestion(name, list(_SIMPLE_TYPES))}"
+            f"column '{where}': unknown type '{value[:200]}'{suggestion(name, list(_SIMPLE_TYPES))}"
         )
+    _check_depth(depth, where)
+    depth += 1
     if isinstance(value, Mapping):
         kind = value.get("type")
         try:
             if kind == "array":
-                inner = type_from_json(value["element"], where=f"{where}.element")
+                inner = type_from_json(value["element"], where=f"{where}.element", depth=depth)
                 nullable = bool(value.get("element_nullable", True))
                 return pa.list_(pa.field("element", inner, nullable=nullable))
             if kind == "map":
-                key = type_from_json(value["key"], where=f"{where}.key")
-                item = type_from_json(value["value"], where=f"{where}.value")
+                key = type_from_json(value["key"], where=f"{where}.key", depth=depth)
+                item = type_from_json(value["value"], where=f"{where}.value", depth=depth)
                 nullable = bool(value.get("value_nullable", True))
                 return pa.map_(
                     pa.field("key", key, nullable=False),
@@ -197,7 +214,7 @@ def type_from_json(value: Any, *, where: str) -> pa.DataType:
                     [
                         pa.field(
                             str(f["name"]),
-                            type_from_json(f["type"], where=f"{where}.{f['name']}"),
+                            type_from_json(f["type"], where=f"{where}.{f['name']}", depth=depth),
                             nullable=bool(f.get("nullable", True)),
                         )
                         for f in value["fields"]
@@ -205,7 +222,12 @@ def type_from_json(value: Any, *, where: str) -> pa.DataType:
                 )
         except (KeyError, TypeError) as error:
             raise InvalidSchemaError(f"column '{where}': malformed {kind} type") from error
-    raise InvalidSchemaError(f"column '{where}': not a type: {value!r}")
+    raise InvalidSchemaError(f"column '{where}': not a type: {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    """Return what a value is, without all that is in it."""
+    return type(value).__name__ if isinstance(value, Mapping | list) else repr(value)[:80]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +260,10 @@ class Schema:
     """The columns of a table in user order."""
 
     columns: tuple[Column, ...]
+    _by_name: Mapping[str, Column] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
         if not self.columns:
             raise InvalidSchemaError("a table needs at least one column")
         if len(self.columns) > COLUMNS_MAX:
@@ -282,7 +306,7 @@ class Schema:
                 raise InvalidSchemaError(f"column '{name}' has no type")
             columns.append(
                 Column(
-                    column_id=int(column.get("id", position)),
+                    column_id=_column_id(column.get("id", position), name),
                     name=name,
                     type=type_from_json(column["type"], where=name),
                     nullable=bool(column.get("nullable", True)),
@@ -306,17 +330,23 @@ class Schema:
 
     def column(self, name: str, *, table: str) -> Column:
         """Return the column called `name`; raises `UnknownColumnError` naming `table`."""
-        for column in self.columns:
-            if column.name == name:
-                return column
+        column = self._by_name.get(name)
+        if column is not None:
+            return column
         raise UnknownColumnError(
-            f"table '{table}' has no column '{name}'{suggestion(name, self.names)}"
-            f" (columns: {', '.join(self.names)})"
+            f"table '{table}' has no column '{name[:300]}'{suggestion(name, self.names)}"
+            f" ({listing('columns', self.names)})"
         )
 
     def select(self, names: Sequence[str], *, table: str) -> Schema:
         """Return the schema of only `names`, in that order."""
         return Schema(tuple(self.column(name, table=table) for name in names))
+
+
+def _column_id(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+        raise InvalidSchemaError(f"column '{name[:80]}': its id must be a whole number from 1 on")
+    return value
 
 
 def _check_distinct(names: Sequence[str], *, where: str) -> None:

@@ -31,6 +31,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.schema import Column, Schema, type_from_json
+from streamhouse.storage_service.model.schema_limits import check_new_schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
 
 KEY_TABLE_SCHEMA_ID_MAX: Final = 255
 """Stored rows by key have their version in one byte."""
+SCHEMA_VERSIONS_MAX: Final = 1_000
+"""Each is in every description of the table."""
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _FIELD_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\.delimiter)")
@@ -64,9 +67,16 @@ def change_schema(info: TableInfo, changes: Sequence[Mapping[str, Any]]) -> Tabl
             f"table '{info.path}': a primary key table has at most {KEY_TABLE_SCHEMA_ID_MAX + 1}"
             " versions of its schema"
         )
+    if len(info.schema_versions) >= SCHEMA_VERSIONS_MAX:
+        raise InvalidSchemaError(
+            f"table '{info.path}' has {SCHEMA_VERSIONS_MAX} versions of its schema, the most there"
+            " may be; make several changes at once, or a new table"
+        )
     state = _Change(info)
     for number, change in enumerate(changes, start=1):
         state.apply(number, change)
+    if any("add" in change or "comment" in change for change in changes):
+        check_new_schema(state.descriptor.schema, table=str(info.path))
     versions = {**info.schema_versions, info.schema_id + 1: state.descriptor.schema}
     return dataclasses.replace(
         info, descriptor=state.descriptor, schema_id=info.schema_id + 1, schema_versions=versions
@@ -197,7 +207,7 @@ class _Change:
         if unknown:
             raise InvalidRequestError(
                 f"table '{self._table}': change {number} of the schema, {verb} '{change[verb]}',"
-                f" has no field '{unknown[0]}'"
+                f" has no field '{unknown[0][:80]}'"
             )
         self.descriptor = self._verbs[verb](change[verb], change)
 

@@ -186,7 +186,7 @@ class TableDescriptor:
         }
         unknown = sorted(set(value) - known)
         if unknown:
-            raise InvalidRequestError(f"table descriptor has no field '{unknown[0]}'")
+            raise InvalidRequestError(f"table descriptor has no field '{unknown[0][:80]}'")
         if not isinstance(value.get("path"), str):
             raise InvalidRequestError("table descriptor needs 'path', as 'database.table'")
         bucket_count = value.get("bucket_count", 1)
@@ -210,7 +210,7 @@ class TableDescriptor:
 
 def _strings(value: Mapping[str, Any], name: str) -> tuple[str, ...]:
     items: Sequence[Any] = value.get(name, [])
-    if isinstance(items, str) or not all(isinstance(item, str) for item in items):
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise InvalidRequestError(f"{name} must be a list of strings")
     return tuple(items)
 

@@ -15,6 +15,7 @@ __all__ = ["VIA_HEADER", "RestAnswer", "RestRequest", "page_of"]
 
 _T = TypeVar("_T")
 PAGE_SIZE_DEFAULT: Final = 1_000
+_DIGITS_MAX: Final = 18
 VIA_HEADER: Final = "x-streamhouse-via"
 """Which services a request to a catalog has passed, by their ids, the last one last."""
 
@@ -39,6 +40,8 @@ class RestRequest:
         """Return the body, which must be a JSON object."""
         try:
             value = json.loads(self.body)
+        except RecursionError as error:
+            raise InvalidRequestError("the request body is nested too deep") from error
         except ValueError as error:
             raise InvalidRequestError(f"the request body is no JSON: {error}") from error
         if not isinstance(value, dict):
@@ -70,7 +73,7 @@ def page_of(
     if "pageToken" not in query:
         return [value for _, value in ordered], None
     size_text = query.get("pageSize", str(PAGE_SIZE_DEFAULT))
-    if not size_text.isdigit() or int(size_text) < 1:
+    if not size_text.isdecimal() or len(size_text) > _DIGITS_MAX or int(size_text) < 1:
         raise InvalidRequestError(f"pageSize = '{size_text[:20]}' must be a whole number from 1 on")
     after = _key_of(query["pageToken"])
     left = [item for item in ordered if after is None or item[0] > after]

@@ -145,12 +145,15 @@ class AnswerMemory:
             self.change(caller, byte_count)
         exchange.hold = AnswerHold(self, caller, byte_count)
 
-    def hold_built(self, exchange: Answered, byte_count: int) -> None:
-        """As `hold` for an answer that is built, for which waiting would make it worse."""
+    def hold_built(self, exchange: Answered, byte_count: int, *, is_done: bool = False) -> None:
+        """As `hold` for an answer that is built, for which waiting would make it worse.
+
+        With `is_done` it tells of something that was done, and is never refused.
+        """
         if exchange.hold is not None or byte_count <= SMALL_ANSWER_BYTES:
             return
         caller = exchange.share
-        if not self.fits(caller, byte_count):
+        if not is_done and not self.fits(caller, byte_count):
             raise self._no_room(caller)
         self.change(caller, byte_count)
         exchange.hold = AnswerHold(self, caller, byte_count)

@@ -19,6 +19,7 @@ from typing import Final
 from streamhouse.storage_service.errors import (
     InternalError,
     InvalidRequestError,
+    RequestTooLargeError,
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
@@ -59,6 +60,10 @@ __all__ = ["ServiceApp"]
 _logger = logging.getLogger(__name__)
 
 _TABLES: Final = "/v1/tables/"
+_SMALL_JSON_BYTES: Final = 64 << 10
+# A table of 2,000 columns and 10,000 nested fields has 40,000 of them.
+_JSON_FIELDS_MAX: Final = 50_000
+_JSON_VALUES_MAX: Final = 250_000
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -218,10 +223,11 @@ class ServiceApp:
     async def _answer_control_route(self, exchange: HttpExchange) -> None:
         """Answer with FastAPI, after reading the whole, bounded body."""
         async with self._service.control_body(exchange) as body:
-            _check_text(exchange, body)
             await self._hand_over(exchange, body)
 
     async def _hand_over(self, exchange: HttpExchange, body: bytes) -> None:
+        _check_extent(exchange, body)
+        _check_text(exchange, body)
         is_delivered = False
 
         async def receive() -> Message:
@@ -245,7 +251,7 @@ class ServiceApp:
             exchange.route = getattr(endpoint, "__name__", exchange.route)
         # Built in one go on this loop, so there is never more than one that is not counted.
         size = sum(len(message.get("body", b"")) for message in messages)
-        self._service.answers.hold_built(exchange, size)
+        self._service.answers.hold_built(exchange, size, is_done=exchange.is_changing)
         for message in messages:
             await exchange.send(message)
 
@@ -273,6 +279,18 @@ async def _no_send(_: Message) -> None:
 
 def _is_iceberg(exchange: HttpExchange) -> bool:
     return exchange.path == REST_CATALOG_PATH or exchange.path.startswith(f"{REST_CATALOG_PATH}/")
+
+
+def _check_extent(exchange: HttpExchange, body: bytes) -> None:
+    """Refuse JSON of so many values that reading and judging it would hold all others up."""
+    if len(body) <= _SMALL_JSON_BYTES:
+        return
+    for mark, limit in ((b":", _JSON_FIELDS_MAX), (b",", _JSON_VALUES_MAX)):
+        if body.count(mark) > limit:
+            raise RequestTooLargeError(
+                f"{exchange.path[:200]}: the body has more than {limit} '{mark.decode()}', which no"
+                " right request has; send less at once"
+            )
 
 
 def _check_text(exchange: HttpExchange, body: bytes) -> None:

@@ -322,7 +322,8 @@ def _tiering_routes(service: Service) -> APIRouter:
 def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
     """Return those tables that are not damaged; raises `TableDamagedError` if all of them are."""
     served, damaged = [], None
-    for path in paths:
+    # Each once: there are fewer tables than a request may have names.
+    for path in dict.fromkeys(paths):
         try:
             served.append(service.table(path))
         except TableDamagedError as error:

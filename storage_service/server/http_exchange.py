@@ -49,6 +49,7 @@ ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 ABORT_KEY: Final = "streamhouse.abort"
 EXCHANGE_KEY: Final = "streamhouse.exchange"
 FLOW_KEY: Final = "streamhouse.flow"
+MESSAGE_CHARACTERS_MAX: Final = 2_000
 _JOIN_BYTES_MAX: Final = 128 << 10
 # What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
 _PROGRESS_BYTES_MIN: Final = 64 << 10
@@ -145,6 +146,11 @@ class HttpExchange:
         """The path as it was sent, percent-encoded."""
         raw: bytes | None = self.scope.get("raw_path")
         return self.path if raw is None else raw.decode("latin-1")
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the request may change something: an answer to it tells of what was done."""
+        return self.method not in ("GET", "HEAD")
 
     def content_length(self) -> int | None:
         """Return the announced length of the body, or None for a chunked one."""
@@ -375,13 +381,23 @@ def exchange_of(request: Request) -> HttpExchange:
 
 
 def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]:
-    """Return the JSON form of an error, the same on every route."""
+    """Return the JSON form of an error, the same on every route.
+
+    What it quotes of a request is cut off: a message is a sentence, not an echo.
+    """
     return {
         "error": {
             "code": error.code,
             # Half a surrogate pair, quoted from a request, cannot be sent.
-            "message": error.message.encode("utf-8", "backslashreplace").decode(),
+            "message": short(error.message).encode("utf-8", "backslashreplace").decode(),
             "retriable": error.retriable,
             "request_id": request_id,
         }
     }
+
+
+def short(message: str) -> str:
+    """Return `message`, or its first part if it is a long one."""
+    if len(message) <= MESSAGE_CHARACTERS_MAX:
+        return message
+    return f"{message[:MESSAGE_CHARACTERS_MAX]}... ({len(message)} characters)"

@@ -21,6 +21,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.server.http_exchange import short
 
 __all__ = ["iceberg_error"]
 
@@ -50,4 +51,10 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
         if isinstance(error, kind):
             status, name = kind_status, kind_name
             break
-    return status, {"error": {"message": error.message, "type": name, "code": status}}
+    return status, {
+        "error": {
+            "message": short(error.message).encode("utf-8", "backslashreplace").decode(),
+            "type": name,
+            "code": status,
+        }
+    }

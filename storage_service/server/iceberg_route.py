@@ -81,7 +81,9 @@ class IcebergRoutes:
             await _answer_empty(exchange, answer.status)
         else:
             # Few are built at once: as many as there are threads.
-            self._service.answers.hold_built(exchange, len(answer.body))
+            self._service.answers.hold_built(
+                exchange, len(answer.body), is_done=exchange.is_changing
+            )
             await exchange.answer(answer.status, b"application/json", [answer.body])
 
     def _path(self, exchange: HttpExchange) -> str:

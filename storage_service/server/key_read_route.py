@@ -212,7 +212,8 @@ async def _keys(
         elif batches:
             yield pa.concat_batches(batches)
         else:
-            yield pa.RecordBatch.from_pylist([], schema=stream.schema)
+            none = [pa.nulls(0, t) for t in stream.schema.types]
+            yield pa.RecordBatch.from_arrays(none, schema=stream.schema)
 
 
 async def _wait_until_visible(

@@ -56,7 +56,7 @@ def _names(text: str | None) -> list[str] | None:
     if text.startswith("["):
         try:
             names = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequestError(
                 f"parameter columns = '{text[:80]}' is no JSON list of names"
             ) from error
@@ -72,7 +72,7 @@ def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:
     try:
         value = json.loads(text)
         found = {int(bucket): offset for bucket, offset in value.items()}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise InvalidRequestError(
             f"parameter {name} = '{text[:80]}' must be a JSON object of bucket to offset, as in"
             ' {"0": 12}'
@@ -85,7 +85,7 @@ def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:
             )
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise InvalidRequestError(
-                f"parameter {name}: offset {offset!r} of bucket {bucket} must be a whole number"
-                " from 0 on"
+                f"parameter {name}: offset {str(offset)[:40]} of bucket {bucket} must be a whole"
+                " number from 0 on"
             )
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.transaction import TransactionOperation
@@ -30,38 +31,101 @@ __all__ = [
 
 TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
 
-_Epoch = Annotated[int, Field(ge=1)]
 _Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+# Whatever is done with each one of a list is done on the event loop, where all others wait for it.
+NAMES_MAX: Final = 10_000
+COLUMNS_MAX: Final = 2_000
+PROPERTIES_MAX: Final = 1_000
+BUCKETS_MAX: Final = 4_096
+TEXT_CHARACTERS_MAX: Final = 10_000
+_BUCKET_DIGITS_MAX: Final = 6
+_FINGERPRINT_DIGITS: Final = 16
+_FIELDS_MAX: Final = 100
+PARTS_MAX: Final = 200_000
+
+_Name = Annotated[str, Field(max_length=600)]
+_Columns = Annotated[
+    list[Annotated[str, Field(max_length=300)]], Field(max_length=COLUMNS_MAX, fail_fast=True)
+]
+
+
+def _first_wrong(value: Any, *, entries_max: int, is_right: Callable[[Any], bool]) -> Any:
+    """Refuse an object at its first wrong entry: pydantic would list all of them."""
+    if isinstance(value, dict):
+        if len(value) > entries_max:
+            raise ValueError(f"it has {len(value)} entries; at most {entries_max}")
+        for key, entry in value.items():
+            if not is_right(entry):
+                raise ValueError(f"the value of '{str(key)[:40]}' is not one that can be here")
+    return value
+
+
+def _offsets(value: Any) -> Any:
+    def is_right(entry: Any) -> bool:
+        return isinstance(entry, int) and 0 <= entry < 1 << 63
+
+    value = _first_wrong(value, entries_max=BUCKETS_MAX, is_right=is_right)
+    for bucket in value if isinstance(value, dict) else ():
+        if not (str(bucket).isdecimal() and len(str(bucket)) < _BUCKET_DIGITS_MAX):
+            raise ValueError(f"'{str(bucket)[:40]}' is no bucket")
+    return value
+
+
+def _fingerprints(value: Any) -> Any:
+    def is_right(entry: Any) -> bool:
+        return isinstance(entry, str) and len(entry) == _FINGERPRINT_DIGITS
+
+    return _first_wrong(value, entries_max=BUCKETS_MAX, is_right=is_right)
+
+
+def _texts(value: Any) -> Any:
+    def is_right(entry: Any) -> bool:
+        return isinstance(entry, str) and len(entry) <= TEXT_CHARACTERS_MAX
+
+    return _first_wrong(value, entries_max=PROPERTIES_MAX, is_right=is_right)
+
+
+_Offsets = Annotated[dict[int, Annotated[int, Field(ge=0)]], BeforeValidator(_offsets)]
+_Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+_Epoch = Annotated[int, Field(ge=1, lt=1 << 63)]
+_Fingerprints = Annotated[dict[int, _Fingerprint], BeforeValidator(_fingerprints)]
 _SnapshotId = Annotated[str, Field(pattern=r"^-?\d{1,19}$", coerce_numbers_to_str=True)]
 
 
 class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, value: Any) -> Any:
+        return _first_wrong(value, entries_max=_FIELDS_MAX, is_right=lambda _: True)
+
 
 class CreateDatabase(_RequestBody):
     """A new database."""
 
-    name: str
+    name: _Name
 
 
 class AlterPartitioning(_RequestBody):
     """The lake partitioning of files to come."""
 
-    partitioned_by: Annotated[list[str], Field(max_length=100)]
+    partitioned_by: Annotated[
+        list[Annotated[str, Field(max_length=1_000)]], Field(max_length=100, fail_fast=True)
+    ]
 
 
 class AlterProperties(_RequestBody):
     """Table properties to set and to remove."""
 
-    set: dict[str, str] = {}
-    remove: list[str] = []
+    set: _Texts = {}
+    remove: Annotated[list[_Name], Field(max_length=PROPERTIES_MAX, fail_fast=True)] = []
 
 
 class AlterSchema(_RequestBody):
     """Changes of a table's schema, applied in order."""
 
-    changes: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1_000)]
+    changes: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1_000, fail_fast=True)]
 
 
 class ClaimTiering(_RequestBody):
@@ -69,7 +133,7 @@ class ClaimTiering(_RequestBody):
     `include_idle` those with nothing to tier."""
 
     worker_id: Annotated[str, Field(min_length=1, max_length=200)]
-    tables: list[str] | None = None
+    tables: Annotated[list[_Name], Field(max_length=NAMES_MAX, fail_fast=True)] | None = None
     force: bool = False
     include_idle: bool = False
 
@@ -77,22 +141,22 @@ class ClaimTiering(_RequestBody):
 class HeartbeatTiering(BaseModel):
     """A sign of life of a round, and how far it is; unknown fields are ignored."""
 
-    table: str
+    table: _Name
     epoch: _Epoch
     step: Annotated[str, Field(max_length=100)] = ""
-    rows_done: Annotated[int, Field(ge=0)] = 0
-    rows_planned: Annotated[int, Field(ge=0)] = 0
+    rows_done: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    rows_planned: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
 class CompletedDebt(_RequestBody):
     """What maintenance of the lake table could make fewer of."""
 
-    data_files: Annotated[int, Field(ge=0)]
-    delete_files: Annotated[int, Field(ge=0)]
-    snapshots: Annotated[int, Field(ge=0)]
-    small_files: Annotated[int, Field(ge=0)] = 0
+    data_files: Annotated[int, Field(ge=0, lt=1 << 63)]
+    delete_files: Annotated[int, Field(ge=0, lt=1 << 63)]
+    snapshots: Annotated[int, Field(ge=0, lt=1 << 63)]
+    small_files: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    maintained_at_us: Annotated[int, Field(ge=0)] | None = None
+    maintained_at_us: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     maintenance_error: Annotated[str, Field(max_length=2_000)] = ""
 
 
@@ -100,18 +164,18 @@ class CompletedSide(_RequestBody):
     """A committed snapshot of a lake table beside the rows' own; its id is text as theirs is."""
 
     snapshot_id: _SnapshotId
-    table_uuid: str
-    tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
-    truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
-    fingerprints: dict[int, _Fingerprint] = {}
+    table_uuid: _Name
+    tiered_offsets: _Offsets
+    truncated_offsets: _Offsets = {}
+    fingerprints: _Fingerprints = {}
 
 
 class LakeHistory(_RequestBody):
     """What a snapshot of a lake table says of the log that its rows came from."""
 
-    epoch: Annotated[int, Field(ge=0)] = 0
-    tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
-    fingerprints: dict[int, _Fingerprint] = {}
+    epoch: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    tiered_offsets: _Offsets
+    fingerprints: _Fingerprints = {}
 
     def covered(self) -> CoveredOffsets:
         """Return it as the judge of histories takes it."""
@@ -121,35 +185,35 @@ class LakeHistory(_RequestBody):
 class CompareHistory(_RequestBody):
     """A lake table to compare with the log, and offsets to tell the log's fingerprints at."""
 
-    table: str
-    table_id: int
+    table: _Name
+    table_id: Annotated[int, Field(ge=0, lt=1 << 63)]
     lake: LakeHistory | None = None
-    offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
+    offsets: _Offsets = {}
 
 
 class CompleteTiering(_RequestBody):
     """A lake snapshot that is committed. Its id is text because it exceeds 2**53."""
 
-    table: str
-    table_id: int
+    table: _Name
+    table_id: Annotated[int, Field(ge=0, lt=1 << 63)]
     epoch: _Epoch
     lake_snapshot_id: _SnapshotId
-    lake_table_uuid: str
-    tiered_offsets: dict[int, Annotated[int, Field(ge=0)]]
+    lake_table_uuid: _Name
+    tiered_offsets: _Offsets
     changelog: CompletedSide | None = None
     batch: CompletedSide | None = None
     keep_lease: bool = False
     debt: CompletedDebt | None = None
-    truncated_offsets: dict[int, Annotated[int, Field(ge=0)]] | None = None
-    expired_offsets: dict[int, Annotated[int, Field(ge=0)]] = {}
-    maintenance_due_us: Annotated[int, Field(ge=0)] | None = None
-    fingerprints: dict[int, _Fingerprint] = {}
+    truncated_offsets: _Offsets | None = None
+    expired_offsets: _Offsets = {}
+    maintenance_due_us: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    fingerprints: _Fingerprints = {}
 
 
 class FailTiering(_RequestBody):
     """A round that failed, and why."""
 
-    table: str
+    table: _Name
     epoch: _Epoch
     error: Annotated[str, Field(max_length=10_000)]
 
@@ -158,7 +222,7 @@ class PinSnapshot(_RequestBody):
     """A lake snapshot to keep for a while. Its id is text because it exceeds 2**53."""
 
     snapshot_id: _SnapshotId
-    ttl_ms: int
+    ttl_ms: Annotated[int, Field(lt=1 << 63)]
 
 
 class TakeBackup(_RequestBody):
@@ -182,14 +246,16 @@ class BeginTransaction(_RequestBody):
     """What a transaction is to do; `version` of `app_id` is committed once."""
 
     operation: TransactionOperation
-    columns: list[str] | None = None
+    columns: _Columns | None = None
     app_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     version: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    timeout_ms: int | None = None
+    timeout_ms: Annotated[int, Field(lt=1 << 63)] | None = None
     join: bool = False
 
 
 class CommitTransaction(_RequestBody):
     """The parts to commit, in the order in which they apply."""
 
-    parts: list[str]
+    parts: Annotated[
+        list[Annotated[str, Field(max_length=200)]], Field(max_length=PARTS_MAX, fail_fast=True)
+    ]

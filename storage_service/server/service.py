@@ -29,7 +29,12 @@ from streamhouse.storage_service.server.body_memory import BodyMemory
 from streamhouse.storage_service.server.fair_turns import FairTurns
 from streamhouse.storage_service.server.foreign_requests import ForeignRequests
 from streamhouse.storage_service.server.gauges import gauges_of
-from streamhouse.storage_service.server.http_exchange import ARROW_STREAM, JSON, HttpExchange
+from streamhouse.storage_service.server.http_exchange import (
+    ARROW_STREAM,
+    JSON,
+    MESSAGE_CHARACTERS_MAX,
+    HttpExchange,
+)
 from streamhouse.storage_service.server.memory_return import MemoryReturn
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.open_connections import OpenConnections
@@ -255,7 +260,7 @@ class Service:
             exchange.request_id,
             exchange.route,
             error.code,
-            error.message,
+            error.message[:MESSAGE_CHARACTERS_MAX],
         )
 
     async def drain(self) -> None:

@@ -19,6 +19,7 @@ from streamhouse.storage_service.kv.lookup import (
     FoundRows,
     check_lookup_keys,
     check_prefix,
+    check_prefix_columns,
     least_row_bytes,
     too_many_bytes,
 )
@@ -113,6 +114,7 @@ def prefix_rows(
     for rows of more than `bytes_max`.
     """
     bytes_left = bytes_max
+    check_prefix_columns(prefixes.schema.names, table_rules(info))
     batches: list[pa.RecordBatch] = []
     ends: dict[int, int] = {}
     more: list[int] = []
@@ -135,7 +137,7 @@ def prefix_rows(
         batches.append(rows.slice(0, rows_max))
     schema = info.schema.to_arrow()
     if not batches:
-        return KeyAnswer(rows=schema.empty_table().to_batches()[0], ends=ends)
+        return KeyAnswer(rows=pa.RecordBatch.from_pylist([], schema=schema), ends=ends)
     return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=more)
 
 

@@ -42,6 +42,7 @@ from streamhouse.storage_service.model.properties import (
     TableProperties,
 )
 from streamhouse.storage_service.model.schema_change import change_schema
+from streamhouse.storage_service.model.schema_limits import check_new_schema
 from streamhouse.storage_service.model.table import (
     DEFAULT_DATABASE,
     TableDescriptor,
@@ -187,6 +188,7 @@ class TableRegistry:
 
         Who cannot fill it calls `withdraw_table`.
         """
+        check_new_schema(descriptor.schema, table=str(descriptor.path))
         self.check_new(descriptor)
         info = TableInfo(
             descriptor=descriptor,

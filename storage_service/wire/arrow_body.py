@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.errors import CorruptDataError, InvalidRequestError
 from streamhouse.storage_service.model.conform import check_nulls, check_schema, conform
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.wire import ipc_message
-from streamhouse.storage_service.wire.request_stream import open_request
+from streamhouse.storage_service.wire.request_stream import SCHEMA_BYTES_MAX, open_request
 
 __all__ = [
     "AppendBatch",
@@ -133,8 +133,13 @@ def decode_append_body(
 def peek_schema(body: bytes | memoryview) -> pa.Schema | None:
     """Return the schema of a request body that may be no Arrow stream at all; then None."""
     try:
-        return pa.ipc.open_stream(pa.py_buffer(body)).schema
-    except (pa.ArrowException, OSError):
+        first = next(ipc_message.messages(memoryview(body).cast("B")), None)
+        if first is None or len(first.data) > SCHEMA_BYTES_MAX:
+            return None
+        schema = pa.ipc.open_stream(pa.py_buffer(body)).schema
+        # Names are decoded here, and may be no text.
+        return schema if schema.names is not None else None
+    except (pa.ArrowException, OSError, UnicodeDecodeError, InvalidRequestError):
         return None
 
 

@@ -5,8 +5,10 @@ Nothing here knows a table's schema; what the columns must be is the route's bus
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
@@ -14,6 +16,12 @@ from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLa
 from streamhouse.storage_service.wire import ipc_message
 
 __all__ = ["RequestBatch", "RequestStream", "open_request"]
+
+SCHEMA_BYTES_MAX: Final = 4 << 20
+"""The most that the schema of a request may have, names included."""
+COLUMNS_MAX: Final = 2_100
+"""A table's most columns and what may come beside them."""
+DEPTH_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,8 @@ def open_request(
     a limit.
     """
     view = memoryview(body).cast("B")
-    found = list(ipc_message.messages(view))
+    # One more than there may be says that there are too many: not all of them need be walked.
+    found = list(itertools.islice(ipc_message.messages(view), batches_max + 2))
     if not found or found[0].kind != ipc_message.SCHEMA:
         raise InvalidRequestError(
             f"{what}: the body is not an Arrow IPC stream (no schema message)"
@@ -72,13 +81,45 @@ def open_request(
         batch_bytes_max=batch_bytes_max,
         batches_max=batches_max,
     )
+    if len(found[0].data) > SCHEMA_BYTES_MAX:
+        raise RequestTooLargeError(
+            f"{what}: the schema has {len(found[0].data)} bytes; at most {SCHEMA_BYTES_MAX}"
+        )
     try:
         reader = pa.ipc.open_stream(pa.py_buffer(view))
+        schema = reader.schema
         # Names are decoded here, and may be no text.
-        assert reader.schema.names is not None
+        names = schema.names
+        if len(names) > COLUMNS_MAX:
+            raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
+        for t in schema.types:
+            if t.num_fields or pa.types.is_timestamp(t) or not pa.types.is_primitive(t):
+                _read_texts(t, what=what, depth=1)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable schema: {error}") from error
-    return RequestStream(reader.schema, reader, found[1:], what)
+    return RequestStream(schema, reader, found[1:], what)
+
+
+def _read_texts(t: pa.DataType, *, what: str, depth: int) -> None:
+    """Read every text in a type: names of fields and time zones, which may be none.
+
+    Raises `UnicodeDecodeError`, or `InvalidRequestError` for a type that nobody would walk.
+    """
+    if depth > DEPTH_MAX:
+        raise InvalidRequestError(
+            f"{what}: a column is nested more than {DEPTH_MAX} deep; no table can have it"
+        )
+    if pa.types.is_timestamp(t):
+        assert t.tz is None or t.tz
+    elif isinstance(t, pa.BaseExtensionType):
+        _read_texts(t.storage_type, what=what, depth=depth + 1)
+    elif pa.types.is_dictionary(t) or pa.types.is_run_end_encoded(t):
+        _read_texts(t.value_type, what=what, depth=depth + 1)
+    else:
+        for position in range(t.num_fields):
+            field = t.field(position)
+            assert field.name is not None
+            _read_texts(field.type, what=what, depth=depth + 1)
 
 
 def _check_messages(
@@ -90,9 +131,7 @@ def _check_messages(
     batches_max: int,
 ) -> None:
     if len(found) > batches_max:
-        raise RequestTooLargeError(
-            f"{what}: {len(found)} batches in one request; at most {batches_max}"
-        )
+        raise RequestTooLargeError(f"{what}: more than {batches_max} batches in one request")
     rows = sum(message.row_count for message in found)
     if rows > rows_max:
         raise RequestTooLargeError(
@@ -122,7 +161,7 @@ def _read_batch(
         batch, metadata = reader.read_next_batch_with_custom_metadata()
         # Offsets and lengths come from outside: unchecked, they would read foreign memory.
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable batch: {error}") from error
     return batch, {} if metadata is None else metadata
 

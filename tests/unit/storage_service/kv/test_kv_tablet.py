@@ -265,7 +265,7 @@ def test_wrong_keys_are_refused(
         ({"day": [1]}, r"not \(day\)"),
         ({"size": [1]}, r"not \(size\)"),
         ({"city": ["a", "b"]}, "one row of leading key columns, not 2 rows"),
-        ({}, "not 1 rows of 0 columns|not 0 rows of 0 columns"),
+        ({}, "needs leading key columns .*, and there is none"),
     ],
 )
 def test_wrong_prefixes_are_refused(

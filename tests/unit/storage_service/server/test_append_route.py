@@ -152,7 +152,12 @@ BAD_BODIES: Sequence[tuple[bytes, int, str, str]] = [
         "column 'id' must not be null, but row 0 is",
     ),
     (append_body(EVENTS, [(0, 1, ROWS)]), 400, "invalid_request", "needs the parameter writer_id"),
-    (append_body(EVENTS, [(0, 0, ROWS)] * 4), 413, "request_too_large", "4 batches in one request"),
+    (
+        append_body(EVENTS, [(0, 0, ROWS)] * 4),
+        413,
+        "request_too_large",
+        "more than 3 batches in one request",
+    ),
     (
         append_body(EVENTS, [(0, 0, event_rows(0, 200))] * 2),
         413,
