@@ -13,7 +13,12 @@ from streamhouse.storage_service.client import LogBatch
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.model.changelog import change_type_names
 from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
+from streamhouse.storage_service.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    RETRACTS_COLUMN,
+)
+from streamhouse.tiering.overlong_decimals import without_overlong_decimals
 
 __all__ = ["lake_rows"]
 
@@ -53,6 +58,7 @@ def lake_rows(
             columns.append(change_type_names(logged.column(f.name).combine_chunks()))
         else:
             column = logged.column(f.name)
+            column = without_overlong_decimals(column, f, offsets=positions[OFFSET_COLUMN])
             columns.append(column if column.type.equals(f.type) else column.cast(f.type))
     try:
         return pa.table(columns, schema=schema)

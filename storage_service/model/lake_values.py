@@ -12,7 +12,7 @@ Columns that can have no such value cost nothing, the others a minimum and a max
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -28,7 +28,14 @@ from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor
 
-__all__ = ["NO_LIMITS", "LakeLimits", "least_value", "time_units"]
+__all__ = [
+    "NO_LIMITS",
+    "LakeLimits",
+    "ValueLimit",
+    "decimal_limits",
+    "least_value",
+    "time_units",
+]
 
 HOUR_US: Final = 3_600_000_000
 _INT32: Final = np.iinfo(np.int32)
@@ -59,7 +66,7 @@ def time_units(numbers: npt.NDArray[np.int64], t: pa.DataType, unit: str) -> npt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Limit:
+class ValueLimit:
     """The least and greatest value that a column of this type may have, inside of it too.
 
     `reason` ends the sentence that refuses another.
@@ -83,7 +90,7 @@ class _Limit:
 class LakeLimits:
     """What the rows of a table must keep to."""
 
-    limits: tuple[_Limit, ...]
+    limits: tuple[ValueLimit, ...]
 
     @classmethod
     def of(cls, descriptor: TableDescriptor, schema: Schema | None = None) -> LakeLimits:
@@ -91,7 +98,7 @@ class LakeLimits:
         layout = descriptor.batch_layout()
         fields = (*descriptor.partitioned_by, *(() if layout is None else layout.partitioned_by))
         written = descriptor.schema if schema is None else schema
-        limits = [limit for c in written.columns for limit in _of_decimals(c.name, c.type)]
+        limits = [limit for c in written.columns for limit in decimal_limits(c.name, c.type)]
         if fields:
             names = {column.column_id: (column.name, column.type) for column in written.columns}
             current = {column.name: column for column in descriptor.schema.columns}
@@ -130,11 +137,16 @@ class LakeLimits:
 NO_LIMITS: Final = LakeLimits(())
 
 
-def _of_decimals(name: str, t: pa.DataType) -> Iterator[_Limit]:
+def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:
+    """Return the limits of the decimals in a column of this type; none for most types."""
+    return tuple(_of_decimals(name, t))
+
+
+def _of_decimals(name: str, t: pa.DataType) -> Iterator[ValueLimit]:
     for leaf in dict.fromkeys(_leaf_types(t)):
         if pa.types.is_decimal(leaf):
             most = _decimal(10**leaf.precision - 1, leaf)
-            yield _Limit(
+            yield ValueLimit(
                 column=name,
                 type=leaf,
                 lowest=most.copy_negate(),
@@ -143,9 +155,9 @@ def _of_decimals(name: str, t: pa.DataType) -> Iterator[_Limit]:
             )
 
 
-def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[_Limit]:
+def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[ValueLimit]:
     if field.transform == "hour":
-        yield _Limit(
+        yield ValueLimit(
             column=name,
             type=t,
             lowest=_INT32.min * HOUR_US,
@@ -164,7 +176,7 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
             lowest: Number = _decimal(-(unscaled // width) * width, t)
         else:
             lowest = -(-least // width) * width
-        yield _Limit(
+        yield ValueLimit(
             column=name,
             type=t,
             lowest=lowest,
