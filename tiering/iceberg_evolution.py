@@ -6,11 +6,9 @@ Only metadata changes: files that are there keep their columns, and every engine
 
 from __future__ import annotations
 
-import logging
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table import Table
@@ -28,7 +26,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.types import NestedField
 
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.field_ids import NESTED_FIELD_ID_FIRST, assign_nested_ids
@@ -42,75 +40,82 @@ from streamhouse.tiering.partition_layout import lake_partitioning
 
 __all__ = ["evolve_lake_table", "evolve_partitioning"]
 
-_logger = logging.getLogger(__name__)
-
-_ATTEMPTS_MAX: Final = 5
-
 
 def evolve_lake_table(
-    catalog: Catalog, lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS
+    lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS
 ) -> Table:
     """Return the lake table with the columns of `table`, committed if they were not yet.
 
     A commit that loses against another one is no error: the table is read again and judged anew.
     """
-    for _ in range(_ATTEMPTS_MAX):
-        wanted = _wanted(lake_table, table, role=role) if table.schema_id else None
+
+    def stage(found: Table) -> StagedChange | None:
+        wanted = _wanted(found, table, role=role) if table.schema_id else None
         if wanted is None:
-            return lake_table
-        current = {"current-schema-id": lake_table.metadata.current_schema_id}
-        lake_table = _committed(
-            catalog,
-            lake_table,
+            return None
+        current = {"current-schema-id": found.metadata.current_schema_id}
+        return _staged(
+            found,
             AssertCurrentSchemaId.model_validate(current),
             AddSchemaUpdate.model_validate({"schema": wanted}),
             SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
-            *_description(lake_table, table, role),
+            *_description(found, table, role),
         )
-    raise UnavailableError(f"the schema of lake table '{table.path}' is being changed by others")
+
+    land(lake_table, _Evolution(lake_table, stage))
+    return lake_table
 
 
-def evolve_partitioning(
-    catalog: Catalog, lake_table: Table, table: TableInfo, *, role: LakeRole
-) -> Table:
+def evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) -> Table:
     """Return the lake table with the partition spec of `table` as its default one.
 
     Files that are there keep their partitions, and every engine reads them by their own spec
     (Iceberg spec, "Partition Evolution").
     """
     partitioning = lake_partitioning(table.descriptor, role=role)
-    for _ in range(_ATTEMPTS_MAX):
-        metadata = lake_table.metadata
+
+    def stage(found: Table) -> StagedChange | None:
+        metadata = found.metadata
         wanted = lake_partition_spec(partitioning, metadata.schema())
-        if _transforms(lake_table.spec()) == _transforms(wanted):
-            return lake_table
+        if _transforms(found.spec()) == _transforms(wanted):
+            return None
         known = [s for s in metadata.partition_specs if _transforms(s) == _transforms(wanted)]
-        added = () if known else (AddPartitionSpecUpdate(spec=_numbered(wanted, lake_table)),)
+        added = () if known else (AddPartitionSpecUpdate(spec=_numbered(wanted, found)),)
         spec_id = known[0].spec_id if known else -1
         current = {"default-spec-id": metadata.default_spec_id}
-        lake_table = _committed(
-            catalog,
-            lake_table,
+        return _staged(
+            found,
             AssertDefaultSpecId.model_validate(current),
             *added,
             SetDefaultSpecUpdate.model_validate({"spec-id": spec_id}),
-            *_description(lake_table, table, role),
+            *_description(found, table, role),
         )
-    raise UnavailableError(
-        f"the partitioning of lake table '{table.path}' is being changed by others"
-    )
+
+    land(lake_table, _Evolution(lake_table, stage))
+    return lake_table
 
 
-def _committed(
-    catalog: Catalog, lake_table: Table, requirement: TableRequirement, *updates: TableUpdate
-) -> Table:
-    """Commit, if nobody was faster; return the table as it is then."""
+@dataclass(frozen=True, slots=True)
+class _Evolution:
+    """A change of columns or partitioning, for the loop that lands it."""
+
+    lake_table: Table
+    what_is_left: Callable[[Table], StagedChange | None]
+
+    def stage(self, table: Table) -> StagedChange | None:
+        """Judge anew what the table lacks."""
+        return self.what_is_left(table)
+
+    def is_done(self) -> bool:
+        """Whether it lacks nothing: somebody else's change is as good."""
+        return self.what_is_left(self.lake_table) is None
+
+
+def _staged(
+    lake_table: Table, requirement: TableRequirement, *updates: TableUpdate
+) -> StagedChange:
     identity = AssertTableUUID(uuid=lake_table.metadata.table_uuid)
-    try:
-        catalog.commit_table(lake_table, (identity, requirement), updates)
-    except CommitFailedException:
-        _logger.info("lake table %s changed meanwhile; it is looked at again", lake_table.name())
-    return catalog.load_table(lake_table.name())
+    return StagedChange(updates=updates, requirements=(identity, requirement))
 
 
 def _description(lake_table: Table, table: TableInfo, role: LakeRole) -> tuple[TableUpdate, ...]:

@@ -111,8 +111,8 @@ class IcebergLake:
                     found = catalog.load_table(identifier)
                     if not self._is_of_a_dropped_table(found, table, owner_property):
                         if self._is_of(found, table, owner_property):
-                            found = evolve_lake_table(catalog, found, table, role=role)
-                            found = evolve_partitioning(catalog, found, table, role=role)
+                            found = evolve_lake_table(found, table, role=role)
+                            found = evolve_partitioning(found, table, role=role)
                         return found
                     self._put_aside(catalog, found, owner_property)
                     # Engines that clean up below a table's folder must not meet the other's files.
