@@ -197,7 +197,7 @@ def find_adoptable(
         raise FencedError(
             f"{where} got rows from another streamhouse service {max(0, age_ms) // 1000} s ago:"
             " stop that service for good, which could not tier the table any more, and then force"
-            " the adoption (--adopt, or --force)"
+            f" the adoption ({'--adopt' if replaces is None else '--force'})"
         )
     sides = _sides(catalog, described, covered)
     for table in (rows, *(side for side, _ in sides.values())):
