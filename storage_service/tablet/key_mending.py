@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
+    HistoryDivergedError,
     StreamhouseError,
     UnavailableError,
 )
@@ -85,7 +86,7 @@ class KeyMending:
                     continue
                 try:
                     await self._mend(table, number)
-                except CorruptDataError as error:
+                except (CorruptDataError, HistoryDivergedError) as error:
                     given_up.add(number)
                     _logger.error("event=mending_given_up why=%r", error.message)
                 except StreamhouseError as error:

@@ -98,6 +98,10 @@ class KeyRecovery:
 
 def clear_leftovers(rows: Path) -> None:
     """Delete what a rebuild that did not end has left beside `rows`."""
+    dropped = _beside(rows, _DROPPED_SUFFIX)
+    if dropped.exists() and not rows.exists():
+        # It ended between the two moves: what was there is better than nothing.
+        _move(dropped, rows)
     for suffix in (_DROPPED_SUFFIX, _RESTORED_SUFFIX):
         shutil.rmtree(_beside(rows, suffix), ignore_errors=True)
 
@@ -154,11 +158,11 @@ def make_rows(
 
 def put_in_place(rows: Path) -> None:
     """Make what `make_rows` has made the rows at `rows`, and drop those that are there."""
+    dropped = _beside(rows, _DROPPED_SUFFIX)
     if rows.exists():
-        dropped = _beside(rows, _DROPPED_SUFFIX)
         _move(rows, dropped)
-        shutil.rmtree(dropped, ignore_errors=True)
     _move(_beside(rows, _RESTORED_SUFFIX), rows)
+    shutil.rmtree(dropped, ignore_errors=True)
 
 
 def _copy_lake_rows(

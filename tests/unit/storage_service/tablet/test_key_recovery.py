@@ -24,6 +24,7 @@ from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_A
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.tablet.clock import clock_us
+from streamhouse.storage_service.tablet.key_damage import mark_damaged
 from streamhouse.storage_service.tablet.key_lookup import lookup_rows
 from streamhouse.storage_service.tablet.key_recovery import KeyRecovery, LakeBucket
 from streamhouse.storage_service.tablet.key_writer import KeyWrite
@@ -174,6 +175,45 @@ def test_a_rebuild_that_was_killed_starts_again(tmp_path: Path, batches: int) ->
 
     assert _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
     assert [p.name for p in _rows_directory(tmp_path).parent.glob("kv*")] == ["kv"]
+
+
+def test_a_rebuild_that_was_killed_between_its_moves_has_lost_nothing(tmp_path: Path) -> None:
+    before, _ = _prepare(tmp_path)
+    rows = _rows_directory(tmp_path)
+    rows.rename(rows.with_name("kv.dropped"))
+    (rows.with_name("kv.restored")).mkdir()
+
+    assert _reopened(tmp_path, KeyRecovery()) == before
+    assert [p.name for p in rows.parent.glob("kv*")] == ["kv"]
+
+
+def test_rows_ahead_of_the_log_are_not_given_up(tmp_path: Path) -> None:
+    """The log is an older copy: the rows show that acknowledged changes are missing from it."""
+
+    async def write(ids: range) -> None:
+        async with open_manager(tmp_path) as manager:
+            table = manager.table(PATH)
+            write = KeyWrite(0, event_rows(ids.start, ids.stop))
+            await manager.write_keys(table, [write], columns=None, writer_id=0)
+
+    async def create() -> None:
+        async with open_manager(tmp_path) as manager:
+            await manager.create_table(table_descriptor(primary_key=("id",)))
+
+    asyncio.run(create())
+    asyncio.run(write(range(50)))
+    rows = _rows_directory(tmp_path)
+    shutil.copytree(rows.parent, tmp_path / "older")
+    asyncio.run(write(range(20, 90)))
+    for damaged in (False, True):
+        if damaged:
+            mark_damaged(rows, "a block", applied_offset=120)
+        for path in rows.parent.iterdir():
+            if path.is_file():
+                shutil.copyfile(tmp_path / "older" / path.name, path)
+        with pytest.raises(CorruptDataError, match=r"acknowledged|were durable|is missing"):
+            _reopened(tmp_path, KeyRecovery())
+        assert (rows / "CURRENT").exists()
 
 
 def test_rows_older_than_the_log_are_replaced(tmp_path: Path) -> None:
