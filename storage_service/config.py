@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
 from streamhouse.storage_service.model.lake import (
     CATALOG_TIMEOUT_PROPERTY,
+    LAKE_PATHS_PROPERTY,
     REST_CATALOG_PATH,
     LakeCatalog,
     is_rest_catalog,
@@ -40,7 +41,10 @@ _MIB: Final = 1 << 20
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # What opening files needs, wherever the catalog is.
-_FILE_PROPERTIES: Final = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl", "warehouse")
+_FILE_PROPERTIES: Final = (
+    *("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl", "warehouse"),
+    LAKE_PATHS_PROPERTY,
+)
 
 
 def _limit(default: int, unit: str, text: str) -> Any:

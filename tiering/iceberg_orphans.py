@@ -24,6 +24,7 @@ from streamhouse.storage_service.client.lake_filesystem import (
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.lake.landing import reload
+from streamhouse.storage_service.lake.table_files import check_alone
 from streamhouse.tiering.iceberg_expiry import reachable_files
 
 __all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]
@@ -49,6 +50,7 @@ def find_orphans(
 
     The folder is listed first: a file that is committed meanwhile is referred to when it counts.
     """
+    check_alone(table)
     candidates = [
         file
         for file in filesystem.walk(table.location())

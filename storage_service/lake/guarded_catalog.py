@@ -49,7 +49,6 @@ from pyiceberg.table.update import (
 from streamhouse.storage_service.errors import CorruptDataError, ForbiddenError
 from streamhouse.storage_service.lake.bounded_io import bind, only_own
 from streamhouse.storage_service.lake.policy import (
-    LAKE_PATHS_PROPERTY,
     Bounds,
     Place,
     Warehouse,
@@ -61,6 +60,7 @@ from streamhouse.storage_service.lake.policy import (
     place_of,
     places_of,
 )
+from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY
 
 __all__ = [
     "GuardedCatalog",
@@ -280,6 +280,11 @@ class GuardedCatalog(Catalog):
             place, [self._proposed_folder(identifier)]
         )
 
+    @property
+    def knows_places(self) -> bool:
+        """Whether `other_places` asks for them in one request."""
+        return hasattr(self, "metadata_locations")
+
     def other_places(self, identifier: Identifier) -> list[Place]:
         """Return where the other tables of the catalog lie."""
         return list(self._taken_places(identifier))
@@ -290,7 +295,9 @@ class GuardedCatalog(Catalog):
             if isinstance(self, MetastoreCatalog):
                 proposed = self._default_location(identifier)
             else:
-                staged = cast(Catalog, self).create_table_transaction(identifier, Schema())
+                # Of the name itself there may be a table.
+                beside = (*identifier[:-1], f"{identifier[-1]}_{uuid.uuid4().hex[:8]}")
+                staged = cast(Catalog, self).create_table_transaction(beside, Schema())
                 proposed = staged._table.metadata.location
             return location_of(proposed, self.rules.warehouse, is_new=False).parent
         except Exception:  # noqa: BLE001 - a catalog that proposes nothing has no such folder

@@ -22,10 +22,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from streamhouse.storage_service.errors import ForbiddenError, InvalidNameError
+from streamhouse.storage_service.model.lake import CATALOG_TIMEOUT_PROPERTY, LAKE_PATHS_PROPERTY
 
 __all__ = [
     "KEPT_PROPERTIES",
-    "LAKE_PATHS_PROPERTY",
     "REFUSED_PROPERTIES",
     "Bounds",
     "Place",
@@ -39,10 +39,6 @@ __all__ = [
     "places_of",
     "why_refused",
 ]
-
-LAKE_PATHS_PROPERTY: Final = "streamhouse.lake-paths"
-"""Of the catalog, hence the operator's: more places, separated by commas, below which lake tables
-and files of lake tables may lie besides the warehouse and the table's own location."""
 
 # -- properties --------------------------------------------------------------------------------
 
@@ -110,7 +106,7 @@ _KEPT_PREFIXES: Final = (
 )
 # Ours, which `commit_guard.py` looks after; settings of the catalog are no table's.
 _OURS: Final = "streamhouse."
-_OURS_OF_CATALOGS: Final = (LAKE_PATHS_PROPERTY, "streamhouse.catalog-timeout-ms")
+_OURS_OF_CATALOGS: Final = (LAKE_PATHS_PROPERTY, CATALOG_TIMEOUT_PROPERTY)
 
 REFUSED_PROPERTIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(

@@ -39,16 +39,17 @@ from streamhouse.storage_service.lake.bounded_io import bind
 from streamhouse.storage_service.lake.guarded_catalog import GuardedCatalog, guard_of
 from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
 from streamhouse.storage_service.lake.policy import (
-    LAKE_PATHS_PROPERTY,
     Bounds,
     Place,
     check_lake_name,
     check_properties,
     location_of,
 )
+from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY
 
 __all__ = [
     "OwnFiles",
+    "check_alone",
     "check_new_files",
     "check_registration",
     "check_taken_over",
@@ -276,6 +277,24 @@ def check_taken_over(catalog: Catalog, table: Table) -> None:
     check.statistics(None)
     head = metadata.snapshot_by_name(MAIN_BRANCH)
     check.snapshots([] if head is None else [head], known=set())
+
+
+def check_alone(table: Table) -> None:
+    """Refuse to look for files that nobody needs in a folder that may not be the table's alone."""
+    guard = guard_of(table.catalog)
+    where = f"lake table '{'.'.join(table.name())}'"
+    hint = "files that nobody needs are not looked for there"
+    location = table.metadata.location
+    place = location_of(location, guard.rules.warehouse, is_new=False)
+    if guard.rules.roots and not guard.is_in_roots(table.name(), place):
+        raise ForbiddenError(
+            f"{where} does not lie below the warehouse but at '{location[:300]}': {hint}, unless"
+            f" the operator names the place in --catalog-property {LAKE_PATHS_PROPERTY}=..."
+        )
+    # A REST catalog would have to be asked table by table.
+    others = guard.other_places(table.name()) if guard.knows_places else []
+    if any(place.may_overlap(other) for other in others):
+        raise ForbiddenError(f"{where} lies in or around another lake table: {hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,9 @@ LOG_FINGERPRINTS_PROPERTY: Final = "streamhouse.log-fingerprints"
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 CATALOG_TIMEOUT_PROPERTY: Final = "streamhouse.catalog-timeout-ms"
 """Of a REST catalog: how long a request waits for its answer."""
+LAKE_PATHS_PROPERTY: Final = "streamhouse.lake-paths"
+"""Of a catalog, hence the operator's: more places, separated by commas, below which lake tables
+and their files may lie besides the warehouse and the table's own location."""
 REST_CATALOG_PATH: Final = "/iceberg"
 """Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
 _S3_VARIABLES: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -47,6 +48,34 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
     "uvloop": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
 }
+
+
+# What makes catalogs, file IOs and tables of what a table says: only behind the policy for them.
+LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
+    "load_catalog": (
+        "streamhouse.storage_service.rest_catalog.lake_sql_catalog",
+        "streamhouse.connector.lake_planner",
+    ),
+    "load_file_io": ("streamhouse.storage_service.lake.*",),
+    "load_location_provider": (),
+    "StaticTable": (),
+    "read_manifest_list": ("streamhouse.storage_service.lake.*",),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAKE_DOORS))
+def test_lake_tables_are_opened_through_their_door_only(name: str) -> None:
+    users = {
+        file.module
+        for file in library_files()
+        for node in file.nodes
+        if (isinstance(node, ast.Name) and node.id == name)
+        or (isinstance(node, ast.Attribute) and node.attr == name)
+    }
+
+    strangers = {m for m in users if not any(fnmatchcase(m, p) for p in LAKE_DOORS[name])}
+
+    assert not strangers, f"{name} would pass by storage_service/lake/guarded_catalog.py"
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import pytest
 from streamhouse.storage_service.errors import ForbiddenError, InvalidNameError
 from streamhouse.storage_service.lake.policy import (
     KEPT_PROPERTIES,
-    LAKE_PATHS_PROPERTY,
     REFUSED_PROPERTIES,
     Warehouse,
     bounds_of,
@@ -25,7 +24,11 @@ from streamhouse.storage_service.lake.policy import (
     places_of,
     why_refused,
 )
-from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS, SERVICE_ID_PROPERTY
+from streamhouse.storage_service.model.lake import (
+    LAKE_PATHS_PROPERTY,
+    LAKE_SYSTEM_FIELDS,
+    SERVICE_ID_PROPERTY,
+)
 
 # -- properties ----------------------------------------------------------------------------------
 
