@@ -10,22 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import ForbiddenError as RestForbidden
 from pyiceberg.table import Table
 
-from streamhouse.connector.lake_manifests import data_files
 from streamhouse.connector.lake_planner import load_table
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import ForbiddenError, StreamhouseError
-from streamhouse.storage_service.lake.bounded_io import only_own
 from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
-from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY, LakeCatalog
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.rest_catalog.adoptable_lake import find_adoptable
-from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
-from streamhouse.tiering.iceberg_orphans import find_orphans
 from tests.support.hostile_metadata import HOSTILE_PROPERTIES, entered, rewrite_metadata
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import rows
@@ -526,94 +517,3 @@ def test_a_name_with_a_slash_is_not_another_tables(world: RestWorld, client: Res
 
     for path in ("namespaces/db%2Ftables%2Ft", "namespaces/db/tables/t%2Fx"):
         assert "must not have '/'" in _refused(world, "GET", path)
-
-
-# -- adoption ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (lambda v: v.update(location="file:///elsewhere/t"), "does not lie below the warehouse"),
-        (
-            lambda v: v["metadata-log"].append({"metadata-file": "/etc/x", "timestamp-ms": 1}),
-            "does not lie below the table's location",
-        ),
-    ],
-)
-def test_a_lake_table_that_names_files_of_others_is_not_adopted(
-    world: RestWorld, spoil: Callable[[dict[str, Any]], Any], why: str
-) -> None:
-    world.create_table()
-    world.service.append("db.t", 0, rows(0, 10))
-    world.tier()
-    world.service.drop_table("db.t")
-    rewrite_metadata(world.folder / "catalog.db", "db.t", spoil)
-    catalog = open_catalog(world.catalog)
-
-    with pytest.raises(ForbiddenError, match=why):
-        find_adoptable(catalog, TablePath.parse("db.t"), world.tables, is_forced=True, now_ms=2**41)
-    catalog.close()
-
-
-# -- what goes on ----------------------------------------------------------------------------------
-
-
-def test_the_operator_can_name_more_places_for_files(world: RestWorld, client: RestCatalog) -> None:
-    """A table that another engine made of files it found elsewhere."""
-    victim = _victim(client)
-    (task,) = victim.scan().plan_files()
-    judge = load_catalog(world.catalog.name, **world.catalog.properties)
-    judge.create_table("db.mine", ROWS.schema).add_files([task.file.file_path])
-    judge.close()
-
-    def files(**more: str) -> list[str]:
-        described = LakeCatalog(name="lake", properties={**world.catalog.properties, **more})
-        found = load_table(described, "db.mine")
-        assert found is not None
-        snapshot = found.current_snapshot()
-        assert snapshot is not None
-        (manifest,) = manifests_of(found.io, snapshot)
-        return list(data_files(found.io, manifest).paths)
-
-    with pytest.raises(ForbiddenError, match=LAKE_PATHS_PROPERTY):
-        files()
-    assert files(**{LAKE_PATHS_PROPERTY: victim.location()}) == [task.file.file_path]
-
-
-def test_maintenance_looks_for_no_orphans_where_another_table_is(world: RestWorld) -> None:
-    for path in ("db.t", "db.u"):
-        world.create_table(path)
-        world.service.append(path, 0, rows(0, 10))
-        world.tier(path)
-    theirs = world.lake_table("db.u").location()
-    rewrite_metadata(world.folder / "catalog.db", "db.t", lambda v: v.update(location=theirs))
-    catalog = open_catalog(world.catalog)
-    table = catalog.load_table("db.t")
-
-    with pytest.raises(ForbiddenError, match="another lake table"):
-        find_orphans(table, LakeFilesystem({}), modified_before_ms=2**60)
-
-    rewrite_metadata(world.folder / "catalog.db", "db.t", lambda v: v.update(location="file:///"))
-    table.refresh()
-    with pytest.raises(ForbiddenError, match="does not lie below the warehouse"):
-        find_orphans(table, LakeFilesystem({}), modified_before_ms=2**60)
-    catalog.close()
-
-
-def test_an_expiry_deletes_no_file_of_others(
-    world: RestWorld, client: RestCatalog, caplog: pytest.LogCaptureFixture
-) -> None:
-    victim, mine = _victim(client), client.create_table("db.mine", ROWS.schema)
-    mine.append(ROWS)
-    (task,) = victim.scan().plan_files()
-    (own,) = mine.scan().plan_files()
-    table = load_table(world.catalog, "db.mine")
-    assert table is not None
-
-    paths = [task.file.file_path, own.file.file_path, "/etc/hostname", f"{mine.location()}/../x"]
-
-    assert only_own(table.io, paths) == [own.file.file_path]
-    with pytest.raises(ForbiddenError, match="does not lie below"):
-        table.io.delete(task.file.file_path)
-    assert any("event=foreign_lake_files_stay" in message for message in caplog.messages)
