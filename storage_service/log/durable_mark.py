@@ -1,9 +1,10 @@
-"""A note beside the log of how far it was durable, so that recovery can tell loss from a torn tail.
+"""A note beside the log of how far it was durable, and of what retention has deleted.
 
+Recovery tells loss from a torn tail by it, and segments that are missing from those that expired.
 The mark is overwritten in place after each sync and not synced itself: it costs one small write and
-may lag behind, never run ahead. After a killed process it is exact; after a power cut it is as old
-as the last write-back of the page cache. It only ever adds a check: a missing, torn or stale mark
-means less detection, not less data.
+may lag behind, never run ahead. After a killed process it is exact; after a power cut its end is as
+old as the last write-back of the page cache. What retention is about to delete is synced before.
+A log that was open once has a mark: one that is missing or damaged is damage.
 """
 
 from __future__ import annotations
@@ -17,60 +18,89 @@ from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     MalformedError,
+    MarkFacts,
     decode_durable_mark,
     encode_durable_mark,
 )
 
-__all__ = ["MARK_NAME", "DurableMark"]
+__all__ = ["LOSS_ACCEPTED_NAME", "MARK_NAME", "DurableMark"]
 
 MARK_NAME: Final = "durable.mark"
+LOSS_ACCEPTED_NAME: Final = "loss.accepted"
+"""An empty file that an operator makes: the log is what is there, whatever the mark says."""
 
 _logger = logging.getLogger(__name__)
 
 
 class DurableMark:
-    """The open mark of one log. Belongs to whoever syncs the log."""
+    """The open mark of one log. Belongs to whoever holds the log's lock."""
 
-    def __init__(self, *, file: WritableFile, identity: LogIdentity, path: Path) -> None:
-        self._file: WritableFile | None = file
+    def __init__(
+        self,
+        directory: Path,
+        facts: MarkFacts,
+        *,
+        identity: LogIdentity,
+        filesystem: Filesystem,
+    ) -> None:
+        """Write a fresh mark and keep it open; its name is durable after `sync_directory`."""
+        self._path = directory / MARK_NAME
         self._identity = identity
-        self._path = path
+        self._filesystem = filesystem
+        self.facts = facts
+        self._file: WritableFile | None = self._fresh()
+
+    def _fresh(self) -> WritableFile:
+        contents = encode_durable_mark(self.facts, identity=self._identity)
+        replace_durably(self._filesystem, self._path, [contents])
+        return self._filesystem.open(self._path)
 
     @staticmethod
-    def read(directory: Path, *, identity: LogIdentity, filesystem: Filesystem) -> int:
-        """Return the offset the mark vouches for; 0 without a readable mark."""
+    def read(directory: Path, *, identity: LogIdentity, filesystem: Filesystem) -> MarkFacts | None:
+        """Return what the mark says; None without a readable one."""
         path = directory / MARK_NAME
         try:
             data = filesystem.read(path, bytes_max=FILE_HEADER_BYTES)
             return decode_durable_mark(data, identity=identity)
         except FileNotFoundError:
-            return 0
+            return None
         except MalformedError as error:
-            _logger.warning("durable mark ignored path=%s %s", path, error)
-            return 0
-
-    @classmethod
-    def open(
-        cls, directory: Path, durable_offset: int, *, identity: LogIdentity, filesystem: Filesystem
-    ) -> DurableMark:
-        """Write a fresh mark and keep it open; its name is durable after `sync_directory`."""
-        path = directory / MARK_NAME
-        contents = encode_durable_mark(durable_offset, identity=identity)
-        replace_durably(filesystem, path, [contents])
-        return cls(file=filesystem.open(path), identity=identity, path=path)
+            _logger.warning("durable mark unreadable path=%s %s", path, error)
+            return None
 
     def advance(self, durable_offset: int) -> None:
         """Note that everything below `durable_offset` is durable; call after the sync only."""
+        self.facts = self.facts._replace(durable_offset=durable_offset)
         if self._file is None:
             return
         try:
-            contents = encode_durable_mark(durable_offset, identity=self._identity)
+            contents = encode_durable_mark(self.facts, identity=self._identity)
             self._file.write([contents], position=0)
         except OSError as error:
             # The rows are durable and must be acknowledged; only the extra check is lost.
             _logger.warning("durable mark given up path=%s %s", self._path, error)
             self._file.close()
             self._file = None
+
+    def begin_at(self, start_offset: int, *, forgotten_offset: int) -> None:
+        """Make it durable that rows below `start_offset` go; raises OSError, and then none may."""
+        if start_offset <= self.facts.start_offset:
+            return
+        before = self.facts
+        self.facts = self.facts._replace(
+            start_offset=start_offset,
+            forgotten_offset=max(self.facts.forgotten_offset, forgotten_offset),
+        )
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        # A new file: one that is overwritten may be torn by the disk that refuses it.
+        try:
+            self._file = self._fresh()
+            self._filesystem.sync_directory(self._path.parent)
+        except OSError:
+            self.facts = before
+            raise
 
     def close(self) -> None:
         """Make the mark durable as it is and release it; closing twice is harmless."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.log.durable_mark import MARK_NAME
+from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segment_files import index_path, offsets_of, segment_path
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
@@ -65,7 +66,11 @@ def copy_log(source: Path, target: Path, *, identity: LogIdentity, end_offset: i
             with contextlib.suppress(FileNotFoundError):
                 name = f"{offset:020d}.writers"
                 link_or_copy(source / name, target / name)
-    (target / MARK_NAME).write_bytes(encode_durable_mark(end_offset, identity=identity))
+    facts = DurableMark.read(source, identity=identity, filesystem=LocalFilesystem())
+    if facts is None:
+        raise CorruptDataError(f"{source / MARK_NAME} is missing or damaged")
+    facts = facts._replace(durable_offset=end_offset)
+    (target / MARK_NAME).write_bytes(encode_durable_mark(facts, identity=identity))
     return CopiedLog(bases[0], end_offset)
 
 

@@ -80,12 +80,15 @@ class LogTablet:
         options: LogOptions,
         clock_us: Callable[[], int],
         end_offset_min: int = 0,
+        must_exist: bool = False,
     ) -> LogTablet:
         """Recover the log in `directory`, or create it; all its rows are durable and visible.
 
         `end_offset_min` is an end that is known to have been durable, such as the tiered offset:
-        a log that ends before it has lost acknowledged rows. Raises CorruptDataError when such rows
-        are damaged or missing (the log stays as it is), StorageFailedError when the disk fails.
+        a log that ends before it has lost acknowledged rows. With `must_exist` the log was open
+        before, and files that it had then are missing if they are not there. Raises
+        CorruptDataError when rows or such files are damaged or missing (the log stays as it is),
+        StorageFailedError when the disk fails.
         """
         identity = LogIdentity(table_id, bucket)
         recovery = LogRecovery(
@@ -95,6 +98,7 @@ class LogTablet:
             index_interval_bytes=options.index_interval_bytes,
             writer_window=options.writer_window,
             writers_max=options.writers_max,
+            must_exist=must_exist,
         )
         try:
             recovered = recovery.run(end_offset_min=end_offset_min, now_us=clock_us())
@@ -121,6 +125,16 @@ class LogTablet:
     def log_start_offset(self) -> int:
         """The first offset that readers may ask for."""
         return max(self._truncated_offset, self._chain.segments[0].base_offset)
+
+    @property
+    def first_stored_offset(self) -> int:
+        """The first offset in the log's files."""
+        return self._chain.segments[0].base_offset
+
+    @property
+    def forgotten_offset(self) -> int:
+        """Rows below it may be neither in the log nor in the lake."""
+        return self._mark.facts.forgotten_offset
 
     @property
     def log_end_offset(self) -> int:
@@ -382,8 +396,12 @@ class LogTablet:
                 raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
             raise
 
-    def apply_retention(self, *, timestamp_us_before: int, offset_max: int) -> int:
+    def apply_retention(
+        self, *, timestamp_us_before: int, offset_max: int, tiered_offset: int = 0
+    ) -> int:
         """Delete the oldest segments that are older and end at or below `offset_max`; count them.
+
+        Rows below `tiered_offset` are in the lake. How far the log is deleted is durable before.
 
         An active segment whose first batch is that old is sealed first, so that rows of a quiet log
         go too, within twice the age. Readers that hold batches of a deleted segment keep them.
@@ -399,6 +417,10 @@ class LogTablet:
                     offset_max=min(offset_max, self._high_watermark),
                 )
             try:
+                with self._lock:
+                    start = self.first_stored_offset
+                    forgotten = start if start > tiered_offset else 0
+                    self._mark.begin_at(start, forgotten_offset=forgotten)
                 return self._chain.remove_expired()
             except OSError as error:
                 raise StorageFailedError(f"cannot remove a segment of {self}: {error}") from error

@@ -14,6 +14,7 @@ Every step can be interrupted and repeated.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
+from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
 from streamhouse.storage_service.log.segment_files import (
@@ -36,6 +37,7 @@ from streamhouse.storage_service.log.segment_format import (
     IndexHeader,
     LogIdentity,
     MalformedError,
+    MarkFacts,
     SegmentHeader,
     decode_segment_header,
 )
@@ -50,12 +52,20 @@ from streamhouse.storage_service.log.segment_roll import (
     create_segment,
 )
 from streamhouse.storage_service.log.segment_scan import durable_offset_after, scan_frames
-from streamhouse.storage_service.log.writer_state import WriterStates, decode_writers
+from streamhouse.storage_service.log.writer_state import (
+    WriterStates,
+    decode_writers,
+    encode_writers,
+)
 
 __all__ = ["LogRecovery", "RecoveredLog"]
 
 _logger = logging.getLogger(__name__)
 
+_ACCEPTANCE: Final = (
+    f"restore the bucket's directory from a copy, or make an empty file {LOSS_ACCEPTED_NAME} in it"
+    " to go on with what is there"
+)
 # A snapshot larger than this was not written by us.
 _SNAPSHOT_BYTES_MAX: Final = 1 << 30
 
@@ -82,7 +92,10 @@ class LogRecovery:
         index_interval_bytes: int,
         writer_window: int,
         writers_max: int,
+        must_exist: bool = False,
     ) -> None:
+        self._must_exist = must_exist
+        self._facts: MarkFacts | None = None
         self._directory = directory
         self._identity = identity
         self._filesystem = filesystem
@@ -95,18 +108,18 @@ class LogRecovery:
 
         `end_offset_min` is an end the caller knows to have been durable, such as a tiered offset.
         """
-        self._filesystem.make_directory(self._directory)
+        if not self._must_exist:
+            self._filesystem.make_directory(self._directory)
         names = self._filesystem.list_names(self._directory)
         for name in names:
             if name.endswith(".tmp"):
                 self._filesystem.remove(self._directory / name)
-        mark = DurableMark.read(
-            self._directory, identity=self._identity, filesystem=self._filesystem
-        )
-        known_end = max(end_offset_min, mark)
+        self._read_mark(names)
+        known_end = max(end_offset_min, 0 if self._facts is None else self._facts.durable_offset)
         bases = offsets_of(names, ".log")
         if not bases:
             return self._create(known_end=known_end, now_us=now_us)
+        self._check_start(bases[0])
         headers = [self._read_header(base) for base in bases]
         sealed = tuple(self._open_sealed(*neighbours) for neighbours in pairwise(headers))
         writers = self._restore_writers(sealed, names, active_base=bases[-1])
@@ -122,21 +135,51 @@ class LogRecovery:
     def _recovered(
         self, sealed: tuple[SealedSegment, ...], active: ActiveSegment, writers: WriterStates
     ) -> RecoveredLog:
-        mark = DurableMark.open(
+        first = sealed[0].base_offset if sealed else active.base_offset
+        # Of a log that came from elsewhere nobody knows why it begins where it does.
+        known = MarkFacts(0, first, first) if not self._must_exist else self._facts
+        assert known is not None, "it was looked for"
+        mark = DurableMark(
             self._directory,
-            active.end_offset,
+            known._replace(durable_offset=active.end_offset),
             identity=self._identity,
             filesystem=self._filesystem,
         )
         self._filesystem.sync_directory(self._directory)
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.remove(self._directory / LOSS_ACCEPTED_NAME)
         return RecoveredLog(sealed=sealed, active=active, writers=writers, mark=mark)
 
+    def _read_mark(self, names: list[str]) -> None:
+        """Read the mark; a log that must have one and has none is damaged."""
+        if LOSS_ACCEPTED_NAME in names:
+            _logger.warning("what is missing is accepted path=%s", self._directory)
+            self._must_exist = False
+            return
+        self._facts = DurableMark.read(
+            self._directory, identity=self._identity, filesystem=self._filesystem
+        )
+        if not self._must_exist or self._facts is not None:
+            return
+        what = "is missing or damaged" if names else "and all segment files are missing"
+        raise CorruptDataError(
+            f"{self._directory / MARK_NAME} {what}: nobody can tell which rows there were;"
+            f" {_ACCEPTANCE}"
+        )
+
+    def _check_start(self, first: int) -> None:
+        if self._must_exist and self._facts is not None and first > self._facts.start_offset:
+            raise CorruptDataError(
+                f"{self._directory}: the log begins at offset {first}, but retention has deleted"
+                f" rows below {self._facts.start_offset} only: segment files are missing, or"
+                f" {MARK_NAME} is an old version; {_ACCEPTANCE}"
+            )
+
     def _create(self, *, known_end: int, now_us: int) -> RecoveredLog:
-        if known_end:
+        if known_end or self._must_exist:
             raise CorruptDataError(
                 f"{self._directory} has no segment files, but {self._identity} reached offset"
-                f" {known_end}; restore the directory from a copy,"
-                f" or remove {MARK_NAME} to accept the loss"
+                f" {known_end}; {_ACCEPTANCE}"
             )
         active = create_segment(
             self._directory,
@@ -253,9 +296,21 @@ class LogRecovery:
                 at_offset = offset
                 break
             writers = self._new_writers()
+        first = sealed[0].base_offset if sealed else active_base
+        is_whole = at_offset > 0 or first == 0
+        if not is_whole and self._must_exist:
+            raise CorruptDataError(
+                f"{writers_path(self._directory, active_base)} is missing or damaged: which appends"
+                f" of idempotent writers were stored is not known any more; {_ACCEPTANCE}"
+            )
         for segment in sealed:
             if segment.base_offset >= at_offset:
                 self._replay_writers(segment, writers)
+        if not is_whole:
+            # From now on it must be there.
+            snapshot = encode_writers(writers, identity=self._identity, offset=active_base)
+            path = writers_path(self._directory, active_base)
+            replace_durably(self._filesystem, path, [snapshot])
         return writers
 
     def _replay_writers(self, segment: SealedSegment, writers: WriterStates) -> None:

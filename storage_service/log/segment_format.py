@@ -27,7 +27,8 @@ fingerprints 8 bytes[n]. Version 1 has no fingerprints, neither the one nor the 
 Durable mark `durable.mark`: the header only, rewritten in place.
 
     0 magic 'SHDM' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
-    20 zero u32 | 24 durable offset u64 | 32 zeros | 60 crc u32
+    20 zero u32 | 24 durable offset u64 | 32 start offset u64 | 40 forgotten offset u64 | 48 zeros
+    60 crc u32
 
 Segments and indexes of version 1 are those of a log without fingerprints, which earlier releases
 wrote (`fingerprint.py`).
@@ -54,6 +55,7 @@ __all__ = [
     "IndexHeader",
     "LogIdentity",
     "MalformedError",
+    "MarkFacts",
     "SegmentHeader",
     "decode_durable_mark",
     "decode_index_header",
@@ -91,8 +93,8 @@ _PADDING: Final = tuple(bytes(count) for count in range(8))
 _SEGMENT: Final = struct.Struct("<4sHHQIIQq8s12x")
 # ..., entry count, base offset, end offset, segment bytes, last timestamp, crc of the entries
 _INDEX: Final = struct.Struct("<4sHHQIIQQQqI")
-# ..., zero, durable offset
-_MARK: Final = struct.Struct("<4sHHQIIQ28x")
+# ..., zero, durable offset, start offset, forgotten offset
+_MARK: Final = struct.Struct("<4sHHQIIQQQ12x")
 _HEADER_CRC: Final = struct.Struct("<I")
 
 assert FRAME.size == FRAME_HEADER_BYTES
@@ -273,7 +275,20 @@ def decode_index_header(data: Buffer, *, identity: LogIdentity) -> IndexHeader:
     return header._replace(end_fingerprint=end_fingerprint)
 
 
-def encode_durable_mark(durable_offset: int, *, identity: LogIdentity) -> bytes:
+class MarkFacts(NamedTuple):
+    """What a durable mark says: rows below `durable_offset` were durable.
+
+    No row at `start_offset` or above it was ever deleted by retention; those below
+    `forgotten_offset` may have left the log without being in a lake. A mark of a release before
+    that has zeros there.
+    """
+
+    durable_offset: int
+    start_offset: int = 0
+    forgotten_offset: int = 0
+
+
+def encode_durable_mark(facts: MarkFacts, *, identity: LogIdentity) -> bytes:
     """Return the contents of a durable mark."""
     return seal_header(
         _MARK.pack(
@@ -283,14 +298,14 @@ def encode_durable_mark(durable_offset: int, *, identity: LogIdentity) -> bytes:
             identity.table_id,
             identity.bucket,
             0,
-            durable_offset,
+            *facts,
         )
     )
 
 
-def decode_durable_mark(data: Buffer, *, identity: LogIdentity) -> int:
+def decode_durable_mark(data: Buffer, *, identity: LogIdentity) -> MarkFacts:
     """Read a durable mark; raises MalformedError."""
     body = unseal_header(data, magic=b"SHDM", what="durable mark")
-    _, _, _, table_id, bucket, _, durable_offset = _MARK.unpack(body)
+    _, _, _, table_id, bucket, _, *facts = _MARK.unpack(body)
     _check_identity(LogIdentity(table_id, bucket), identity, what="durable mark")
-    return int(durable_offset)
+    return MarkFacts(*facts)

@@ -125,7 +125,12 @@ def _check_table(
         found = BucketFacts(bucket=bucket, tiered_offset=tiered)
         facts.buckets.append(found)
         log = check_log(
-            directory.bucket(info.table_id, bucket), info, found, report, end_min=tiered
+            directory.bucket(info.table_id, bucket),
+            info,
+            found,
+            report,
+            end_min=tiered,
+            is_former=info.table_id in directory.former,
         )
         facts.logs[bucket] = log.fingerprints
         if info.is_primary_key_table:

@@ -9,9 +9,14 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.log.durable_mark import DurableMark
+from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_files import index_path, offsets_of, segment_path
+from streamhouse.storage_service.log.segment_files import (
+    index_path,
+    offsets_of,
+    segment_path,
+    writers_path,
+)
 from streamhouse.storage_service.log.segment_format import (
     INDEX_START_BYTES,
     LogIdentity,
@@ -28,7 +33,7 @@ from streamhouse.storage_service.log.segment_scan import (
     durable_offset_after,
     scan_frames,
 )
-from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
+from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER, decode_writers
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
@@ -66,9 +71,18 @@ class CheckedLog:
 
 
 def check_log(
-    directory: Path, info: TableInfo, facts: BucketFacts, report: CheckReport, *, end_min: int
+    directory: Path,
+    info: TableInfo,
+    facts: BucketFacts,
+    report: CheckReport,
+    *,
+    end_min: int,
+    is_former: bool = False,
 ) -> CheckedLog:
-    """Check the log in `directory`, filling `facts`; `end_min` is an end known to be durable."""
+    """Check the log in `directory`, filling `facts`; `end_min` is an end known to be durable.
+
+    One of a former release may lack files that are made now.
+    """
     where = f"table '{info.path}', bucket {facts.bucket}"
     identity = LogIdentity(info.table_id, facts.bucket)
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
@@ -78,7 +92,7 @@ def check_log(
         return CheckedLog([], info)
     facts.log_start_offset = facts.log_end_offset = bases[0]
     facts.segments = len(bases)
-    mark = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
+    mark = _check_beside(directory, identity, bases, facts, report, is_former=is_former)
     opened: list[SegmentFile] = []
     fingerprint: bytes | None = None
     for number, base in enumerate(bases):
@@ -125,6 +139,46 @@ def check_log(
             " were durable",
         )
     return CheckedLog(opened, info)
+
+
+def _check_beside(
+    directory: Path,
+    identity: LogIdentity,
+    bases: list[int],
+    facts: BucketFacts,
+    report: CheckReport,
+    *,
+    is_former: bool,
+) -> int:
+    """Check what lies beside the segments; return the end that the mark vouches for."""
+    where = f"{directory.parent.name}/{directory.name}"
+    found = DurableMark.read(directory, identity=identity, filesystem=LocalFilesystem())
+    if is_former:
+        facts.forgotten_offset = bases[0]
+        return 0 if found is None else found.durable_offset
+    if found is None:
+        report.error(where, f"{MARK_NAME} is missing or damaged")
+        return 0
+    facts.forgotten_offset = found.forgotten_offset
+    if bases[0] > found.start_offset:
+        report.error(
+            where,
+            f"the log begins at {bases[0]}, but retention has deleted rows below"
+            f" {found.start_offset} only: segment files are missing",
+        )
+    if bases[0] and not any(_is_writers(directory, identity, base) for base in bases):
+        report.error(where, f"{writers_path(directory, bases[-1]).name} is missing or damaged")
+    return found.durable_offset
+
+
+def _is_writers(directory: Path, identity: LogIdentity, offset: int) -> bool:
+    path = writers_path(directory, offset)
+    try:
+        data = path.read_bytes()
+        decode_writers(data, identity=identity, offset=offset, window=5, writers_max=1 << 30)
+    except (OSError, MalformedError):
+        return False
+    return True
 
 
 def _check_rows(

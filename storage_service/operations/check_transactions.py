@@ -83,7 +83,12 @@ def _check_agreement(
 ) -> None:
     written_us = {bucket.bucket: bucket.transaction_us for bucket in facts.buckets}
     for problem in disagreements(
-        lake, truncated_offsets=truncated, decisions=decisions, transactions_us=written_us
+        lake,
+        truncated_offsets=truncated,
+        decisions=decisions,
+        transactions_us=written_us,
+        log_starts={bucket.bucket: bucket.log_start_offset for bucket in facts.buckets},
+        forgotten_offsets={bucket.bucket: bucket.forgotten_offset for bucket in facts.buckets},
     ):
         report.error(f"table '{info.path}'", problem)
 

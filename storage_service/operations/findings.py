@@ -33,7 +33,8 @@ class Finding:
 class BucketFacts:
     """What one bucket has. Without rows by key `applied_offset` and `key_count` are None.
 
-    `transaction_us` is when the last rows of a transaction were written to its log.
+    `transaction_us` is when the last rows of a transaction were written to its log; rows below
+    `forgotten_offset` may have left the log without being in a lake.
     """
 
     bucket: int
@@ -47,6 +48,7 @@ class BucketFacts:
     key_count: int | None = None
     tiered_offset: int = 0
     transaction_us: int = 0
+    forgotten_offset: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

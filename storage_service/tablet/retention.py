@@ -85,7 +85,8 @@ async def apply_retention(
             await table.key_writer.on_thread(table.key_buckets[bucket].rows.keep_to_budget)
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
         if offset_max > tablet.log_start_offset or table.truncated_offsets:
-            deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max)
+            tiered = table.lake.tiered_offsets.get(bucket, 0)
+            deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max, tiered)
     return deleted
 
 
@@ -108,5 +109,11 @@ async def _flushed(table: OpenTable, bucket: int, timestamp_us_before: int, offs
     return min(offset_max, flushed)
 
 
-def _delete(tablet: LogTablet, timestamp_us_before: int, offset_max: int) -> int:
-    return tablet.apply_retention(timestamp_us_before=timestamp_us_before, offset_max=offset_max)
+def _delete(
+    tablet: LogTablet, timestamp_us_before: int, offset_max: int, tiered_offset: int
+) -> int:
+    return tablet.apply_retention(
+        timestamp_us_before=timestamp_us_before,
+        offset_max=offset_max,
+        tiered_offset=tiered_offset,
+    )

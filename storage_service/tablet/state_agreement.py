@@ -1,6 +1,7 @@
 """What a table's files say of each other: an old or missing one is known by the others.
 
 Each rule compares what is durable anyway, so that nothing is written for it:
+- rows that the log has no more are in the lake, unless retention deleted them without a lake
 - the lake has no overwrite that the table has not
 - the rows of a transaction in a log are of a transaction that is known to be decided
 """
@@ -22,12 +23,27 @@ def disagreements(
     truncated_offsets: Mapping[int, int],
     decisions: Iterable[Decision],
     transactions_us: Mapping[int, int],
+    log_starts: Mapping[int, int],
+    forgotten_offsets: Mapping[int, int],
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction between the files of one table.
 
     `decisions` are those of its transactions that are remembered, `transactions_us` says per bucket
-    when the last rows of a transaction were written, 0 if that is not known.
+    when the last rows of a transaction were written, 0 if that is not known. `log_starts` are where
+    the logs begin, `forgotten_offsets` below which rows may be nowhere.
     """
+    for bucket, start in log_starts.items():
+        known = max(
+            lake.tiered_offsets.get(bucket, 0),
+            truncated_offsets.get(bucket, 0),
+            forgotten_offsets.get(bucket, 0),
+        )
+        if start > known:
+            yield (
+                f"bucket {bucket}: rows below {start} left the log because the lake has them, but"
+                f" lake.json says that it has those below {lake.tiered_offsets.get(bucket, 0)}: it"
+                " is an old version"
+            )
     decided_us = max(
         (
             decision.result.timestamp_us

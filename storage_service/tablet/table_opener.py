@@ -90,7 +90,7 @@ class TableOpener:
     async def create(self, new: NewTable) -> OpenTable:
         """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
         await self._run_blocking(self._make_files, new)
-        return await self._open(new.info, new.lake)
+        return await self._open(new.info, new.lake, is_new=True)
 
     async def open(self, info: TableInfo) -> OpenTable:
         """Return the table with every acknowledged row visible.
@@ -100,7 +100,7 @@ class TableOpener:
         if info.table_id in self._directory.former:
             await self._run_blocking(upgrade_files, self._directory, info)
         lake = await self._run_blocking(load_lake_state, self._directory, info)
-        return await self._open(info, lake)
+        return await self._open(info, lake, is_new=info.table_id in self._directory.former)
 
     def _make_files(self, new: NewTable) -> None:
         table_id = new.info.table_id
@@ -112,11 +112,12 @@ class TableOpener:
             filesystem=self._filesystem,
         ).create(new.lake.truncated_offsets, new.truncated_at_us)
 
-    async def _open(self, info: TableInfo, lake: LakeState) -> OpenTable:
+    async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
+        """Open a table; if `is_new`, some of its files may never have been made."""
         pins = await self._run_blocking(self._load_pins, info)
         opened = await asyncio.gather(
             *(
-                self._run_blocking(self._open_bucket, info, bucket, lake)
+                self._run_blocking(self._open_bucket, info, bucket, lake, is_new)
                 for bucket in range(info.bucket_count)
             ),
             return_exceptions=True,
@@ -171,16 +172,20 @@ class TableOpener:
             clock_us=clock_us,
         )
 
-    def _open_bucket(self, info: TableInfo, bucket: int, lake: LakeState) -> _OpenBucket:
+    def _open_bucket(
+        self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
+    ) -> _OpenBucket:
         try:
             if not info.is_primary_key_table:
                 tiered_offset = lake.tiered_offsets[bucket]
-                return _OpenBucket(self._open_tablet(info, bucket, tiered_offset), None)
-            return self._open_key_bucket(info, bucket, lake)
+                return _OpenBucket(self._open_tablet(info, bucket, tiered_offset, is_new), None)
+            return self._open_key_bucket(info, bucket, lake, is_new)
         except StreamhouseError as error:
             raise type(error)(f"table '{info.path}' cannot be opened: {error.message}") from error
 
-    def _open_key_bucket(self, info: TableInfo, bucket: int, lake: LakeState) -> _OpenBucket:
+    def _open_key_bucket(
+        self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
+    ) -> _OpenBucket:
         path = self._directory.key_rows(info.table_id, bucket)
         where = f"table '{info.path}', bucket {bucket}"
         open_rows_at = functools.partial(self.open_rows, info=info, bucket=bucket)
@@ -191,7 +196,7 @@ class TableOpener:
                 opened.callback(rows.close)
             # What was applied was durable in the log before.
             end_offset_min = max(lake.tiered_offsets[bucket], rows.applied_offset)
-            tablet = self._open_tablet(info, bucket, end_offset_min)
+            tablet = self._open_tablet(info, bucket, end_offset_min, is_new)
             opened.callback(tablet.close)
             if isinstance(rows, KvTablet) and rows.applied_offset < tablet.log_start_offset:
                 rows.close()
@@ -231,7 +236,9 @@ class TableOpener:
         rules, options = table_rules(info), self._key_options
         return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
 
-    def _open_tablet(self, info: TableInfo, bucket: int, end_offset_min: int) -> LogTablet:
+    def _open_tablet(
+        self, info: TableInfo, bucket: int, end_offset_min: int, is_new: bool
+    ) -> LogTablet:
         return LogTablet.open(
             self._directory.bucket(info.table_id, bucket),
             table_id=info.table_id,
@@ -243,6 +250,7 @@ class TableOpener:
             ),
             clock_us=clock_us,
             end_offset_min=end_offset_min,
+            must_exist=not is_new,
         )
 
 

@@ -354,6 +354,8 @@ class TableTransactions:
             table.lake,
             truncated_offsets=table.truncated_offsets,
             decisions=decisions,
+            log_starts={b: t.first_stored_offset for b, t in enumerate(table.tablets)},
+            forgotten_offsets={b: t.forgotten_offset for b, t in enumerate(table.tablets)},
             transactions_us={
                 bucket: tablet.last_batch_us(TRANSACTION_WRITER)
                 for bucket, tablet in enumerate(table.tablets)

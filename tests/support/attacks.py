@@ -121,8 +121,11 @@ def _rename_directory(
     letters = bytearray(directory.name.encode())
     place = choose(len(letters))
     letters[place] ^= 1 << choose(4)
-    target = (data_dir / directory).with_name(letters.decode("ascii", "replace"))
-    if target.exists() or "/" in target.name or target.name in (".", ".."):
+    renamed = letters.decode("ascii", "replace")
+    if "/" in renamed or renamed in (".", ".."):
+        return _remove(data_dir, name, choose, hit, older)
+    target = (data_dir / directory).with_name(renamed)
+    if target.exists():
         return _remove(data_dir, name, choose, hit, older)
     (data_dir / directory).rename(target)
     return Attack("rename", (str(directory), target.name))

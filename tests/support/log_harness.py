@@ -34,6 +34,7 @@ def open_log(
     table_id: int = 7,
     bucket: int = 0,
     end_offset_min: int = 0,
+    must_exist: bool = False,
     **options: Any,
 ) -> LogTablet:
     """Open a log; `options` are those of LogOptions."""
@@ -45,6 +46,7 @@ def open_log(
         options=LogOptions(**options),
         clock_us=clock_us or SettableClock(),
         end_offset_min=end_offset_min,
+        must_exist=must_exist,
     )
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import OffsetOutOfRangeError, StorageFailedError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    OffsetOutOfRangeError,
+    StorageFailedError,
+)
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import CrashFilesystem
@@ -130,7 +135,8 @@ def test_a_reader_keeps_what_it_read(disk: CrashFilesystem) -> None:
 
 def test_an_error_stops_the_run_and_the_next_one_goes_on(disk: CrashFilesystem) -> None:
     log = _five_segments(disk)
-    disk.errors = {disk.steps + 3: errno.EIO}
+    # The mark is written and synced first.
+    disk.errors = {disk.steps + 8: errno.EIO}
 
     with pytest.raises(StorageFailedError, match="cannot remove a segment"):
         log.apply_retention(timestamp_us_before=301, offset_max=50)
@@ -140,6 +146,76 @@ def test_an_error_stops_the_run_and_the_next_one_goes_on(disk: CrashFilesystem) 
     assert log.apply_retention(timestamp_us_before=301, offset_max=50) == 3
     log.close()
     assert open_log(disk, segment_bytes_max=300).log_start_offset == 40
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_nothing_is_deleted_before_it_is_known_durably(disk: CrashFilesystem, step: int) -> None:
+    log = _five_segments(disk)
+    disk.errors = {disk.steps + step: errno.EIO}
+
+    with pytest.raises(StorageFailedError, match="cannot remove a segment"):
+        log.apply_retention(timestamp_us_before=301, offset_max=50)
+
+    assert sum(name.endswith(".log") for name in disk.list_names(DIRECTORY)) == 5
+    log.close()
+    assert open_log(disk, segment_bytes_max=300, must_exist=True).log_start_offset == 0
+
+
+@pytest.mark.parametrize(("tiered", "forgotten"), [(50, 0), (40, 0), (39, 40), (0, 40)])
+def test_the_mark_says_what_the_lake_need_not_have(
+    disk: CrashFilesystem, tiered: int, forgotten: int
+) -> None:
+    log = _five_segments(disk)
+    log.apply_retention(timestamp_us_before=301, offset_max=50, tiered_offset=tiered)
+    log.close()
+
+    again = open_log(disk, segment_bytes_max=300, must_exist=True)
+    assert (again.first_stored_offset, again.forgotten_offset) == (40, forgotten)
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ((40,), r"the log ends at|has no segment files|were durable|begins at"),
+        (("durable.mark",), r"durable\.mark is missing or damaged: .* loss\.accepted"),
+        ((".writers",), r"\.writers is missing or damaged: which appends of idempotent writers"),
+        ((".log", ".writers", "durable.mark", ".index"), r"all segment files are missing"),
+    ],
+)
+def test_what_a_log_had_must_be_there(
+    disk: CrashFilesystem, lost: tuple[Any, ...], sentence: str
+) -> None:
+    log = _five_segments(disk)
+    log.apply_retention(timestamp_us_before=301, offset_max=50)
+    log.close()
+    names = [f"{name:020d}.log" if isinstance(name, int) else name for name in lost]
+    for name in disk.list_names(DIRECTORY):
+        if name.endswith(tuple(names)):
+            disk.remove(DIRECTORY / name)
+    left = disk.list_names(DIRECTORY)
+
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match=sentence):
+            open_log(disk, segment_bytes_max=300, must_exist=True)
+        assert disk.list_names(DIRECTORY) == left
+    disk.create(DIRECTORY / "loss.accepted").close()
+    open_log(disk, segment_bytes_max=300, must_exist=True).close()
+    assert "loss.accepted" not in disk.list_names(DIRECTORY)
+    open_log(disk, segment_bytes_max=300, must_exist=True).close()
+
+
+def test_the_oldest_segments_are_missing_unless_retention_deleted_them(
+    disk: CrashFilesystem,
+) -> None:
+    log = _five_segments(disk)
+    log.apply_retention(timestamp_us_before=101, offset_max=50)
+    start = log.log_start_offset
+    log.close()
+    assert 0 < start < 40
+    disk.remove(DIRECTORY / f"{start:020d}.log")
+
+    with pytest.raises(CorruptDataError, match=rf"has deleted rows below {start} only"):
+        open_log(disk, segment_bytes_max=300, must_exist=True)
 
 
 def test_a_closed_log_is_refused(disk: CrashFilesystem) -> None:

@@ -83,13 +83,19 @@ def test_headers_round_trip(fingerprint: bytes | None) -> None:
 
     encoded_segment = segment_format.encode_segment_header(segment, identity=_IDENTITY)
     encoded_index = segment_format.encode_index_header(index, identity=_IDENTITY)
-    encoded_mark = segment_format.encode_durable_mark(1 << 60, identity=_IDENTITY)
+    encoded_mark = segment_format.encode_durable_mark(
+        segment_format.MarkFacts(1 << 60, 1 << 59, 1 << 58), identity=_IDENTITY
+    )
 
     assert {len(encoded_segment), len(encoded_mark)} == {64}
     assert len(encoded_index) == 64 + len(fingerprint or b"")
     assert segment_format.decode_segment_header(encoded_segment, identity=_IDENTITY) == segment
     assert segment_format.decode_index_header(encoded_index, identity=_IDENTITY) == index
-    assert segment_format.decode_durable_mark(encoded_mark, identity=_IDENTITY) == 1 << 60
+    assert segment_format.decode_durable_mark(encoded_mark, identity=_IDENTITY) == (
+        1 << 60,
+        1 << 59,
+        1 << 58,
+    )
 
 
 def test_every_flipped_bit_of_a_header_is_noticed() -> None:

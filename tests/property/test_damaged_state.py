@@ -1,0 +1,167 @@
+"""One thing in a data directory is damaged, lost, swapped or old: each table is right, or refused.
+
+The directory has a log table, a primary key table, one that transactions load and overwrite, and a
+quiet one; what was acknowledged of each is known. Whatever is done to one file or directory, no
+table answers anything else, those that it does not concern are served, and nothing is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamhouse.storage_service.operations.check_directory import check_directory
+from tests.support.attacked_directory import (
+    BUILD_STAGES,
+    Acknowledged,
+    Verdict,
+    build,
+    judge,
+)
+from tests.support.attacks import Attack, attack, state_files
+
+TABLE = {"1": "default.events", "2": "default.loads", "3": "other.quiet", "4": "default.users"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Acknowledged]:
+    folder = tmp_path_factory.mktemp("built")
+    return folder, asyncio.run(build(folder))
+
+
+def _last(folder: Path) -> Path:
+    return folder / f"stage-{BUILD_STAGES - 1}"
+
+
+def _judged(
+    built: tuple[Path, Acknowledged], damage: Callable[[Path], Attack | None]
+) -> tuple[dict[str, Verdict], Attack | None, bool]:
+    """Return the verdicts on a damaged copy, what was done, and whether a check calls it sound."""
+    folder, known = built
+    with tempfile.TemporaryDirectory(prefix="attacked-") as name:
+        copy = Path(name) / "data"
+        shutil.copytree(_last(folder), copy)
+        done = damage(copy)
+        before = set(state_files(copy))
+        is_sound = check_directory(copy, lake_check=None).is_sound
+        verdicts = asyncio.run(judge(copy, known))
+        if verdicts[""].how == "refused":
+            assert set(state_files(copy)) == before, "who does not start changes nothing"
+        _check_nothing_removed(before, copy)
+        return verdicts, done, is_sound
+
+
+def _check_nothing_removed(before: set[str], copy: Path) -> None:
+    """Segments, decisions and descriptors that were there still are."""
+    kept = re.compile(r"\.log$|table\.json$|lake\.json$|service\.json$|truncated$|outcomes$")
+    gone = {name for name in before - set(state_files(copy)) if kept.search(name)}
+    assert not {name for name in gone if "/kv/" not in name}, gone
+
+
+def _check(verdicts: dict[str, Verdict], done: Attack | None) -> None:
+    for path, verdict in verdicts.items():
+        assert verdict.how != "wrong", (str(done), path, verdict.why)
+        if verdict.how == "refused":
+            assert len(verdict.why) > 20, (str(done), path, verdict)
+            assert "Traceback" not in verdict.why
+    refused = {path for path, verdict in verdicts.items() if verdict.how == "refused"}
+    if refused and done is not None:
+        touched = {TABLE.get(Path(file).parts[1], "") for file in done.files if "/" in file}
+        # Only what was hit is refused; service.json is everybody's.
+        assert refused <= touched | {""}, (str(done), verdicts)
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=15, deadline=None)
+def test_whatever_is_done_to_one_thing_no_table_answers_wrong(
+    built: tuple[Path, Acknowledged], seed: int
+) -> None:
+    folder, _ = built
+    older = [folder / f"stage-{stage}" for stage in range(BUILD_STAGES - 1)]
+    random = Random(seed)
+
+    verdicts, done, _ = _judged(built, lambda copy: attack(copy, random.randrange, older=older))
+
+    _check(verdicts, done)
+
+
+def _change_type(data: Path) -> None:
+    path = data / "tables" / "1" / "table.json"
+    path.write_text(path.read_text().replace("bigint", "double"))
+
+
+def _lose(*names: str) -> Callable[[Path], None]:
+    def lose(data: Path) -> None:
+        for name in names:
+            for path in sorted(data.glob(f"tables/{name}")):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return lose
+
+
+CASES: list[tuple[str, Callable[[Path], None], str]] = [
+    ("1", _change_type, "table.json is damaged: its checksum is wrong"),
+    ("1", _lose("1/table.json"), "table.json is missing"),
+    ("1", _lose("1/lake.json"), "lake.json is missing"),
+    ("1", _lose("1/bucket-1"), "all segment files are missing"),
+    ("4", _lose("4/bucket-0"), "all segment files are missing"),
+    ("1", _lose("1/bucket-1/*.log"), "has no segment files"),
+    ("2", _lose("2/bucket-0/00000000000000000000.*"), "retention has deleted rows below 0 only"),
+    ("1", _lose("1/bucket-0/durable.mark"), "durable.mark is missing or damaged"),
+    ("1", _lose("1/bucket-0/*.writers"), ".writers is missing or damaged"),
+    ("2", _lose("2/transactions"), "outcomes is missing"),
+    ("2", _lose("2/transactions/outcomes"), "outcomes is missing"),
+    ("2", _lose("2/transactions/truncated"), "truncated is missing"),
+    ("2", _lose("2/transactions/*.decision"), "a transaction whose decision is missing"),
+    ("1", _lose("1"), "its directory"),
+]
+
+
+@pytest.mark.parametrize(("table", "damage", "sentence"), CASES)
+def test_what_is_missing_or_changed_makes_its_table_unavailable(
+    built: tuple[Path, Acknowledged],
+    table: str,
+    damage: Callable[[Path], None],
+    sentence: str,
+) -> None:
+    verdicts, _, is_sound = _judged(built, lambda copy: damage(copy))
+
+    verdict = verdicts.pop(TABLE[table])
+    assert verdict.how == "refused"
+    assert sentence in verdict.why
+    assert {verdict.how for verdict in verdicts.values()} == {"right"}
+    assert not is_sound
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "sentence"),
+    [
+        ("tables/1/table.json", 1, "table.json is an old version"),
+        ("tables/1/lake.json", 1, "it is an old version"),
+        ("tables/2/transactions/truncated", 0, ""),
+        ("tables/2/transactions/truncated", 1, ""),
+        ("tables/1/bucket-0/durable.mark", 1, "durable.mark is an old version"),
+    ],
+)
+def test_an_old_version_is_noticed_where_it_would_answer_wrong(
+    built: tuple[Path, Acknowledged], name: str, stage: int, sentence: str
+) -> None:
+    folder, _ = built
+    old = folder / f"stage-{stage}" / name
+
+    verdicts, _, _ = _judged(built, lambda copy: shutil.copyfile(old, copy / name) and None)
+
+    path = TABLE[Path(name).parts[1]]
+    assert verdicts[path].how == ("refused" if sentence else "right")
+    assert sentence in verdicts.pop(path).why
+    assert {verdict.how for verdict in verdicts.values()} == {"right"}
