@@ -33,7 +33,9 @@ class ForeignRequests:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._named = frozenset(name.lower() for name in config.allowed_hosts)
-        self._own = self._named | {"localhost", socket.gethostname().lower(), config.host.lower()}
+        machine = socket.gethostname().lower()
+        own = {"localhost", machine, machine.partition(".")[0], config.host.lower()}
+        self._own = self._named | own
         # With a certificate the browser has checked the name before it sent anything.
         self._is_any_host = ANY_HOST in self._named or config.tls_certificate_file is not None
         # Values of `Host` that were right, as they were sent: most requests need one look.

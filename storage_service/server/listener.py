@@ -271,7 +271,7 @@ def _within_open_files(config: ServiceConfig) -> ServiceConfig:
         _logger.debug("event=few_open_files limit=%d full_service_needs=%d", hard, wanted)
     connections_max = min(config.connections_max, max(1, hard // 2))
     if connections_max < config.connections_max:
-        _logger.warning(
+        _logger.info(
             "event=fewer_connections connections_max=%d open_files_limit=%d advice='ulimit -n'",
             connections_max,
             hard,
