@@ -11,7 +11,6 @@ from streamhouse.storage_service.log.segment import WrittenFrame
 from streamhouse.storage_service.log.segment_format import encode_frame
 from streamhouse.storage_service.log.writer_state import (
     TRANSACTION_WRITER,
-    RememberedBatch,
     WriterStates,
 )
 
@@ -117,10 +116,10 @@ class AppendQueue:
         )
         window_before = None
         if writer_id:
-            batch = RememberedBatch(sequence, base_offset, end_offset, timestamp_us)
+            batch = (sequence, base_offset, end_offset, timestamp_us)
             window_before = self._writers.record(writer_id, batch)
         size_bytes = sum(map(len, buffers))
-        frame = WrittenFrame(base_offset, end_offset, timestamp_us, size_bytes, bytes(buffers[0]))
+        frame = WrittenFrame(base_offset, end_offset, timestamp_us, size_bytes, buffers[0])
         self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
         self._next_offset = end_offset
         return AppendResult(base_offset, end_offset, timestamp_us, False)

@@ -15,6 +15,7 @@ import struct
 from hashlib import blake2b
 from typing import Final
 
+from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segment_format import LogIdentity
 
 __all__ = ["fingerprint_after", "fingerprint_within", "first_fingerprint"]
@@ -30,7 +31,7 @@ def first_fingerprint(identity: LogIdentity, offset: int) -> bytes:
     return blake2b(beginning, digest_size=FINGERPRINT_BYTES).digest()
 
 
-def fingerprint_after(before: bytes, header: bytes) -> bytes:
+def fingerprint_after(before: bytes, header: Buffer) -> bytes:
     """Return the fingerprint after a frame with these 64 bytes of header."""
     return blake2b(before + header, digest_size=FINGERPRINT_BYTES).digest()
 

@@ -68,7 +68,7 @@ class WrittenFrame(NamedTuple):
     end_offset: int
     timestamp_us: int
     size_bytes: int
-    header: bytes
+    header: Buffer
 
 
 class _Frame(NamedTuple):

@@ -23,7 +23,7 @@ from streamhouse.storage_service.log.segment_format import (
     frame_bytes,
 )
 from streamhouse.storage_service.log.segment_index import GrowingIndex
-from streamhouse.storage_service.log.writer_state import RememberedBatch, WriterStates
+from streamhouse.storage_service.log.writer_state import WriterStates
 
 __all__ = ["ScanResult", "durable_offset_after", "scan_frames"]
 
@@ -40,16 +40,9 @@ class ScanResult(NamedTuple):
     fingerprint: bytes | None
 
 
-class _RawFrame(NamedTuple):
-    """A frame whose checksum is right; `row_count` is 0 if nothing else can be made of it."""
-
-    payload_bytes: int
-    base_offset: int
-    row_count: int
-    timestamp_us: int
-    writer_id: int
-    sequence: int
-    durable_offset: int
+# A frame whose checksum is right: payload bytes, base offset, row count (0 if nothing else can be
+# made of it), timestamp, writer id, sequence, durable offset. A restart makes one of each frame.
+_RawFrame = tuple[int, int, int, int, int, int, int]
 
 
 def scan_frames(
@@ -76,17 +69,18 @@ def scan_frames(
         if isinstance(found, str):
             problem = found
             break
-        if not found.row_count:
+        payload_bytes, base, row_count, frame_timestamp, writer_id, sequence, _ = found
+        if not row_count:
             problem = "a whole frame that this release cannot read"
             break
-        if found.base_offset != expected:
-            problem = f"frame of offset {found.base_offset} where {expected} was expected"
+        if base != expected:
+            problem = f"frame of offset {base} where {expected} was expected"
             break
-        if found.timestamp_us < last_timestamp:
-            problem = f"timestamp {found.timestamp_us} after {last_timestamp}"
+        if frame_timestamp < last_timestamp:
+            problem = f"timestamp {frame_timestamp} after {last_timestamp}"
             break
-        end_offset = expected + found.row_count
-        last_timestamp = found.timestamp_us
+        end_offset = expected + row_count
+        last_timestamp = frame_timestamp
         if index is not None:
             index.add(
                 offset=expected,
@@ -94,14 +88,13 @@ def scan_frames(
                 timestamp_us=last_timestamp,
                 fingerprint=fingerprint,
             )
-        if writers is not None and found.writer_id:
-            batch = RememberedBatch(found.sequence, expected, end_offset, last_timestamp)
-            writers.record(found.writer_id, batch)
+        if writers is not None and writer_id:
+            writers.record(writer_id, (sequence, expected, end_offset, last_timestamp))
         if fingerprint is not None:
-            header = bytes(view[position : position + FRAME_HEADER_BYTES])
+            header = view[position : position + FRAME_HEADER_BYTES]
             fingerprint = fingerprint_after(fingerprint, header)
         expected = end_offset
-        position += frame_bytes(found.payload_bytes)
+        position += frame_bytes(payload_bytes)
     return ScanResult(expected, min(position, size), last_timestamp, problem, fingerprint)
 
 
@@ -114,8 +107,11 @@ def durable_offset_after(view: memoryview, position: int, *, offset_min: int) ->
     proven = 0
     for candidate in _magic_positions(view, position):
         found = _frame_at(view, candidate)
-        if not isinstance(found, str) and found.base_offset >= offset_min:
-            proven = max(proven, found.durable_offset)
+        if isinstance(found, str):
+            continue
+        _, base, *_, durable = found
+        if base >= offset_min:
+            proven = max(proven, durable)
     return proven
 
 
@@ -136,8 +132,8 @@ def _frame_at(view: memoryview, position: int) -> _RawFrame | str:
     known = version == FRAME_VERSION and not flags and not zero
     if not known or not rows or not payload_bytes or dur > base:
         # Whole, hence no torn write. Vouching for itself makes recovery refuse, not cut it off.
-        return _RawFrame(payload_bytes, base, 0, timestamp, writer, seq, base + 1)
-    return _RawFrame(payload_bytes, base, rows, timestamp, writer, seq, dur)
+        return payload_bytes, base, 0, timestamp, writer, seq, base + 1
+    return payload_bytes, base, rows, timestamp, writer, seq, dur
 
 
 def _magic_positions(view: memoryview, position: int) -> Iterator[int]:

@@ -125,8 +125,11 @@ class WriterStates:
             )
         return batch
 
-    def record(self, writer_id: int, batch: RememberedBatch) -> bytes | None:
-        """Remember a batch as the writer's latest; return the window before, for `put_back`."""
+    def record(self, writer_id: int, batch: tuple[int, int, int, int]) -> bytes | None:
+        """Remember a batch as the writer's latest; return the window before, for `put_back`.
+
+        It has the fields of a `RememberedBatch`: one of each frame would be made for nothing.
+        """
         before = self._windows.pop(writer_id, None)
         window = (before or b"") + _BATCH.pack(*batch)
         self._windows[writer_id] = window[-self._window_bytes :]
