@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.errors import (
+    StorageFailedError,
+    StreamhouseError,
+    UnknownOutcomeError,
+)
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState
@@ -193,7 +199,7 @@ class TabletManager:
             self._add(table)
             await self.transactions.open(table)
         except Exception as error:  # whatever it is, the other tables are served
-            if self._config.is_strict:
+            if self._config.is_strict or _is_for_want_of_room(error):
                 raise
             if not isinstance(error, StreamhouseError):
                 _logger.exception("event=bug table=%s", info.path)
@@ -491,3 +497,9 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)
+
+
+def _is_for_want_of_room(error: Exception) -> bool:
+    """Whether the disk is full: no table is damaged, and none could be opened."""
+    wanted = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
+    return isinstance(error, StorageFailedError) and any(text in error.message for text in wanted)
