@@ -186,7 +186,9 @@ class GuardedCatalog(Catalog):
         check_updates(table.name(), None if isinstance(table, StagedTable) else table, updates)
         above = _of(super())
         landed: CommitTableResponse = above.commit_table(table, requirements, updates)
-        return landed
+        # The answer is the table from now on: others may have written to it as well.
+        metadata = _scrubbed(".".join(table.name()), landed.metadata)
+        return landed.model_copy(update={"metadata": metadata})
 
     @staticmethod
     def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
@@ -247,6 +249,7 @@ class GuardedCatalog(Catalog):
                 f"{where}: location '{location[:300]}' does not lie below the warehouse; leave it"
                 f" out, or let the operator name the place in {LAKE_PATHS_PROPERTY}"
             )
+        self._check_no_namespace(where, identifier, place)
         self.check_outside_data_directory(where, place)
         with self.rules.lock:
             now = time.monotonic()
@@ -259,6 +262,22 @@ class GuardedCatalog(Catalog):
             approved[identifier] = (place, now)
         if any(place.may_overlap(taken) for taken in self._taken_places(identifier)):
             raise ForbiddenError(_OVERLAP.format(where, location[:300]))
+
+    def _check_no_namespace(self, where: str, identifier: Identifier, place: Place) -> None:
+        """Raise `ForbiddenError` for a folder that is the tables' of a namespace, there or to come.
+
+        Who had it could keep every table of that namespace from being made.
+        """
+        warehouse = self.rules.warehouse
+        if warehouse is None:
+            return
+        in_warehouse = warehouse.place.real() in (place.parent.real(), place.real().parent)
+        others = [*self.rules.more, self._proposed_folder(identifier)]
+        if in_warehouse and not _is_below(place, others):
+            raise ForbiddenError(
+                f"{where}: its location must not be a folder of the warehouse itself, because the"
+                " tables of a namespace go there; leave it out, or choose a folder in one of those"
+            )
 
     def check_outside_data_directory(self, where: str, place: Place) -> None:
         """Raise `ForbiddenError` for a place that is in, or around, what the service keeps."""

@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError as RestForbidden
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableResponse, Table
 
 from streamhouse.connector.lake_planner import load_table
 from streamhouse.storage_service.errors import ForbiddenError, StreamhouseError
+from streamhouse.storage_service.lake.guarded_catalog import guarded
 from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
 from tests.support.hostile_metadata import HOSTILE_PROPERTIES, entered, rewrite_metadata
 from tests.support.rest_world import RestWorld
@@ -152,6 +154,31 @@ def test_what_came_in_behind_the_catalogs_back_is_dropped_everywhere(
     assert "py-io-impl" in dropped[0]
 
 
+class _SaysMore(SqlCatalog):
+    """Its answer to a commit has what somebody else has written meanwhile."""
+
+    def commit_table(self, *arguments: Any) -> CommitTableResponse:
+        landed = super().commit_table(*arguments)
+        properties = {**landed.metadata.properties, **HOSTILE_PROPERTIES}
+        said = landed.metadata.model_copy(update={"properties": properties})
+        return landed.model_copy(update={"metadata": said})
+
+
+def test_what_the_answer_to_a_commit_says_is_dropped_too(tmp_path: Path) -> None:
+    """pyiceberg takes it for the table, and looks there for the code to write files with."""
+    properties = {"uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    catalog = guarded(_SaysMore("lake", **properties), properties)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", ROWS.schema)
+
+    for _ in range(2):
+        table.append(ROWS)
+
+    assert not HOSTILE_PROPERTIES.keys() & table.properties.keys()
+    assert table.scan().to_arrow().num_rows == 6
+    catalog.close()
+
+
 # -- places --------------------------------------------------------------------------------------
 
 
@@ -175,6 +202,11 @@ def test_a_location_lies_below_the_warehouse_and_where_no_table_is(
         f"{warehouse}/db/t#x",
         f"{warehouse}/link/t",
         f"{warehouse}/db",
+        # The folder of a namespace to come.
+        f"{warehouse}/other",
+        f"{warehouse}/other/",
+        f"{warehouse}/./other",
+        f"{warehouse}/alias/../other",
         f"{warehouse}/db/there",
         f"{warehouse}/db/there/data",
         f"{warehouse}//db//there//x",
@@ -193,6 +225,20 @@ def test_a_location_lies_below_the_warehouse_and_where_no_table_is(
     lies = {"updates": {"location": "file:///etc"}}
     assert "warehouse" in _refused(world, "POST", "namespaces/db/properties", lies)
     assert client.list_tables("db") == [("db", "there")]
+
+
+def test_who_may_write_one_namespace_keeps_no_other_from_being_filled(
+    world: RestWorld, client: RestCatalog
+) -> None:
+    """The database has rows in its log and no lake table yet."""
+    client.create_namespace("own")
+    world.create_table("later.t")
+    world.service.append("later.t", 0, rows(0, 5))
+    for location in ("later", "later/t"):
+        body = _creation(f"file://{world.folder}/warehouse/{location}")
+        world.call("POST", "namespaces/own/tables", body)
+
+    assert world.tier("later.t").row_count == 5
 
 
 def test_a_name_is_one_folder(world: RestWorld, client: RestCatalog) -> None:
@@ -224,7 +270,7 @@ def test_a_name_that_was_renamed_away_is_free_for_another_table(client: RestCata
 def test_the_places_of_two_creations_at_once_do_not_overlap(
     world: RestWorld, client: RestCatalog
 ) -> None:
-    location = f"file://{world.folder}/warehouse/shared"
+    location = f"file://{world.folder}/warehouse/db/shared"
     change = {"identifier": {"namespace": ["db"], "name": "one"}, **_assert_create(location)}
     inside = {"identifier": {"namespace": ["db"], "name": "two"}, **_assert_create(f"{location}/x")}
 
