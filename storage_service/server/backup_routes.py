@@ -28,8 +28,13 @@ def backup_routes(service: Service) -> APIRouter:
         # Nobody creates or drops tables, or deletes segments, until all have a second name.
         async with manager.changing_files:
             tables = list(manager.open_tables())
+            damaged = manager.damaged_tables()
             staged = await stage_running(
-                manager.directory, tables, with_lake=body.with_lake, run=service.run_blocking
+                manager.directory,
+                tables,
+                damaged=[table.table_id for table in damaged],
+                with_lake=body.with_lake,
+                run=service.run_blocking,
             )
         return {
             "staged": STAGING,
@@ -41,6 +46,7 @@ def backup_routes(service: Service) -> APIRouter:
                 }
                 for table in tables
             },
+            "damaged_tables": [table.to_json() for table in damaged],
         }
 
     @routes.delete("", summary="Remove what was staged.", status_code=204)

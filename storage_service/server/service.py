@@ -78,6 +78,7 @@ class Service:
         self.status = StatusSampler(
             tables=manager.open_tables,
             damaged_tables=manager.damaged_tables,
+            strangers=manager.strangers,
             coordinator=manager.tiering,
             run_blocking=self.run_blocking,
             clock_us=clock_us,

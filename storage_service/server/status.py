@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -68,6 +68,7 @@ class StatusSampler:
         *,
         tables: Callable[[], Iterable[OpenTable]],
         damaged_tables: Callable[[], Iterable[DamagedTable]],
+        strangers: Sequence[str],
         coordinator: TieringCoordinator,
         run_blocking: RunBlocking,
         clock_us: Callable[[], int],
@@ -76,6 +77,7 @@ class StatusSampler:
     ) -> None:
         self._tables = tables
         self._damaged_tables = damaged_tables
+        self._strangers = strangers
         self._coordinator = coordinator
         self._run_blocking = run_blocking
         self._clock_us = clock_us
@@ -113,6 +115,7 @@ class StatusSampler:
             "table_count": len(every),
             "tables": [self._table(table) for table in tables],
             "damaged_tables": [damaged.to_json() for damaged in self._damaged_tables()],
+            "strangers": list(self._strangers),
             "workers": [
                 {"worker_id": status["worker_id"], "table": str(table.path)}
                 | {name: status[name] for name in _ROUND_FACTS}

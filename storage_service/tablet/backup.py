@@ -56,9 +56,17 @@ def clear_staging(directory: DataDirectory) -> None:
 
 
 async def stage_running(
-    directory: DataDirectory, tables: Sequence[OpenTable], *, with_lake: bool, run: RunBlocking
+    directory: DataDirectory,
+    tables: Sequence[OpenTable],
+    *,
+    damaged: Sequence[int] = (),
+    with_lake: bool,
+    run: RunBlocking,
 ) -> dict[int, BucketEnds]:
     """Stage a running service's tables; return what of each is there, by table id.
+
+    Those with the ids `damaged` are not served, so nobody writes to them: they are copied as they
+    are, and are as damaged in the backup.
 
     Raises `AlreadyExistsError` if another backup is staged. After any other error nothing is.
     """
@@ -66,6 +74,8 @@ async def stage_running(
     try:
         for table in tables:
             await run(_copy_facts, directory, staged, table.info.table_id)
+        for table_id in damaged:
+            await run(_copy_damaged, directory, staged, table_id)
         if with_lake:
             await run(_copy_lake, directory, staged)
         return {
@@ -114,6 +124,12 @@ def _copy_facts(directory: DataDirectory, staged: DataDirectory, table_id: int) 
     target.mkdir()
     for path in directory.table(table_id).glob("*.json"):
         shutil.copy2(path, target / path.name)
+
+
+def _copy_damaged(directory: DataDirectory, staged: DataDirectory, table_id: int) -> None:
+    # Its directory may be what it has lost.
+    if directory.table(table_id).is_dir():
+        _copy_closed(directory.table(table_id), staged.table(table_id))
 
 
 def _copy_lake(directory: DataDirectory, staged: DataDirectory) -> None:

@@ -265,6 +265,11 @@ class TabletManager:
         """The paths of all tables, or of one database's, sorted; damaged ones too."""
         return self._registry.paths(database)
 
+    @property
+    def strangers(self) -> list[str]:
+        """A sentence for everything among the tables' directories that is none, and stays."""
+        return self._registry.strangers
+
     def damaged_tables(self) -> list[DamagedTable]:
         """The tables that cannot be served, sorted by path."""
         return self._registry.damaged()

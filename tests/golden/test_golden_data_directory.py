@@ -17,7 +17,7 @@ from tests.support.attacked_directory import Acknowledged, judge
 GOLDEN = Path(__file__).parent
 
 
-@pytest.mark.parametrize("version", ["data_directory_v1"])
+@pytest.mark.parametrize("version", ["data_directory_v1", "data_directory_v2"])
 def test_a_data_directory_of_this_format_is_served(tmp_path: Path, version: str) -> None:
     with tarfile.open(GOLDEN / version / "data_directory.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -95,6 +95,12 @@ def _of_running(
                 f"the service at {client.endpoint} is not the one that uses {data_dir}; name it"
                 " with --endpoint"
             )
+        for damaged in staged["damaged_tables"]:
+            click.echo(
+                f"table '{damaged['table']}' is damaged, here and in the backup:"
+                f" {damaged['reason']}",
+                err=True,
+            )
         return write_backup(
             data_dir / staged["staged"], target, {**facts, "tables": staged["tables"]}
         )

@@ -66,6 +66,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     for table in status["tables"]:
         if diverged := table["tiering"].get("diverged"):
             lines.append(Text(diverged, style="red"))
+    lines += [Text(stranger, style="red") for stranger in status.get("strangers", ())]
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"

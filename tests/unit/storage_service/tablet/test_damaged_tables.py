@@ -145,6 +145,34 @@ def test_every_call_that_names_a_damaged_table_says_why(
     _run(tmp_path, scenario)
 
 
+def test_a_backup_has_what_is_damaged_as_it_is(tmp_path: Path) -> None:
+    table = asyncio.run(_two_tables(tmp_path / "data"))
+    _break_header(table)
+    (tmp_path / "data" / "tables" / "lost").mkdir()
+
+    async def scenario(service: InProcessService) -> None:
+        answer = await service.call("POST", "/v1/admin/backup", json_body={"with_lake": False})
+        assert answer.status == 201, answer.body
+        assert [found["table"] for found in answer.json()["damaged_tables"]] == ["default.events"]
+        status = (await service.call("GET", "/v1/status")).json()
+        assert len(status["strangers"]) == 1
+
+    _run(tmp_path / "data", scenario)
+
+    async def check(service: InProcessService) -> None:
+        status = (await service.call("GET", "/v1/status")).json()
+        assert [found["table"] for found in status["damaged_tables"]] == ["default.events"]
+        state = (await service.call("GET", "/v1/tables/other/state")).json()
+        assert state["positions"]["0"]["high_watermark"] == 4
+
+    staged = tmp_path / "data" / "backup.staged"
+    assert (staged / "tables" / "1" / "bucket-0" / f"{0:020d}.log").read_bytes() == (
+        table / "bucket-0" / f"{0:020d}.log"
+    ).read_bytes()
+    staged.rename(tmp_path / "restored")
+    _run(tmp_path / "restored", check)
+
+
 def test_the_strict_service_does_not_start(tmp_path: Path) -> None:
     _break_header(asyncio.run(_two_tables(tmp_path)))
 
