@@ -54,3 +54,14 @@ def test_make_targets_exist(document: Path) -> None:
     targets = set(_TARGET.findall((ROOT / "Makefile").read_text()))
 
     assert set(_MAKE.findall(document.read_text())) <= targets
+
+
+def test_each_line_of_the_threat_model_names_a_test_that_exists() -> None:
+    model = (ROOT / "docs" / "security.md").read_text().partition("## The threat model")[2]
+    lines = [line for line in model.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    rows = [line for line in lines if not line.startswith(("| ---", "| attempt", "| what must"))]
+    assert len(rows) > 20
+    for row in rows:
+        tests = re.findall(r"`((?:tests|integration)/[^`]+)`", row.rsplit("|", 2)[1])
+        assert tests, row
+        assert all((ROOT / test).exists() for test in tests), row
