@@ -235,7 +235,7 @@ def test_what_another_service_wrote_just_now_is_not_taken_from_it(world: RestWor
     assert last is not None
     soon = last.timestamp_ms + 12_000
 
-    with pytest.raises(FencedError, match=r"another streamhouse service 12 s ago.*or --force\)"):
+    with pytest.raises(FencedError, match=r"another streamhouse service 12 s ago.*\(--adopt"):
         _find(world, now_ms=soon)
     assert _find(world, now_ms=soon, is_forced=True).owner_id == 1
 
