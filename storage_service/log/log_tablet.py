@@ -383,18 +383,19 @@ class LogTablet:
     def fingerprint(self, offset: int) -> bytes | None:
         """Return the fingerprint at a durable offset (`fingerprint.py`); None if none is known.
 
-        That is below the log's first segment, above its end, and where an earlier release wrote.
-        Reads a few frame headers of one segment: not for the event loop.
+        That is below the log's first segment, above its end, where an earlier release wrote, and
+        behind a damaged frame header in the few that are read. Not for the event loop.
         """
         try:
             return self._chain.fingerprint(offset)
-        except (CorruptDataError, OSError) as error:
+        except CorruptDataError as error:
+            _logger.warning("no fingerprint log=%s offset=%d: %s", self, offset, error)
+            return None
+        except OSError as error:
             if offset < self._chain.segments[0].base_offset:
                 # Removed by retention meanwhile.
                 return None
-            if isinstance(error, OSError):
-                raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
-            raise
+            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
 
     def apply_retention(
         self, *, timestamp_us_before: int, offset_max: int, tiered_offset: int = 0

@@ -350,8 +350,11 @@ class TieringCoordinator:
         async with self.round_of(table).lock:
             if covered is not None:
                 await self._check(table, (covered,))
-                epoch = max(covered.epoch, table.lake.tiering_epoch)
-                await self.record(table, replace(table.lake, tiering_epoch=epoch))
+                if covered.epoch > table.lake.tiering_epoch:
+                    # Whoever asks is fenced by the lake itself.
+                    lake = replace(table.lake, tiering_epoch=covered.epoch, tiering_worker="")
+                    await self.record(table, lake)
+                    self.round_of(table).end(self._monotonic_s())
         return await self._run_blocking(fingerprints_at, table, offsets)
 
     async def check_lake(self, table: OpenTable, covered: CoveredOffsets, *, is_kept: bool) -> None:

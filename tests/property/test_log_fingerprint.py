@@ -212,6 +212,18 @@ def test_a_segment_of_another_copy_is_damage() -> None:
         open_log(disk, **_OPTIONS)
 
 
+def test_behind_a_damaged_header_a_fingerprint_is_not_known() -> None:
+    disk = CrashFilesystem(0)
+    log = open_log(disk, **_OPTIONS)
+    for _ in range(12):
+        store(log, b"x" * 100)
+    disk.damage(DIRECTORY / f"{0:020d}.log", 64 + 16)
+
+    assert log.fingerprint(0) is not None
+    assert log.fingerprint(1) is None
+    assert log.fingerprint(12) is not None
+
+
 def test_a_full_disk_does_not_keep_an_older_log_closed() -> None:
     """Its fingerprints begin with the next segment that finds room."""
     history = _History(0)

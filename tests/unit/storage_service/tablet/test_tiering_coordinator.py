@@ -365,6 +365,7 @@ def test_an_epoch_that_was_not_given_out_here_needs_proof(tmp_path: Path) -> Non
         )
         known = CoveredOffsets(tiered_offsets=ends, epoch=9, fingerprints=own)
 
+        assert (await world.granted()).epoch == 1
         await world.tiering.compare_history(table, table_id=table_id, covered=known, offsets={})
         assert (await world.granted()).epoch == 10
 
