@@ -146,7 +146,7 @@ def test_what_is_taken_is_found(
         written = [SCHEMA.empty_table()]
         for part in parts:
             # Rows of the past may be there that are refused today: they are tiered all the same.
-            _count_refused(limits, part)
+            _judge_refusals(limits, part)
             start = sum(table.num_rows for table in written)
             ids = pa.array(range(start, start + part.num_rows), pa.int64())
             rows = part.set_column(0, SCHEMA.field("id"), ids)
@@ -159,13 +159,21 @@ def test_what_is_taken_is_found(
         _check(world, expected, wheres)
 
 
-def _count_refused(limits: LakeLimits, part: pa.RecordBatch) -> None:
-    """Raise unless the rule names a row of the batch, if it refuses it."""
+def _judge_refusals(limits: LakeLimits, part: pa.RecordBatch) -> None:
+    """Raise unless the rule refuses a batch by a row that it refuses alone, or has none such."""
+    refused = [n for n in range(part.num_rows) if _refusal(limits, part.slice(n, 1))]
+    sentence = _refusal(limits, part)
+
+    assert bool(sentence) == bool(refused)
+    assert not sentence or any(f"of row {n} has" in sentence for n in refused)
+
+
+def _refusal(limits: LakeLimits, rows: pa.RecordBatch) -> str:
     try:
-        limits.check(part, table="db.t")
+        limits.check(rows, table="db.t")
     except SchemaMismatchError as error:
-        (row,) = (n for n in range(part.num_rows) if f"of row {n} has" in error.message)
-        limits.check(part.slice(0, row), table="db.t")
+        return error.message
+    return ""
 
 
 def _check(world: UnionWorld, expected: pa.Table, wheres: list[str]) -> None:
