@@ -52,6 +52,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
+from streamhouse.storage_service.kv.rocksdb_files import problem_of
 
 __all__ = [
     "Marker",
@@ -132,7 +133,9 @@ class RocksdbStore:
         self._reads_expected = False
         path.mkdir(parents=True, exist_ok=True)
         with self._door():
-            _check_whole(path)
+            problem = problem_of(path)
+            if problem:
+                raise RuntimeError(f"Corruption: {problem}")
             ours = _rocksdb_options(options or StoreOptions())
             # Without the second, those of rows are taken from a file that nothing vouches for, and
             # without its filters.
@@ -359,12 +362,6 @@ def _rocksdb_options(options: StoreOptions) -> Options:
 
 def _as_it_is(error: CorruptDataError) -> CorruptDataError:
     return error
-
-
-def _check_whole(path: Path) -> None:
-    """Raise if RocksDB would begin anew in a directory that has rows, and delete them."""
-    if not (path / "CURRENT").exists() and any(path.glob("*.sst")):
-        raise FileNotFoundError("Corruption: there are files of rows, but no file CURRENT")
 
 
 def _translated(path: Path, error: Exception) -> StreamhouseError:

@@ -22,6 +22,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.spark_job",
     ),
     "crc32c": (
+        "streamhouse.storage_service.kv.rocksdb_files",
         "streamhouse.storage_service.log.*",
         "streamhouse.storage_service.tablet.sealed_json",
     ),

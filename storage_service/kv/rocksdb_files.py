@@ -1,0 +1,67 @@
+"""What RocksDB must not be trusted with: its own lists, checked before it opens them.
+
+RocksDB verifies each record of its manifest, but some bytes behind the last one make it look for
+the next for ever, and the whole service stands still. And where its file `CURRENT` is missing it
+begins anew and deletes the rows that are there.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+__all__ = ["problem_of"]
+
+_BLOCK_BYTES: Final = 32 << 10
+# masked checksum of type and payload, payload bytes, type            (little endian)
+_HEADER: Final = struct.Struct("<IHB")
+_FIRST_TYPE: Final = 1
+_LAST_TYPE: Final = 4
+_MASK_DELTA: Final = 0xA282EAD8
+
+
+def problem_of(directory: Path) -> str:
+    """Return what is wrong with the lists of the RocksDB at `directory`; empty if nothing is."""
+    current = directory / "CURRENT"
+    if not current.exists():
+        is_lost = any(directory.glob("*.sst"))
+        return "there are files of rows, but no file CURRENT" if is_lost else ""
+    for path in directory.glob("*.log"):
+        if path.stat().st_size:
+            return f"{path.name} has a log of changes, which is never written"
+    manifest = directory / current.read_text(encoding="utf-8", errors="replace").strip()
+    if manifest.parent != directory or not manifest.is_file():
+        return f"CURRENT names {manifest.name!r}, which is no file there"
+    position = _damaged_at(manifest.read_bytes())
+    return "" if position is None else f"{manifest.name} is damaged at byte {position}"
+
+
+def _damaged_at(data: bytes) -> int | None:
+    """Return where the first bytes are that can be no record, nor what a crash leaves of one."""
+    position = 0
+    while position + _HEADER.size <= len(data):
+        left = _BLOCK_BYTES - position % _BLOCK_BYTES
+        if left < _HEADER.size:
+            position += left
+            continue
+        masked, size, kind = _HEADER.unpack_from(data, position)
+        start = position + _HEADER.size
+        if kind == 0:
+            # Only zeros follow where a file was made longer than it was written.
+            return position if any(data[position:]) else None
+        if not _FIRST_TYPE <= kind <= _LAST_TYPE or _HEADER.size + size > left:
+            return position
+        if start + size > len(data):
+            return None
+        if _masked(crc32c(data[start - 1 : start + size])) != masked:
+            return position
+        position = start + size
+    return None
+
+
+def _masked(checksum: int) -> int:
+    rotated = (checksum >> 15) | (checksum << 17)
+    return (rotated + _MASK_DELTA) & 0xFFFFFFFF
