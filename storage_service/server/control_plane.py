@@ -97,8 +97,8 @@ def _service_routes(service: Service) -> APIRouter:
         return status_page()
 
     @routes.get("/v1/status", summary="What the status page shows: tables, rates, lags, workers.")
-    async def status() -> dict[str, Any]:
-        return service.status.to_json()
+    async def status() -> Response:
+        return Response(await service.status.text(), media_type="application/json")
 
     @routes.get("/ready", summary="Whether the service takes requests.")
     async def ready() -> dict[str, str]:
@@ -106,7 +106,8 @@ def _service_routes(service: Service) -> APIRouter:
 
     @routes.get("/metrics", summary="Metrics in Prometheus' text format.")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=METRICS_CONTENT_TYPE)
+        text = await service.metrics.text(service.run_blocking)
+        return Response(text, media_type=METRICS_CONTENT_TYPE)
 
     @routes.get("/v1/lake/catalog", summary="How to open the Iceberg catalog.")
     async def lake_catalog(request: Request) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from streamhouse.storage_service.server.loop_slices import in_slices
+from streamhouse.storage_service.tablet.open_table import OpenTable
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.server.service import Service
 
-__all__ = ["gauges_of"]
+__all__ = ["gauges_of", "key_memory_bytes"]
 
 
 def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
@@ -44,8 +48,7 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         ),
         "key_memory_bytes": (
             "Memory of rows by key: at hand, waiting for RocksDB, and in it.",
-            # Those out of use may just be closed.
-            sum(_memory(keys.rows.memory_bytes()) for keys in key_buckets if keys.is_usable),
+            service.key_memory_bytes,
         ),
         "key_rows": ("Rows of primary key tables.", sum(keys.row_count for keys in key_buckets)),
         "transactions_open": (
@@ -74,6 +77,16 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
             service.access.reload_failures,
         ),
     }
+
+
+async def key_memory_bytes(tables: Iterable[OpenTable]) -> int:
+    """Return the memory of rows by key, which takes long to ask for. Event loop only."""
+    total = 0
+    async for table in in_slices(tables):
+        for keys in table.key_buckets if not table.is_dropped else ():
+            # Those out of use may just be closed.
+            total += _memory(keys.rows.memory_bytes()) if keys.is_usable else 0
+    return total
 
 
 def _memory(by_place: dict[str, int]) -> int:

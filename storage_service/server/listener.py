@@ -27,6 +27,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.http_protocol import bounded_protocol
+from streamhouse.storage_service.server.loop_lag import measure_loop_lag
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.service import Service
@@ -90,7 +91,7 @@ async def _serve(
             tables=manager.open_tables,
             damaged_tables=manager.damaged_tables,
             tiering=manager.tiering,
-            gauges=service.gauges,
+            gauges=service.read_gauges,
             tables_max=config.metrics_tables_max,
         )
         # What lives as long as the process need not be walked by every collection.
@@ -103,6 +104,7 @@ async def _serve(
             ),
             asyncio.ensure_future(service.row_expiry.run(interval_ms=config.retention_interval_ms)),
             asyncio.ensure_future(service.memory_return.run()),
+            asyncio.ensure_future(measure_loop_lag(metrics.loop_lag_seconds)),
         ]
         server = _Server(
             _uvicorn_config(config, app, service.connections), service.connections, context

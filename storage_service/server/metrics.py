@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.loop_slices import in_slices
+from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.damaged_table import DamagedTable
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
@@ -20,12 +23,16 @@ METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OTHER_TABLES: Final = "(other)"
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30)
 
+_LAG_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
 
 class ServiceMetrics:
     """The counters of one service, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._state: _StateCollector | None = None
+        self._writing: asyncio.Future[bytes] | None = None
         self._requests = Counter(
             "streamhouse_requests",
             "Requests answered; status 0: the client went away.",
@@ -78,6 +85,12 @@ class ServiceMetrics:
             "streamhouse_worker_wait_seconds",
             "Time that calls wait for one of the worker threads.",
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.loop_lag_seconds = Histogram(
+            "streamhouse_event_loop_lag_seconds",
+            "How late the event loop is, measured ten times a second: what everybody waits.",
+            buckets=_LAG_SECONDS,
             registry=self.registry,
         )
         self.limits_reached = Counter(
@@ -148,15 +161,24 @@ class ServiceMetrics:
         tables: Callable[[], Iterable[OpenTable]],
         damaged_tables: Callable[[], Iterable[DamagedTable]],
         tiering: TieringCoordinator,
-        gauges: Callable[[], dict[str, tuple[str, float]]],
+        gauges: Callable[[], Awaitable[dict[str, tuple[str, float]]]],
         tables_max: int,
     ) -> None:
         """Also report `gauges` (name -> help, value) and the tables' state, read at each scrape."""
-        self.registry.register(_StateCollector(tables, damaged_tables, tiering, gauges, tables_max))
+        self._state = _StateCollector(tables, damaged_tables, tiering, gauges, tables_max)
+        self.registry.register(self._state)
 
-    def text(self) -> bytes:
-        """Return everything in Prometheus' text format. Call it on the event loop."""
-        return generate_latest(self.registry)
+    async def text(self, run_blocking: RunBlocking) -> bytes:
+        """Return everything in Prometheus' text format; scrapes at the same time share one."""
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._text(run_blocking))
+        return await asyncio.shield(self._writing)
+
+    async def _text(self, run_blocking: RunBlocking) -> bytes:
+        if self._state is not None:
+            await self._state.read()
+        text: bytes = await run_blocking(generate_latest, self.registry)
+        return text
 
 
 class _StateCollector(Collector):
@@ -165,9 +187,10 @@ class _StateCollector(Collector):
         tables: Callable[[], Iterable[OpenTable]],
         damaged_tables: Callable[[], Iterable[DamagedTable]],
         tiering: TieringCoordinator,
-        gauges: Callable[[], dict[str, tuple[str, float]]],
+        gauges: Callable[[], Awaitable[dict[str, tuple[str, float]]]],
         tables_max: int,
     ) -> None:
+        self._read: list[Metric] = []
         self._tables = tables
         self._damaged_tables = damaged_tables
         self._tiering = tiering
@@ -179,9 +202,16 @@ class _StateCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Read the service's state."""
-        for name, (text, value) in self._gauges().items():
-            yield GaugeMetricFamily(f"streamhouse_{name}", text, value=value)
+        """Return what was read last. On any thread."""
+        return iter(self._read)
+
+    async def read(self) -> None:
+        """Read the service's state. Event loop only."""
+        gauges = await self._gauges()
+        found: list[Metric] = [
+            GaugeMetricFamily(f"streamhouse_{name}", text, value=value)
+            for name, (text, value) in gauges.items()
+        ]
         rounds = CounterMetricFamily(
             "streamhouse_tiering_rounds",
             "Tiering rounds ended: in_time (within the freshness), late or failed.",
@@ -189,9 +219,7 @@ class _StateCollector(Collector):
         )
         for how in ("in_time", "late", "failed"):
             rounds.add_metric([how], self._tiering.rounds_ended[how])
-        yield rounds
-        yield self._collect_damaged()
-        yield from self._collect_tables()
+        self._read = [*found, rounds, self._collect_damaged(), *await self._collect_tables()]
 
     def _collect_damaged(self) -> Metric:
         family = GaugeMetricFamily(
@@ -207,13 +235,17 @@ class _StateCollector(Collector):
             family.add_metric(labels, count)
         return family
 
-    def _collect_tables(self) -> Iterator[Metric]:
+    async def _collect_tables(self) -> list[Metric]:
         families = {
             name: GaugeMetricFamily(f"streamhouse_table_{name}", text, labels=["table"])
             for name, text in _TABLE_GAUGES.items()
         }
         found: dict[str, dict[str, float]] = {name: {} for name in families}
-        for number, table in enumerate(sorted(self._tables(), key=_path)):
+        number = -1
+        async for table in in_slices(sorted(self._tables(), key=_path)):
+            if table.is_dropped:
+                continue
+            number += 1
             label = str(table.path) if number < self._tables_max else OTHER_TABLES
             for name, value in _facts(table, self._tiering).items():
                 values = found[name]
@@ -223,7 +255,7 @@ class _StateCollector(Collector):
         for name, family in families.items():
             for label, value in found[name].items():
                 family.add_metric([label], value)
-            yield family
+        return list(families.values())
 
 
 _TABLE_GAUGES: Final = {

@@ -28,7 +28,7 @@ from streamhouse.storage_service.server.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.body_memory import BodyMemory
 from streamhouse.storage_service.server.fair_turns import FairTurns
 from streamhouse.storage_service.server.foreign_requests import ForeignRequests
-from streamhouse.storage_service.server.gauges import gauges_of
+from streamhouse.storage_service.server.gauges import gauges_of, key_memory_bytes
 from streamhouse.storage_service.server.http_exchange import (
     ARROW_STREAM,
     JSON,
@@ -114,6 +114,7 @@ class Service:
         self.open_requests = 0
         self.catalog_requests = 0
         self.worker_calls = 0
+        self.key_memory_bytes = 0
         self.connections = OpenConnections(
             connections_max=config.connections_max,
             address_connections_max=config.address_connections_max,
@@ -275,6 +276,11 @@ class Service:
         for exchange in tuple(self._subscriptions):
             exchange.abort()
         await self._idle.wait()
+
+    async def read_gauges(self) -> dict[str, tuple[str, float]]:
+        """Read what takes long to read, and return all gauges."""
+        self.key_memory_bytes = await key_memory_bytes(self.manager.open_tables())
+        return self.gauges()
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What metrics report of the moment: name -> help, value."""

@@ -7,6 +7,7 @@ read from disk for it but, once each, the timestamp of the oldest batch that a l
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.server.loop_slices import in_slices
 from streamhouse.storage_service.tablet.blocking import RunBlocking
 from streamhouse.storage_service.tablet.damaged_table import DamagedTable
 from streamhouse.storage_service.tablet.open_table import OpenTable
@@ -27,6 +29,7 @@ _logger = logging.getLogger(__name__)
 SAMPLES_MAX: Final = 120
 """Samples kept of each table: ten minutes at the default interval."""
 
+_SEPARATORS: Final = (",", ":")
 _ROUND_FACTS: Final = ("round_ms", "untiered_rows", "lease_left_ms", "progress")
 
 
@@ -84,6 +87,7 @@ class StatusSampler:
         self._interval_ms = interval_ms
         self._tables_max = tables_max
         self._histories: dict[int, _History] = {}
+        self._writing: asyncio.Future[str] | None = None
 
     async def run(self) -> None:
         """Sample every interval, for ever."""
@@ -99,21 +103,32 @@ class StatusSampler:
             await self._run_blocking(_read_ages, unread)
         now_s, now_us = time.monotonic(), self._clock_us()
         kept = {}
-        for table in tables:
+        async for table in in_slices(tables):
+            if table.is_dropped:
+                continue
             history = self._histories.get(table.info.table_id) or _History()
             history.samples.append(_sample(table, now_s=now_s, now_us=now_us))
             kept[table.info.table_id] = history
         self._histories = kept
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything that is known, as JSON."""
-        tables = self._sampled()
+    async def text(self) -> str:
+        """Return everything that is known, as JSON; callers at the same time share it."""
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._text())
+        return await asyncio.shield(self._writing)
+
+    async def _text(self) -> str:
+        # Written table by table: a large one takes milliseconds.
+        tables = [
+            json.dumps(self._table(table), separators=_SEPARATORS)
+            async for table in in_slices(self._sampled())
+            if not table.is_dropped
+        ]
         every = list(self._tables())
-        return {
+        rest = {
             "now_us": self._clock_us(),
             "sample_interval_ms": self._interval_ms,
             "table_count": len(every),
-            "tables": [self._table(table) for table in tables],
             "damaged_tables": [damaged.to_json() for damaged in self._damaged_tables()],
             "strangers": list(self._strangers),
             "workers": [
@@ -127,6 +142,8 @@ class StatusSampler:
                 for worker, reason in sorted(self._coordinator.idle_workers().items())
             ],
         }
+        begin = json.dumps(rest, separators=_SEPARATORS)[:-1]
+        return f'{begin},"tables":[{",".join(tables)}]}}'
 
     def _sampled(self) -> list[OpenTable]:
         return sorted(self._tables(), key=lambda table: table.path)[: self._tables_max]

@@ -13,6 +13,7 @@ Event loop only; disk writes go to `run_blocking`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -57,6 +58,7 @@ __all__ = ["TieringCoordinator"]
 
 _logger = logging.getLogger(__name__)
 
+_TABLES_AT_ONCE: Final = 50
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
 _LOGGED_ERROR_CHARACTERS_MAX: Final = 500
@@ -145,7 +147,10 @@ class TieringCoordinator:
         unread = [table for table in wanted if not table.is_age_known]
         if unread:
             await self._run_blocking(_read_ages, unread)
-        for table in wanted:
+        for number, table in enumerate(wanted, start=1):
+            if number % _TABLES_AT_ONCE == 0:
+                # Others have their turn; whether the chosen one may be had is asked again.
+                await asyncio.sleep(0)
             word, wait = self._claimable(table, force=force, include_idle=include_idle)
             if not word:
                 candidates.append((wait.urgency, table.info.table_id, table))

@@ -141,7 +141,7 @@ async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InP
                 tables=manager.open_tables,
                 damaged_tables=manager.damaged_tables,
                 tiering=manager.tiering,
-                gauges=service.gauges,
+                gauges=service.read_gauges,
                 tables_max=settings.metrics_tables_max,
             )
             yield InProcessService(service)
