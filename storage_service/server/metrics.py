@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -54,11 +54,10 @@ class ServiceMetrics:
         self._committed_appends = self._counter(
             "committed_appends", "Appends that the commit thread has decided about."
         )
-        self._commit_seconds = Histogram(
-            "streamhouse_commit_seconds",
+        self._commit_seconds = self._histogram(
+            "commit_seconds",
             "Time of one group commit: one write and one sync of each log it touches.",
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
         )
         self._transactions = Counter(
             "streamhouse_transactions",
@@ -69,11 +68,10 @@ class ServiceMetrics:
         self._transaction_rows = self._counter(
             "transaction_rows", "Rows of committed transactions."
         )
-        self._transaction_seconds = Histogram(
-            "streamhouse_transaction_commit_seconds",
+        self._transaction_seconds = self._histogram(
+            "transaction_commit_seconds",
             "Time from a transaction's commit to its rows being visible.",
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
         )
         self._segments_deleted = self._counter(
             "retention_deleted_segments", "Log segments deleted because they expired."
@@ -81,17 +79,13 @@ class ServiceMetrics:
         self._rows_expired = self._counter(
             "expired_rows", "Rows of primary key tables deleted because of their age."
         )
-        self.worker_wait_seconds = Histogram(
-            "streamhouse_worker_wait_seconds",
-            "Time that calls wait for one of the worker threads.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.worker_wait_seconds = self._histogram(
+            "worker_wait_seconds", "Time that calls wait for one of the worker threads.", _SECONDS
         )
-        self.loop_lag_seconds = Histogram(
-            "streamhouse_event_loop_lag_seconds",
+        self.loop_lag_seconds = self._histogram(
+            "event_loop_lag_seconds",
             "How late the event loop is, measured ten times a second: what everybody waits.",
-            buckets=_LAG_SECONDS,
-            registry=self.registry,
+            _LAG_SECONDS,
         )
         self.limits_reached = Counter(
             "streamhouse_limits_reached",
@@ -105,6 +99,9 @@ class ServiceMetrics:
             ["code"],
             registry=self.registry,
         )
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"streamhouse_{name}", text, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"streamhouse_{name}", text, registry=self.registry)
