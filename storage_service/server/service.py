@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -217,32 +218,27 @@ class Service:
             self.metrics.received_bytes.inc(len(body))
             yield body
 
-    @contextlib.asynccontextmanager
-    async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
+    def held_body(self, exchange: HttpExchange) -> AbstractAsyncContextManager[bytes]:
         """Receive a body of Arrow rows, and hold its memory while it is used."""
-        config = self.config
-        with self.body_memory.body(exchange.caller.name) as held:
-            yield await exchange.read_body(
-                held,
-                content_type=ARROW_STREAM,
-                bytes_max=config.body_bytes_max,
-                limit_name="body_bytes_max",
-                timeout_ms=config.body_read_timeout_ms,
-            )
+        return self._body(exchange, ARROW_STREAM, limit_name="body_bytes_max")
+
+    def control_body(
+        self, exchange: HttpExchange, *, content_type: bytes = JSON
+    ) -> AbstractAsyncContextManager[bytes]:
+        """Receive a small body, of JSON, and hold its memory while it is used."""
+        return self._body(exchange, content_type, limit_name="control_body_bytes_max")
 
     @contextlib.asynccontextmanager
-    async def control_body(
-        self, exchange: HttpExchange, *, content_type: bytes = JSON
+    async def _body(
+        self, exchange: HttpExchange, content_type: bytes, *, limit_name: str
     ) -> AsyncIterator[bytes]:
-        """Receive a small body, of JSON, and hold its memory while it is used."""
-        config = self.config
         with self.body_memory.body(exchange.caller.name) as held:
             yield await exchange.read_body(
                 held,
                 content_type=content_type,
-                bytes_max=config.control_body_bytes_max,
-                limit_name="control_body_bytes_max",
-                timeout_ms=config.body_read_timeout_ms,
+                bytes_max=getattr(self.config, limit_name),
+                limit_name=limit_name,
+                timeout_ms=self.config.body_read_timeout_ms,
             )
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
