@@ -12,8 +12,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import PY_CATALOG_IMPL, TYPE
-from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.catalog.rest.auth import AuthManager
+from pyiceberg.catalog.rest import AUTH, SNAPSHOT_LOADING_MODE, SSL, RestCatalog
+from pyiceberg.catalog.rest.auth import AUTH_MANAGER, AuthManager
+from pyiceberg.io import PY_IO_IMPL
 from requests import ConnectTimeout, PreparedRequest, ReadTimeout, Response, Session
 from requests.adapters import BaseAdapter
 
@@ -23,6 +24,8 @@ from streamhouse.storage_service.rest_catalog.rest_request import VIA_HEADER
 __all__ = ["LakeRestCatalog", "passed_through", "with_rest_catalog"]
 
 _TIMEOUT_MS_DEFAULT: Final = 60_000
+# Only who opens a catalog says these: code that is loaded, and files of this machine.
+_OWN_ALONE: Final = (AUTH, AUTH_MANAGER, SSL, PY_CATALOG_IMPL, PY_IO_IMPL)
 _CONNECT_S_MAX: Final = 10.0
 
 _passed: ContextVar[tuple[str, ...]] = ContextVar("passed", default=())
@@ -51,7 +54,17 @@ class LakeRestCatalog(RestCatalog):
 
     Connecting waits at most that long, and ten seconds. A request that was sent and not answered
     in time raises `requests.ReadTimeout`: it may have been done.
+
+    What the server says of itself chooses no code here. It is asked for every snapshot of a table:
+    files of those that it would leave out would be taken for orphans.
     """
+
+    def _fetch_config(self) -> None:
+        own = self.properties
+        super()._fetch_config()
+        said = {k: v for k, v in self.properties.items() if k not in _OWN_ALONE}
+        self.properties = said | {k: own[k] for k in _OWN_ALONE if k in own}
+        self.properties.pop(SNAPSHOT_LOADING_MODE, None)
 
     def _create_session(self) -> Session:
         session = super()._create_session()

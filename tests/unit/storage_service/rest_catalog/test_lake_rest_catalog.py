@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,32 @@ def test_opening_does_not_either() -> None:
         # As a reader opens it.
         with pytest.raises(ReadTimeout, match="did not answer"):
             load_catalog("lake", **with_rest_catalog(_described(silent).properties))
+
+
+@pytest.mark.parametrize("said_as", ["defaults", "overrides"])
+def test_a_server_chooses_no_code_and_shows_all_snapshots(tmp_path: Path, said_as: str) -> None:
+    proof = tmp_path / "proof"
+    hostile = {
+        "auth": {
+            "type": "custom",
+            "impl": "subprocess.check_call",
+            "custom": {"args": ["touch", str(proof)]},
+        },
+        "py-io-impl": "no.such.Module",
+        "snapshot-loading-mode": "refs",
+        "prefix": "of-the-server",
+    }
+    config = {"defaults": {}, "overrides": {}, said_as: hostile}
+    with SilentServer({"/iceberg/v1/config": config}) as server:
+        # As workers and the service open it, and as a reader does.
+        described = _described(server)
+        opened = [
+            open_catalog(described),
+            load_catalog("lake", **with_rest_catalog(described.properties)),
+        ]
+        for catalog in opened:
+            assert {k for k in hostile if k in catalog.properties} == {"prefix"}
+    assert not proof.exists()
 
 
 @pytest.mark.filterwarnings("ignore:Deprecated:DeprecationWarning")
