@@ -168,7 +168,6 @@ class GuardedCatalog(Catalog):
         base = None if current_table is None else self._admitted(current_table)
         check_updates(table_identifier, base, updates)
         if base is None:
-            _check_new_name(table_identifier)
             said = [u.location for u in updates if isinstance(u, SetLocationUpdate)]
             self.check_new_location(table_identifier, said[-1] if said else "")
         above = _of(super())
@@ -235,6 +234,7 @@ class GuardedCatalog(Catalog):
 
     def check_new_location(self, identifier: Identifier, location: str) -> None:
         """Raise `ForbiddenError` unless a new table may lie there, and hold the place for it."""
+        _check_new_name(identifier)
         where = f"lake table '{'.'.join(identifier)}'"
         if not location:
             raise ForbiddenError(f"{where} has no location")

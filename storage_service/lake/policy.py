@@ -215,18 +215,25 @@ _WORDS: Final[Mapping[str, str]] = {
         _CREDENTIAL,
     ),
 }
+_PROPERTY_NAME_MAX: Final = 1_000
 _OWNERS_OF_KEYS: Final = frozenset(
     {"access", "account", "api", "encryption", "kms", "private", "sas", "secret", "shared"}
 )
 
 
-@functools.lru_cache(maxsize=4096)
 def why_refused(name: str) -> str | None:
     """Return why no table may have a property of that name, None if it may.
 
     Names that nobody knows are the users' own: they are kept unless something in them says code,
     place, store, catalog or credential.
     """
+    if len(name) > _PROPERTY_NAME_MAX:
+        return f"its name has more than {_PROPERTY_NAME_MAX} characters"
+    return _why_refused(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _why_refused(name: str) -> str | None:
     if name in KEPT_PROPERTIES:
         return None
     if name in REFUSED_PROPERTIES:
@@ -467,17 +474,17 @@ class Bounds:
     def __init__(self, location: str, roots: Sequence[Place], *, is_believed: bool) -> None:
         self.location = location
         self._roots = tuple(roots)
-        self._prefix = location.rstrip("/") + "/" if is_believed else None
+        self._prefixes = _spellings(location, self._roots[0]) if is_believed else ()
 
     def has(self, uri: str) -> bool:
         """Whether a file at `uri` may be one of the table's."""
-        prefix = self._prefix
-        if prefix is not None and uri.startswith(prefix):
-            rest = uri[len(prefix) :]
-            if rest and "/." not in rest and "%" not in rest and rest[0] not in "./":
-                return rest.isprintable()
-            if any(_is_dots(part) for part in rest.split("/")):
-                return False
+        for prefix in self._prefixes:
+            if uri.startswith(prefix):
+                rest = uri[len(prefix) :]
+                is_plain = rest and "/." not in rest and "%" not in rest and rest[0] not in "./"
+                if is_plain and rest.isprintable():
+                    return True
+                break
         try:
             place = self.place(uri)
         except ForbiddenError:
@@ -486,11 +493,11 @@ class Bounds:
 
     def place(self, uri: str) -> Place:
         """Return where a file of the table is; raises `ForbiddenError` as `place_of`."""
-        prefix = self._prefix
-        if prefix is None or not uri.startswith(prefix):
-            return place_of(uri)
-        own, below = self._roots[0], place_of("file:///" + uri[len(prefix) :])
-        return Place(own.store, own.authority, own.segments + below.segments)
+        for prefix in self._prefixes:
+            if uri.startswith(prefix):
+                own, below = self._roots[0], place_of("file:///" + uri[len(prefix) :])
+                return Place(own.store, own.authority, own.segments + below.segments)
+        return place_of(uri)
 
     def really_has(self, uri: str, *, folders: dict[Place, bool]) -> bool:
         """Like `has`, with symbolic links followed; `folders` remembers those looked at."""
@@ -514,6 +521,17 @@ class Bounds:
                 f" '{self.location[:500]}', so it is not believed to be the table's; if it is, the"
                 f" operator can name its folder: --catalog-property {LAKE_PATHS_PROPERTY}=..."
             )
+
+
+def _spellings(location: str, place: Place) -> tuple[str, ...]:
+    """Return what the paths of a table's files begin with, as the engines write them."""
+    path = "/".join(place.segments)
+    if place.store == FILE:
+        others = [f"file:///{path}/", f"file:/{path}/", f"/{path}/"]
+    else:
+        same = [scheme for scheme, store in _SAME_STORE.items() if store == place.store]
+        others = [f"{scheme}://{place.authority}/{path}/" for scheme in (place.store, *same)]
+    return tuple(dict.fromkeys((location.rstrip("/") + "/", *others)))
 
 
 def bounds_of(location: str, *, warehouse: Warehouse | None, more: Sequence[Place]) -> Bounds:
