@@ -12,6 +12,7 @@ Columns that can have no such value cost nothing, the others a minimum and a max
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,7 +27,7 @@ from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.calendar import DAY_US, timestamp_text
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = [
     "NO_LIMITS",
@@ -92,6 +93,11 @@ class LakeLimits:
 
     limits: tuple[ValueLimit, ...]
 
+    @staticmethod
+    def of_table(info: TableInfo, schema_id: int) -> LakeLimits:
+        """Return the limits of rows of one version of a table's schema, worked out once."""
+        return _limits_of(_Identity(info), schema_id)
+
     @classmethod
     def of(cls, descriptor: TableDescriptor, schema: Schema | None = None) -> LakeLimits:
         """Return the limits of a table, of rows with an earlier schema of it if one is given."""
@@ -135,6 +141,25 @@ class LakeLimits:
 
 
 NO_LIMITS: Final = LakeLimits(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Identity:
+    """A table as it is now: after a change it is another object. Comparing all of it takes long."""
+
+    info: TableInfo
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.info is self.info
+
+    def __hash__(self) -> int:
+        return id(self.info)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _limits_of(table: _Identity, schema_id: int) -> LakeLimits:
+    info = table.info
+    return LakeLimits.of(info.descriptor, info.schema_version(schema_id))
 
 
 def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:

@@ -112,7 +112,7 @@ def routed_batches(body: bytes, request: AppendRequest) -> list[RoutedBatch]:
         batches_max=config.append_batches_max,
     )
     table = request.table
-    limits = LakeLimits.of(table.descriptor, table.schema_version(request.schema_id))
+    limits = LakeLimits.of_table(table, request.schema_id)
     routed: list[RoutedBatch] = []
     for part in parts:
         _check_sequence(part, request)

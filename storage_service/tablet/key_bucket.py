@@ -51,7 +51,7 @@ def table_rules(info: TableInfo) -> TableRules:
             for schema_id, schema in info.schema_versions.items()
             if schema_id != info.schema_id
         },
-        limits=LakeLimits.of(info.descriptor),
+        limits=LakeLimits.of_table(info, info.schema_id),
         renews_unchanged=info.properties().datalake_ttl_ms is not None,
     )
 

@@ -11,7 +11,7 @@ from streamhouse.storage_service.tablet.key_bucket import table_rules
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
-__all__ = ["changing_properties"]
+__all__ = ["changing_properties", "follow"]
 
 
 @contextlib.asynccontextmanager
@@ -46,11 +46,11 @@ async def changing_properties(
         if lake is not table.lake:
             await tiering.record(table, lake)
         yield
-    await _follow(table)
+    await follow(table)
 
 
-async def _follow(table: OpenTable) -> None:
-    """Let logs and rows by key be written by the table's properties from now on."""
+async def follow(table: OpenTable) -> None:
+    """Let logs and rows by key be written by what the table is from now on."""
     for tablet in table.tablets:
         tablet.change_segment_bytes_max(table.properties.log_segment_bytes)
     if table.key_writer is None:

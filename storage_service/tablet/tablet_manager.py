@@ -45,7 +45,7 @@ from streamhouse.storage_service.tablet.key_writes import write_keys
 from streamhouse.storage_service.tablet.lake_store import save_lake_state
 from streamhouse.storage_service.tablet.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.property_change import changing_properties
+from streamhouse.storage_service.tablet.property_change import changing_properties, follow
 from streamhouse.storage_service.tablet.retention import RetentionObserver, run_retention
 from streamhouse.storage_service.tablet.table_adoption import (
     Adoptable,
@@ -357,8 +357,10 @@ class TabletManager:
         """Change the lake partitioning of rows that are tiered from now on."""
         async with self.changing_files:
             alter = functools.partial(self._registry.alter_partitioning, path, fields)
-            self.table(path).info = info = await self._run_blocking(alter)
-            return info
+            table = self.table(path)
+            table.info = await self._run_blocking(alter)
+            await follow(table)
+            return table.info
 
     async def alter_schema(
         self, path: TablePath, changes: Sequence[Mapping[str, Any]]

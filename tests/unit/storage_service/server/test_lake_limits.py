@@ -108,3 +108,25 @@ def test_a_row_that_is_no_longer_allowed_may_be_deleted(tmp_path: Path) -> None:
             assert answer.status == 200, answer.body
 
     asyncio.run(run())
+
+
+def test_a_table_that_is_partitioned_otherwise_has_other_limits(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process_service(tmp_path) as service:
+            for path, key in (("plain", ()), ("keyed", ("id",))):
+                descriptor = TableDescriptor(
+                    path=TablePath.parse(path), schema=Schema.from_arrow(SCHEMA), primary_key=key
+                )
+                await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
+            body = append_body(SCHEMA, [(None, 0, _rows(at=2**63 - 1))])
+            for url in ("plain/append", "keyed/upsert"):
+                before = await service.call("POST", f"/v1/tables/{url}", body=body)
+                assert before.status == 200, before.body
+                path = TablePath.parse(url.partition("/")[0])
+                await service.service.manager.alter_partitioning(path, ["hour(at)"])
+
+                after = await service.call("POST", f"/v1/tables/{url}", body=body)
+
+                assert after.status == 400, after.body
+
+    asyncio.run(run())
