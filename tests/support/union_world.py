@@ -52,8 +52,10 @@ class FakeReadService(FakeTieringService):
     def __init__(self, catalog: LakeCatalog) -> None:
         super().__init__(catalog)
         self.pins: dict[str, int] = {}
+        self.questions = 0
 
     def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
+        self.questions += 1
         self.compare_history(path, table_id=self._table(path).info.table_id, covered=covered)
 
     def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float) -> None:
