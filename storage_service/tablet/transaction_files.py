@@ -200,7 +200,10 @@ class TransactionFiles:
         """Make what every table has, for a table whose rows begin at `truncated`."""
         with _failing("make", self.directory):
             self._filesystem.make_directory(self.directory)
-        self.save_truncated(truncated, timestamp_us)
+        self._truncated = (dict(truncated), timestamp_us)
+        value = _truncated_to_json(truncated, timestamp_us)
+        # One sync makes both names durable.
+        self._replace(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
         self._write_outcomes((), 0)
 
     def upgrade(
@@ -477,10 +480,15 @@ class TransactionFiles:
         return StateIdentity(kind=kind, service_id=self._service_id, table_id=self.table_id)
 
     def _write_json(self, name: str, kind: str, value: Mapping[str, Any]) -> None:
+        self._replace(name, kind, value)
+        with _failing("write to", self.directory / name):
+            self._filesystem.sync_directory(self.directory)
+
+    def _replace(self, name: str, kind: str, value: Mapping[str, Any]) -> None:
+        """Write a file whose name the caller makes durable."""
         path = self.directory / name
         with _failing("write to", path):
             replace_durably(self._filesystem, path, [seal(self._identity(kind), value)])
-            self._filesystem.sync_directory(self.directory)
 
     def _read_json(self, name: str, kind: str) -> dict[str, Any]:
         path = self.directory / name
