@@ -7,6 +7,7 @@ begins anew and deletes the rows that are there.
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from crc32c import crc32c
 
 __all__ = ["problem_of"]
 
+_MANIFEST_NAME: Final = re.compile(rb"(MANIFEST-[0-9]{1,20})\n")
 _BLOCK_BYTES: Final = 32 << 10
 # masked checksum of type and payload, payload bytes, type            (little endian)
 _HEADER: Final = struct.Struct("<IHB")
@@ -32,9 +34,12 @@ def problem_of(directory: Path) -> str:
     for path in directory.glob("*.log"):
         if path.stat().st_size:
             return f"{path.name} has a log of changes, which is never written"
-    manifest = directory / current.read_text(encoding="utf-8", errors="replace").strip()
-    if manifest.parent != directory or not manifest.is_file():
-        return f"CURRENT names {manifest.name!r}, which is no file there"
+    named = _MANIFEST_NAME.fullmatch(current.read_bytes())
+    if named is None:
+        return "CURRENT names no manifest"
+    manifest = directory / named[1].decode("ascii")
+    if not manifest.is_file():
+        return f"CURRENT names {manifest.name}, which is not there"
     position = _damaged_at(manifest.read_bytes())
     return "" if position is None else f"{manifest.name} is damaged at byte {position}"
 

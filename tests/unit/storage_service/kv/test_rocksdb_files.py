@@ -79,9 +79,11 @@ def test_what_a_crash_leaves_of_a_record_is_no_damage(rows: Path, tail: bytes) -
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("CURRENT", b"MANIFEST-999999\n", "CURRENT names 'MANIFEST-999999', which is no file"),
-        ("CURRENT", b"../kv\n", "CURRENT names"),
-        ("CURRENT", b"\xff\x00", "CURRENT names"),
+        ("CURRENT", b"MANIFEST-999999\n", "CURRENT names MANIFEST-999999, which is not there"),
+        ("CURRENT", b"../kv\n", "CURRENT names no manifest"),
+        ("CURRENT", b"\xff\x00", "CURRENT names no manifest"),
+        ("CURRENT", b"MANIFEST-000005\n" + b"\x04" * 5_000, "CURRENT names no manifest"),
+        ("CURRENT", b"", "CURRENT names no manifest"),
         ("CURRENT", None, "there are files of rows, but no file CURRENT"),
         ("000099.log", b"\x08" * 30, "000099.log has a log of changes"),
     ],
