@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem, file_name_metadata
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
@@ -260,6 +260,7 @@ class PartitionedParquetWriter:
             return
         assert target.sink is not None
         with self._files.errors("write", target.path):
+            target.writer.add_key_value_metadata(file_name_metadata(target.path))
             target.writer.close()
             size = target.sink.tell()
             target.sink.close()

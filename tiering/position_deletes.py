@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem, file_name_metadata
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 from streamhouse.tiering.field_ids import FIELD_ID_KEY
@@ -227,6 +227,7 @@ def _write(
                 store_schema=False,
             ) as writer:
                 writer.write_table(rows)
+                writer.add_key_value_metadata(file_name_metadata(path))
             size = sink.tell()
     except BaseException:
         with contextlib.suppress(StreamhouseError):

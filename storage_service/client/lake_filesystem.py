@@ -30,13 +30,20 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 from streamhouse.storage_service.model.secret_sources import WITHHELD_PROPERTY, why_withheld
 
-__all__ = ["LakeFilesystem", "ListedFile", "file_identity", "lake_file_properties"]
+__all__ = [
+    "LakeFilesystem",
+    "ListedFile",
+    "file_identity",
+    "file_name_metadata",
+    "lake_file_properties",
+]
 
 _LOCAL_SCHEMES: Final = ("", "file")
 _S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 _PROPERTY_PREFIXES: Final = ("s3.", "client.")
 # What decoding damaged bytes raises, from the footer to a value.
 _UNDECODABLE: Final = (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError)
+_FILE_NAME_KEY: Final = "streamhouse.file-name"
 _STORE_ERROR: Final = "AWS Error"
 _SAID_CHARACTERS_MAX: Final = 500
 # Catalog property -> argument of pyarrow.fs.S3FileSystem, and how to read its text.
@@ -112,7 +119,7 @@ class LakeFilesystem:
         """Open a Parquet file for reading; the checksum of each page that is read is verified.
 
         Whatever cannot be decoded inside the block is `CorruptDataError`, and so is a file that has
-        not the `file_bytes` of its table's metadata.
+        not the `file_bytes` of its table's metadata, or that says it is another one.
         """
         # A process that only opens other files need not import it.
         import pyarrow.parquet as pq
@@ -125,7 +132,9 @@ class LakeFilesystem:
                 )
             # A local file is mapped; of an object store, a row group's columns come together.
             is_mapped = isinstance(source, pa.MemoryMappedFile)
-            yield pq.ParquetFile(source, pre_buffer=not is_mapped, page_checksum_verification=True)
+            file = pq.ParquetFile(source, pre_buffer=not is_mapped, page_checksum_verification=True)
+            _check_name(uri, file.metadata.metadata or {})
+            yield file
 
     @contextlib.contextmanager
     def _damage(self, uri: str) -> Iterator[None]:
@@ -227,6 +236,22 @@ class LakeFilesystem:
                 why = why_withheld(self._properties)
                 raise UnavailableError(f"cannot {verb} lake file '{uri}': {error}{why}") from error
             raise StorageFailedError(f"cannot {verb} lake file '{uri}': {error}") from error
+
+
+def file_name_metadata(uri: str) -> dict[str, str]:
+    """Return what a Parquet file of ours says of itself: an exchanged one says another name."""
+    return {_FILE_NAME_KEY: uri.rsplit("/", 1)[-1]}
+
+
+def _check_name(uri: str, metadata: Mapping[bytes, bytes]) -> None:
+    said = metadata.get(_FILE_NAME_KEY.encode())
+    name = uri.rsplit("/", 1)[-1]
+    # Other engines say nothing.
+    if said is not None and said != name.encode():
+        raise CorruptDataError(
+            f"lake file '{uri}' is another one: it was written as"
+            f" '{said.decode('utf-8', 'replace')[:_SAID_CHARACTERS_MAX]}'; restore it from a copy"
+        )
 
 
 def file_identity(uri: str) -> str:

@@ -53,14 +53,22 @@ class Verdict:
         return answer
 
 
-def judge_table(client: StreamhouseClient, table: AttackedTable, *, is_written: bool) -> Verdict:
+def judge_table(
+    client: StreamhouseClient,
+    table: AttackedTable,
+    *,
+    is_written: bool,
+    token: str | None = None,
+) -> Verdict:
     """Judge all that a table answers; `is_written`: write to it, and tier it, and judge again."""
     verdict = Verdict(table.path)
     _judge_reads(client, table, verdict)
     if is_written:
         _write(client, table, verdict)
         _judge_reads(client, table, verdict)
-        if table.has_lake and verdict.ask("tier", lambda: tier_once(client, table.path) + 1):
+        if table.has_lake and verdict.ask(
+            "tier", lambda: tier_once(client, table.path, token=token) + 1
+        ):
             _judge_reads(client, table, verdict)
     return verdict
 

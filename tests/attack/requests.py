@@ -113,7 +113,7 @@ def _judge_service(
         if sign in logged:
             raise Violation(f"the service logged {logged[logged.index(sign) - 500 :][:3_000]}")
     for table in guarded:
-        verdict = judge_table(owner, table, is_written=True)
+        verdict = judge_table(owner, table, is_written=True, token=_OWNER)
         if verdict.refusals:
             raise Violation(f"{table.path}: {verdict.refusals[0]}")
 

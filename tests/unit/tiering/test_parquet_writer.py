@@ -205,6 +205,19 @@ def test_a_flipped_bit_in_a_page_is_found_by_who_reads_it(tmp_path: Path) -> Non
     assert all(file.path in message for message in found)
 
 
+def test_a_file_that_was_exchanged_is_refused(tmp_path: Path) -> None:
+    writer = _writer(tmp_path)
+    writer.write(_rows(0, ["eu", "us"]))
+    first, second = (Path(file.path.removeprefix("file://")) for file in writer.close())
+    first.write_bytes(second.read_bytes())
+
+    with (
+        pytest.raises(CorruptDataError, match=f"is another one: it was written as '{second.name}'"),
+        LakeFilesystem({}).open_parquet(f"file://{first}"),
+    ):
+        pass
+
+
 def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
     writer = _writer(tmp_path, partitioning=())
     writer.write(_rows(0, ["eu"]))
