@@ -82,7 +82,9 @@ async def _looked_up(
                 found = await service.run_blocking(look_up)
             return found, found.byte_count
 
-        estimate = keys.num_rows * least_row_bytes(table.info.schema.to_arrow())
+        estimate = 0
+        if keys.num_rows > _INLINE_KEYS:
+            estimate = keys.num_rows * least_row_bytes(table.info.schema.to_arrow())
         found = await service.answers.build(exchange, min(estimate, bytes_max), build)
     await _wait_until_visible(exchange, service, table, found.ends)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,8 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.tablet.key_bucket import KeyBucket, table_rules
 
 __all__ = ["KeyAnswer", "RowAnswer", "lookup_one", "lookup_rows", "prefix_rows"]
+
+_FEW_KEYS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,10 @@ def lookup_rows(
     `RequestTooLargeError` for rows of more than `bytes_max`.
     """
     bytes_left = bytes_max
-    if keys.num_rows * least_row_bytes(info.schema.to_arrow()) > bytes_max:
+    # Of few keys the rows are counted once they are found.
+    if keys.num_rows > _FEW_KEYS and (
+        keys.num_rows * least_row_bytes(info.schema.to_arrow()) > bytes_max
+    ):
         raise too_many_bytes(str(info.path), bytes_max)
     by_bucket = _positions_by_bucket(info, keys)
     index = np.full(keys.num_rows, -1, dtype=np.int64)
