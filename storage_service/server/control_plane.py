@@ -30,7 +30,7 @@ from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.access import database_scope
 from streamhouse.storage_service.server.adoption_route import adoption_routes
 from streamhouse.storage_service.server.backup_routes import backup_routes
-from streamhouse.storage_service.server.grants import Level
+from streamhouse.storage_service.server.grants import SERVICE, Level
 from streamhouse.storage_service.server.http_exchange import (
     HttpExchange,
     error_to_json,
@@ -224,8 +224,8 @@ def _state_routes(service: Service) -> APIRouter:
         request: Request, path: TableName, body: LakeHistory
     ) -> dict[str, Any]:
         table = service.table(path)
-        # Who may write may end writing: what a reader says is judged, and not kept.
-        is_kept = exchange_of(request).caller.may(Level.WRITE, str(table.path))
+        # Only who may tier may end that: what others say is judged, and not kept.
+        is_kept = exchange_of(request).caller.may(Level.WRITE, SERVICE)
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
         return {}
 
