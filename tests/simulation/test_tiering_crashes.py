@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table import Table
 
-from streamhouse.storage_service.errors import FencedError, StreamhouseError
+from streamhouse.storage_service.errors import FencedError, StreamhouseError, UnknownOutcomeError
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.iceberg_offsets import covered_offsets
@@ -167,8 +167,10 @@ class _StalledRound:
         self._may_go_on.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
-        # It may have been fenced, by the lake or by the service; nothing else may go wrong.
-        if self._error is not None and not isinstance(self._error, FencedError):
+        # It may have been fenced, by the lake or by the service; nothing else may go wrong. Where
+        # snapshots have expired that came after its commit, it cannot tell whether that landed.
+        fenced = (FencedError, UnknownOutcomeError)
+        if self._error is not None and not isinstance(self._error, fenced):
             raise self._error
 
     def _stop(self, step: str) -> None:
