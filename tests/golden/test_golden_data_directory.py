@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.storage_service.tablet.data_directory import DataDirectory
+from streamhouse.storage_service.tablet.format_upgrade import upgrade_files
+from streamhouse.storage_service.tablet.table_registry import TableRegistry
 from tests.support.attacked_directory import Acknowledged, judge
 
 GOLDEN = Path(__file__).parent
@@ -19,13 +22,48 @@ GOLDEN = Path(__file__).parent
 
 @pytest.mark.parametrize("version", ["data_directory_v1", "data_directory_v2"])
 def test_a_data_directory_of_this_format_is_served(tmp_path: Path, version: str) -> None:
-    with tarfile.open(GOLDEN / version / "data_directory.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    known = json.loads((GOLDEN / version / "acknowledged.json").read_text(encoding="utf-8"))
-    acknowledged = Acknowledged.from_json(known)
+    data_dir, acknowledged = _unpacked(tmp_path, version)
 
     for _ in range(2):
-        verdicts = asyncio.run(judge(tmp_path / "data_directory", acknowledged))
-        assert {how: verdict.how for how, verdict in verdicts.items()} == dict.fromkeys(
-            ["", *acknowledged.tables], "right"
-        )
+        _check_right(data_dir, acknowledged)
+
+
+@pytest.mark.parametrize("sealed_tables", range(3))
+def test_an_upgrade_that_was_cut_off_goes_on(tmp_path: Path, sealed_tables: int) -> None:
+    """service.json is of the new format already, and so are the files of some tables."""
+    data_dir, acknowledged = _unpacked(tmp_path, "data_directory_v1")
+    directory = DataDirectory.open(data_dir)
+    registry = TableRegistry(directory, databases_max=10, tables_max=10, buckets_max=100)
+    for info in registry.tables()[:sealed_tables]:
+        upgrade_files(directory, info)
+    directory.close()
+    assert json.loads(directory.service_file.read_text())["format"] == 2
+
+    for _ in range(2):
+        _check_right(data_dir, acknowledged)
+
+
+def test_a_file_of_before_the_upgrade_is_none_any_more(tmp_path: Path) -> None:
+    data_dir, acknowledged = _unpacked(tmp_path, "data_directory_v1")
+    former = (data_dir / "tables" / "1" / "lake.json").read_bytes()
+    _check_right(data_dir, acknowledged)
+    (data_dir / "tables" / "1" / "lake.json").write_bytes(former)
+
+    verdicts = asyncio.run(judge(data_dir, acknowledged))
+
+    assert "it is no state file with a checksum" in verdicts.pop("default.events").why
+    assert {verdict.how for verdict in verdicts.values()} == {"right"}
+
+
+def _unpacked(folder: Path, version: str) -> tuple[Path, Acknowledged]:
+    with tarfile.open(GOLDEN / version / "data_directory.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    known = json.loads((GOLDEN / version / "acknowledged.json").read_text(encoding="utf-8"))
+    return folder / "data_directory", Acknowledged.from_json(known)
+
+
+def _check_right(data_dir: Path, acknowledged: Acknowledged) -> None:
+    verdicts = asyncio.run(judge(data_dir, acknowledged))
+    assert {how: verdict.how for how, verdict in verdicts.items()} == dict.fromkeys(
+        ["", *acknowledged.tables], "right"
+    )
