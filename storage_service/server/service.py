@@ -8,6 +8,7 @@ import contextvars
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -27,7 +28,7 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access import AccessControl
 from streamhouse.storage_service.server.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.body_memory import BodyMemory
-from streamhouse.storage_service.server.fair_turns import FairTurns
+from streamhouse.storage_service.server.fair_turns import SHARE, FairTurns
 from streamhouse.storage_service.server.foreign_requests import ForeignRequests
 from streamhouse.storage_service.server.gauges import gauges_of, key_memory_bytes
 from streamhouse.storage_service.server.http_exchange import (
@@ -54,6 +55,8 @@ _T = TypeVar("_T")
 _RESERVED_REQUESTS: Final = 100
 _SUBSCRIPTION_END_S: Final = 1.0
 # An error over a limit names it: "... (open_requests_max); try again later".
+# A caller alone may have seven eighths of all requests; of two each has less than a half.
+_SHARE_OF_FREE: Final = 7
 _NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
 _LIMITS: Final = frozenset(option.name for option in ServiceConfig.options())
 
@@ -113,6 +116,7 @@ class Service:
             run_blocking=self.run_blocking,
         )
         self.open_requests = 0
+        self._requests_by_share: Counter[str] = Counter()
         self.catalog_requests = 0
         self.worker_calls = 0
         self.key_memory_bytes = 0
@@ -173,6 +177,7 @@ class Service:
         """Raise when stopping or when too many requests are in progress.
 
         A few more may be about the service itself: who looks after it must get in when it is full.
+        One caller's are at most so many times what is left, so there is always room for another.
         """
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
@@ -182,17 +187,29 @@ class Service:
                 f"{self.config.open_requests_max} requests are in progress (open_requests_max);"
                 " try again later"
             )
+        own = self._requests_by_share[SHARE.get()]
+        free = self.config.open_requests_max - self.open_requests
+        if own and own >= free * _SHARE_OF_FREE and not is_about_service:
+            raise OverloadedError(
+                f"{own} of {self.config.open_requests_max} requests in progress are this caller's"
+                " (open_requests_max), which leaves no more for the others; try again later"
+            )
 
     @contextlib.contextmanager
     def request(self, *, is_about_service: bool = False) -> Iterator[None]:
         """Count a request in progress; refuses it as `check_accepting` does."""
         self.check_accepting(is_about_service=is_about_service)
+        share = SHARE.get()
         self.open_requests += 1
+        self._requests_by_share[share] += 1
         self._idle.clear()
         try:
             yield
         finally:
             self.open_requests -= 1
+            self._requests_by_share[share] -= 1
+            if not self._requests_by_share[share]:
+                del self._requests_by_share[share]
             if self.open_requests == 0:
                 self._idle.set()
 

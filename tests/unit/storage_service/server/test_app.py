@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.server.fair_turns import SHARE
 from tests.support.asgi_call import AsgiCall
 from tests.support.in_process_service import (
     EVENTS,
@@ -238,6 +241,32 @@ def test_too_many_requests_at_once_are_refused(tmp_path: Path) -> None:
                 call.disconnect()
             await asyncio.gather(*(task for _, task in waiting))
             assert (await service.call("GET", "/v1/tables")).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_one_caller_leaves_requests_for_the_others(tmp_path: Path) -> None:
+    """Half a body or a long poll each: one caller had all requests, and nobody else got one."""
+
+    async def scenario() -> None:
+        async with in_process_service(tmp_path, open_requests_max=64) as running:
+            service = running.service
+            with contextlib.ExitStack() as opened:
+
+                def open_all(share: str) -> int:
+                    SHARE.set(share)
+                    for count in range(100):
+                        with contextlib.suppress(OverloadedError):
+                            opened.enter_context(service.request())
+                            continue
+                        return count
+                    return 100
+
+                assert [open_all(share) for share in ("a", "b", "c")] == [56, 7, 1]
+                SHARE.set("a")
+                with pytest.raises(OverloadedError, match=r"\(open_requests_max\)"):
+                    opened.enter_context(service.request())
+            assert service.open_requests == 0
 
     asyncio.run(scenario())
 
