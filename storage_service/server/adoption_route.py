@@ -62,7 +62,11 @@ async def _replace(service: Service, table: OpenTable, body: AdoptTable) -> JSON
     try:
         if body.dry_run:
             return JSONResponse((await service.run_blocking(search.divergence)).to_json())
-        return _answer(await service.manager.replace_by_lake(table, search.run), status=201)
+        found = await service.run_blocking(search.run)
+        is_its_own = found.owner_id == table.info.table_id
+        if is_its_own and await service.manager.tiering.reconcile(table, found.covered):
+            return _answer(table, status=200)
+        return _answer(await service.manager.replace_by_lake(table, lambda: found), status=201)
     finally:
         await service.run_blocking(search.close)
 

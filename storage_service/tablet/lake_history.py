@@ -17,7 +17,7 @@ from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake_divergence import BucketDivergence
 from streamhouse.storage_service.tablet.open_table import OpenTable
 
-__all__ = ["check_history", "covered_by", "divergence_of", "fingerprints_at"]
+__all__ = ["check_history", "covered_by", "divergence_of", "fingerprints_at", "is_proven"]
 
 
 def check_history(table: OpenTable, lakes: Iterable[CoveredOffsets]) -> None:
@@ -79,6 +79,15 @@ def divergence_of(
             )
         )
     return tuple(found)
+
+
+def is_proven(table: OpenTable, covered: CoveredOffsets) -> bool:
+    """Whether fingerprints show, in every bucket, that the lake has the rows of the log."""
+    return all(
+        end == 0
+        or fingerprints_at(table, {bucket: end}).get(bucket, "") == covered.fingerprints.get(bucket)
+        for bucket, end in covered.tiered_offsets.items()
+    )
 
 
 def _problem(table: OpenTable, covered: CoveredOffsets) -> str:

@@ -85,6 +85,8 @@ class OpenTable:
         self.lake = lake
         if lake.diverged:
             self.gate.stop(HistoryDivergedError(lake.diverged))
+        else:
+            self.gate.resume()
 
     def tablet(self, bucket: int) -> LogTablet:
         """Return the log of `bucket`; raises `BucketNotFoundError` naming the valid ones."""

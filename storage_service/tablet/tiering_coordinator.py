@@ -36,6 +36,7 @@ from streamhouse.storage_service.tablet.lake_history import (
     check_history,
     covered_by,
     fingerprints_at,
+    is_proven,
 )
 from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.tablet.tiering_reports import (
@@ -369,6 +370,18 @@ class TieringCoordinator:
         """
         async with self.round_of(table).lock:
             await self._check(table, (covered,), is_kept=is_kept)
+
+    async def reconcile(self, table: OpenTable, covered: CoveredOffsets) -> bool:
+        """Go on with a table whose lake has been brought back to its log's history.
+
+        Returns False, and changes nothing, unless fingerprints prove that in every bucket.
+        """
+        async with self.round_of(table).lock:
+            check_buckets(table, (covered,))
+            if not await self._run_blocking(is_proven, table, covered):
+                return False
+            await self.record(table, replace(table.lake, diverged=""))
+            return True
 
     async def _checked(
         self, table: OpenTable, rows: CoveredOffsets, *, sides: Iterable[SideLakeState | None]

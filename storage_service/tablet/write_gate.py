@@ -79,6 +79,10 @@ class WriteGate:
             if not waiting.granted.done():
                 waiting.granted.set_exception(_again(error))
 
+    def resume(self) -> None:
+        """Take `stop` back."""
+        self._stop = None
+
     @property
     def is_stopped(self) -> bool:
         """Whether `stop` was called."""

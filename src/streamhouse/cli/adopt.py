@@ -41,7 +41,11 @@ def command(
             _print(found)
             if not yes:
                 click.confirm(f"Go on with the lake's rows as {path}?", abort=True)
+        before = None if found is None else client.describe_table(path).table_id
         table = client.adopt_table(path, force=force, replace=found is not None)
+    if table.table_id == before:
+        click.echo(f"{table.path} goes on: its lake has the history of its log again")
+        return
     ends = table.adopted_from[max(table.adopted_from)]
     said = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(ends.items()))
     click.echo(f"{table.path} goes on with its lake table, from these offsets on: {said}")

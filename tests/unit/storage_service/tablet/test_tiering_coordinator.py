@@ -393,3 +393,27 @@ def test_a_lake_state_of_another_log_is_noticed_at_the_start(tmp_path: Path) -> 
 
     run(tmp_path, scenario)
     run(tmp_path, after_restart)
+
+
+def test_a_lake_that_is_the_logs_again_lets_the_table_go_on(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        table = await world.table()
+        table_id, ends = table.info.table_id, {0: 4, 1: 0}
+        own = await world.tiering.compare_history(
+            table, table_id=table_id, covered=None, offsets=ends
+        )
+        await world.tiering.record(table, replace(table.lake, diverged="the lake has other rows"))
+        proven = CoveredOffsets(tiered_offsets=ends, epoch=1, fingerprints=own)
+
+        for unproven in (
+            replace(proven, fingerprints={}),
+            replace(proven, tiered_offsets={0: 5, 1: 0}),
+        ):
+            assert not await world.tiering.reconcile(table, unproven)
+            assert table.gate.is_stopped
+        assert await world.tiering.reconcile(table, proven)
+
+        await world.append(table)
+        assert (await world.granted()).epoch == 1
+
+    run(tmp_path, scenario)
