@@ -484,7 +484,8 @@ def check_namespace(catalog: Catalog, properties: Mapping[str, str]) -> None:
     """Refuse properties of a namespace that no table may have, and a location of its tables that is
     not below the warehouse.
     """
-    check_properties("namespace", (name for name in properties if name != _LOCATION))
+    others = {name: value for name, value in properties.items() if name != _LOCATION}
+    check_properties("namespace", others)
     location = properties.get(_LOCATION)
     if location is None:
         return

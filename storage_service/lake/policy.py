@@ -15,13 +15,17 @@ import functools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from streamhouse.storage_service.errors import ForbiddenError, InvalidNameError
+from streamhouse.storage_service.errors import (
+    ForbiddenError,
+    InvalidNameError,
+    InvalidRequestError,
+)
 from streamhouse.storage_service.model.lake import CATALOG_TIMEOUT_PROPERTY, LAKE_PATHS_PROPERTY
 
 __all__ = [
@@ -258,20 +262,71 @@ def _why_refused(name: str) -> str | None:
     return None
 
 
-def check_properties(where: str, names: Iterable[str]) -> None:
-    """Refuse properties that no table may have; raises `ForbiddenError` that names the first."""
-    for name in names:
+_NUMBER: Final = (re.compile(r"\s*-?[0-9]{1,18}\s*"), "a whole number")
+_TRUTH: Final = (re.compile(r"true|false", re.IGNORECASE), "true or false")
+_METRICS: Final = (
+    re.compile(r"\s*(none|counts|full|truncate\(0*[1-9][0-9]{0,8}\))\s*", re.IGNORECASE),
+    "none, counts, full or truncate(N)",
+)
+# What the library reads of a table whenever it is committed to: a value that it cannot read would
+# stop the table's commits, and rounds, for good.
+_VALUES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
+    **dict.fromkeys(
+        (
+            "commit.manifest.min-count-to-merge",
+            "commit.manifest.target-size-bytes",
+            "commit.retry.max-wait-ms",
+            "commit.retry.min-wait-ms",
+            "commit.retry.num-retries",
+            "commit.retry.total-timeout-ms",
+            "write.metadata.previous-versions-max",
+        ),
+        _NUMBER,
+    ),
+    **dict.fromkeys(
+        (
+            "commit.manifest-merge.enabled",
+            "write.metadata.delete-after-commit.enabled",
+            "write.object-storage.enabled",
+            "write.object-storage.partitioned-paths",
+        ),
+        _TRUTH,
+    ),
+    "write.metadata.metrics.default": _METRICS,
+}
+_METRICS_PREFIX: Final = "write.metadata.metrics.column."
+
+
+def _bad_value(name: str, value: str) -> str | None:
+    """Return what the property must be that `value` is not, None if it may be that."""
+    form = _METRICS if name.startswith(_METRICS_PREFIX) else _VALUES.get(name)
+    return None if form is None or form[0].fullmatch(value) else form[1]
+
+
+def check_properties(where: str, properties: Mapping[str, str]) -> None:
+    """Refuse properties that no table may have, and values that nobody can read.
+
+    Raises `ForbiddenError` or `InvalidRequestError`, which name the first.
+    """
+    for name, value in properties.items():
         why = why_refused(name)
         if why is not None:
             raise ForbiddenError(
                 f"{where}: property '{name[:200]}' must not be set, because {why}; leave it out, or"
                 " if it is a label of your own give it another name"
             )
+        form = _bad_value(name, str(value))
+        if form is not None:
+            raise InvalidRequestError(f"{where}: property '{name[:200]}' must be {form}")
 
 
 def kept_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what is read of a table's properties, and the names of what is not, sorted."""
-    dropped = [name for name in properties if why_refused(name) is not None]
+    dropped = [
+        name
+        for name, value in properties.items()
+        if why_refused(name) is not None or _bad_value(name, value) is not None
+    ]
     if not dropped:
         return dict(properties), ()
     return {k: v for k, v in properties.items() if k not in dropped}, tuple(sorted(dropped))
@@ -303,13 +358,7 @@ def check_lake_name(name: str, *, what: str = "table") -> None:
 # -- paths ---------------------------------------------------------------------------------------
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_SAME_STORE: Final = {
-    "s3a": "s3",
-    "s3n": "s3",
-    "gcs": "gs",
-    "abfss": "abfs",
-    "wasbs": "wasb",
-}
+_SAME_STORE: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 FILE: Final = "file"
 # What stands after `//` is a bucket there, and no host that would be asked.
 _BUCKET_STORES: Final = ("s3", "gs", "oss")

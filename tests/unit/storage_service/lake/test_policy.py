@@ -10,7 +10,11 @@ from pathlib import Path
 import pyiceberg
 import pytest
 
-from streamhouse.storage_service.errors import ForbiddenError, InvalidNameError
+from streamhouse.storage_service.errors import (
+    ForbiddenError,
+    InvalidNameError,
+    InvalidRequestError,
+)
 from streamhouse.storage_service.lake.policy import (
     KEPT_PROPERTIES,
     REFUSED_PROPERTIES,
@@ -143,7 +147,7 @@ def test_no_property_is_both_kept_and_refused() -> None:
 )
 def test_what_chooses_code_places_stores_or_credentials_is_refused_by_name(name: str) -> None:
     with pytest.raises(ForbiddenError, match=re.escape(f"property '{name[:200]}' must not be set")):
-        check_properties("lake table 'db.t'", ["owner", name])
+        check_properties("lake table 'db.t'", {"owner": "me", name: "x"})
     assert kept_properties({"owner": "me", name: "x"}) == ({"owner": "me"}, (name,))
 
 
@@ -171,8 +175,27 @@ def test_what_chooses_code_places_stores_or_credentials_is_refused_by_name(name:
     ],
 )
 def test_what_tunes_or_labels_a_table_is_kept(name: str) -> None:
-    check_properties("lake table 'db.t'", [name])
-    assert kept_properties({name: "x"}) == ({name: "x"}, ())
+    value = next(
+        v for v in ("x", "1", "true", "full") if kept_properties({name: v}) == ({name: v}, ())
+    )
+    check_properties("lake table 'db.t'", {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("write.metadata.previous-versions-max", "many"),
+        ("write.metadata.previous-versions-max", "9" * 5_000),
+        ("commit.manifest.target-size-bytes", "8MB"),
+        ("write.metadata.delete-after-commit.enabled", "perhaps"),
+        ("write.metadata.metrics.default", "everything"),
+        ("write.metadata.metrics.column.__offset", "truncate(0)"),
+    ],
+)
+def test_a_value_that_would_stop_every_commit_is_refused_and_dropped(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(f"property '{name}' must be")):
+        check_properties("lake table 'db.t'", {name: value})
+    assert kept_properties({name: value}) == ({}, (name,))
 
 
 # -- names ---------------------------------------------------------------------------------------
