@@ -210,3 +210,30 @@ def _check(lake: Lake, name: str) -> subprocess.CompletedProcess[str]:
 
 def _streamhouse(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(["-c", "from streamhouse.cli import main; main()", *arguments])
+
+
+def test_the_logs_history_may_be_chosen_by_rolling_the_lake_back(lake: Lake) -> None:
+    with lake.service("now") as (service, client):
+        _create(client)
+        client.append(LOG, rows(0, 50, mark="both"))
+        tier_once(client, LOG)
+        both = client.table_state(LOG).lake.snapshot_id
+        service.terminate()
+    _copy(lake, "now", "old")
+    with lake.service("now") as (service, client):
+        client.append(LOG, rows(50, 60, mark="now"))
+        tier_once(client, LOG)
+        service.terminate()
+
+    with lake.service("old") as (service, client):
+        client.append(LOG, rows(50, 80, mark="old"))
+        _refused(functools.partial(client.read, LOG))
+        with lake.table(LOG) as table:
+            assert both is not None
+            table.manage_snapshots().set_current_snapshot(both).commit()
+        said = _streamhouse("adopt", LOG, "--yes", "--force", "--endpoint", service.endpoint)
+        assert "its lake has the history of its log again" in said.stdout, said.stderr
+        client.append(LOG, rows(80, 90, mark="old"))
+        tier_once(client, LOG)
+        expected = by_id(rows(0, 50, mark="both")) | by_id(rows(50, 90, mark="old"))
+        assert by_id(client.read(LOG)) == by_id(client.read(f"{LOG}$lake")) == expected
