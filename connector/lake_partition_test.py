@@ -80,8 +80,10 @@ class PartitionTest:
 
     def may_match(self, partition: tuple[Any, ...]) -> bool:
         """Return False if the partition has no row that the predicate keeps."""
-        is_outside = any(field.is_outside(partition[field.position]) for field in self._truncated)
-        return is_outside or self._matches(Record(*partition))
+        for field in self._truncated:
+            if field.is_outside(partition[field.position]):
+                return True
+        return self._matches(Record(*partition))
 
 
 def _truncated_fields(spec: PartitionSpec, kinds: Sequence[Any]) -> list[_Truncated]:
