@@ -177,7 +177,6 @@ class Service:
         """Raise when stopping or when too many requests are in progress.
 
         A few more may be about the service itself: who looks after it must get in when it is full.
-        One caller's are at most so many times what is left, so there is always room for another.
         """
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
@@ -187,19 +186,22 @@ class Service:
                 f"{self.config.open_requests_max} requests are in progress (open_requests_max);"
                 " try again later"
             )
-        own = self._requests_by_share[SHARE.get()]
+
+    @contextlib.contextmanager
+    def request(self, *, is_about_service: bool = False) -> Iterator[None]:
+        """Count a request in progress; refuses it as `check_accepting` does.
+
+        One caller's are at most so many times what is left, so there is always room for another.
+        """
+        self.check_accepting(is_about_service=is_about_service)
+        share = SHARE.get()
+        own = self._requests_by_share[share]
         free = self.config.open_requests_max - self.open_requests
         if own and own >= free * _SHARE_OF_FREE and not is_about_service:
             raise OverloadedError(
                 f"{own} of {self.config.open_requests_max} requests in progress are this caller's"
                 " (open_requests_max), which leaves no more for the others; try again later"
             )
-
-    @contextlib.contextmanager
-    def request(self, *, is_about_service: bool = False) -> Iterator[None]:
-        """Count a request in progress; refuses it as `check_accepting` does."""
-        self.check_accepting(is_about_service=is_about_service)
-        share = SHARE.get()
         self.open_requests += 1
         self._requests_by_share[share] += 1
         self._idle.clear()
