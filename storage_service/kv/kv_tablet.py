@@ -303,6 +303,13 @@ class KvTablet:
     def _values_of(self, keys: pa.Array, *, bytes_max: int) -> pa.Array:
         if len(keys) <= _FIRST_STEP_ROWS:
             return self._completed(keys, self._cache.get(keys))
+        if self._cache.complete:
+            cached = self._cache.get_within(keys, bytes_max)
+            if cached is None:
+                raise too_many_bytes(self.rules.table, bytes_max)
+            if cached.unknown is None:
+                return cached.values
+        # How large rows of the files are is known once they are read.
         row_bytes = least_row_bytes(self.rules.schema.to_arrow())
         parts: list[pa.Array] = []
         start, step, size = 0, _FIRST_STEP_ROWS, 0

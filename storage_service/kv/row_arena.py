@@ -101,6 +101,11 @@ class RowArena:
         buffers = [bitmap, pa.py_buffer(views), *self._buffers]
         return pa.Array.from_buffers(pa.binary_view(), len(locations), buffers).cast(pa.binary())
 
+    @staticmethod
+    def bytes_at(locations: Locations) -> int:
+        """Return how many bytes the rows at `locations` have."""
+        return int((locations & _LOW_24).sum())
+
     def row_at(self, location: int) -> bytes:
         """Return a copy of one row."""
         position = (location >> _POSITION_BITS) & _LOW_24

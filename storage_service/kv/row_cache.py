@@ -102,6 +102,15 @@ class RowCache:
         with self._lock:
             return self._rows_of(self._index.find(first, second))
 
+    def get_within(self, keys: pa.Array, bytes_max: int) -> CachedRows | None:
+        """As `get`; None, and no row is copied, if the rows have more than `bytes_max`."""
+        first, second = self._hasher.many(keys)
+        with self._lock:
+            slots = self._index.find(first, second)
+            if self._arena.bytes_at(self._index.numbers[slots[slots >= 0]]) > bytes_max:
+                return None
+            return self._rows_of(slots)
+
     def get_to_write(self, keys: pa.Array) -> CachedRows:
         """As `get`, for the writing thread; to `put` the same keys then costs less."""
         first, second = self._hasher.many(keys)

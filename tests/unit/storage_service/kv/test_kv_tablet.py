@@ -14,6 +14,7 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidRequestError,
     OverloadedError,
+    RequestTooLargeError,
     SchemaMismatchError,
     UnavailableError,
     UnknownColumnError,
@@ -88,6 +89,23 @@ def test_lookups_answer_in_the_order_of_keys(bucket: LoggedBucket) -> None:
     assert found.found.tolist() == [True, False, True, True]
     assert found.rows.column("id").to_pylist() == [3, 1, 3]
     assert bucket.tablet.lookup(keys()).rows.num_rows == 0
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 64 << 20], ids=["in files", "in memory"])
+def test_an_answer_of_too_many_bytes_is_refused_and_not_built(
+    tmp_path: Path, cache_bytes: int
+) -> None:
+    options = KvOptions(cache_bytes=cache_bytes, backlog_rows=50)
+    bucket = LoggedBucket(tmp_path / "kv", simple_rules(), options=options)
+    every = range(100)
+    bucket.write(upserts(*every, name="x" * 1_000))
+    wanted = keys(*every)
+
+    assert bucket.tablet.lookup(wanted, bytes_max=200_000).rows.num_rows == 100
+    with pytest.raises(RequestTooLargeError, match="more than 50000 bytes"):
+        bucket.tablet.lookup(wanted, bytes_max=50_000)
+    assert bucket.tablet.lookup(keys(*every[:20]), bytes_max=50_000).rows.num_rows == 20
+    bucket.tablet.close()
 
 
 def test_only_a_flush_claims_durability(bucket: LoggedBucket) -> None:
