@@ -8,19 +8,26 @@ checked, because it would need reading the files: that these are the same rows, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntryStatus,
+    ManifestFile,
+)
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from streamhouse.storage_service.errors import ForbiddenError
-from streamhouse.storage_service.lake.manifests import entries_of, manifests_of
+from streamhouse.storage_service.lake.manifests import entries_of, live_entries, manifests_of
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
@@ -42,11 +49,14 @@ def check_added_files(
 ) -> None:
     """Refuse a commit of `snapshots` whose files cannot be rows of `live` below `covered`.
 
-    Reads the manifests that these snapshots themselves wrote, no others.
+    Reads the manifests that these snapshots have and those before them have not, and of files
+    that they only carry on also those that they left out.
     """
     where = f"lake table '{name}' of table '{live.info.path}'"
     change = _Change()
-    changed = (found for snapshot in snapshots for found in _changed_files(snapshot, io))
+    changed = (
+        found for snapshot in snapshots for found in _changed_files(where, metadata, snapshot, io)
+    )
     for status, file in changed:
         is_added = status is ManifestEntryStatus.ADDED
         if file.content is DataFileContent.DATA:
@@ -74,15 +84,52 @@ class _Change:
 
 
 def _changed_files(
-    snapshot: Snapshot, io: FileIO
+    where: str, metadata: TableMetadata, snapshot: Snapshot, io: FileIO
 ) -> Iterator[tuple[ManifestEntryStatus, DataFile]]:
-    for manifest in manifests_of(io, snapshot):
-        if manifest.added_snapshot_id != snapshot.snapshot_id:
+    """Yield the files that a snapshot adds or removes; it may carry on those before it, once."""
+    before = _manifests_before(metadata, snapshot, io)
+    manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
+    left_out: Counter[str] | None = None
+    for path, manifest in manifests.items():
+        if path in before:
             continue
+        if manifest.added_snapshot_id != snapshot.snapshot_id:
+            raise ForbiddenError(
+                f"{where}: manifest '{path}' is new, but says that snapshot"
+                f" {manifest.added_snapshot_id} has added it"
+            )
         for entry in entries_of(io, manifest):
-            is_of_snapshot = entry.snapshot_id in (None, snapshot.snapshot_id)
-            if entry.status is not ManifestEntryStatus.EXISTING and is_of_snapshot:
+            if entry.status is ManifestEntryStatus.EXISTING:
+                if left_out is None:
+                    left_out = _files_left_out(before, manifests, io)
+                left_out[entry.data_file.file_path] -= 1
+                if left_out[entry.data_file.file_path] < 0:
+                    raise ForbiddenError(
+                        f"{where}: file '{entry.data_file.file_path}' is carried on from before the"
+                        " commit, but was not there, or is carried on twice"
+                    )
+            elif entry.snapshot_id in (None, snapshot.snapshot_id):
                 yield entry.status, entry.data_file
+
+
+def _manifests_before(
+    metadata: TableMetadata, snapshot: Snapshot, io: FileIO
+) -> dict[str, ManifestFile]:
+    parent_id = snapshot.parent_snapshot_id
+    parent = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+    return {} if parent is None else {m.manifest_path: m for m in manifests_of(io, parent)}
+
+
+def _files_left_out(
+    before: Mapping[str, ManifestFile], after: Container[str], io: FileIO
+) -> Counter[str]:
+    """Return the live files of the manifests that a snapshot has no more."""
+    return Counter(
+        entry.data_file.file_path
+        for path, manifest in before.items()
+        if path not in after
+        for entry in live_entries(io, manifest)
+    )
 
 
 def _check_rows(

@@ -140,6 +140,64 @@ class _AddDeleteFiles(_SnapshotProducer["_AddDeleteFiles"]):
         return []
 
 
+class _CarryOn(_SnapshotProducer["_CarryOn"]):
+    """A snapshot that says of files that they were there before, or were added by another one."""
+
+    def __init__(
+        self,
+        transaction: Any,
+        files: Sequence[DataFile],
+        status: ManifestEntryStatus,
+        added_by: int,
+    ) -> None:
+        super().__init__(
+            operation=Operation.OVERWRITE, transaction=transaction, io=transaction._table.io
+        )
+        self._files = files
+        self._status = status
+        self._added_by = added_by or self._snapshot_id
+
+    def _manifests(self) -> list[ManifestFile]:
+        metadata = self._transaction.table_metadata
+        parent = metadata.current_snapshot()
+        assert parent is not None
+        writer = ManifestWriterV2(
+            metadata.spec(),
+            metadata.schema(),
+            self.new_manifest_output(),
+            self._added_by,
+            self._compression,
+        )
+        with writer:
+            for file in self._files:
+                writer.add_entry(
+                    ManifestEntry.from_args(
+                        status=self._status,
+                        snapshot_id=self._added_by,
+                        sequence_number=1,
+                        file_sequence_number=1,
+                        data_file=file,
+                    )
+                )
+        manifest = writer.to_manifest_file()
+        manifest.sequence_number = manifest.min_sequence_number = 1
+        return [*parent.manifests(self._io), manifest]
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        return []
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        return []
+
+
+def commit_carried_files(
+    table: Table, files: Sequence[DataFile], status: ManifestEntryStatus, *, added_by: int = 0
+) -> None:
+    """Commit one snapshot that lies about where files come from; 0 is the snapshot itself."""
+    with table.transaction() as change, _CarryOn(change, files, status, added_by):
+        pass
+
+
 def commit_delete_files(table: Table, files: Sequence[DataFile]) -> int:
     """Commit one snapshot that adds delete files; return its id."""
     with table.transaction() as change, _AddDeleteFiles(change, files):

@@ -13,6 +13,7 @@ from pyiceberg.exceptions import (
     ForbiddenError,
     TableAlreadyExistsError,
 )
+from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table
 from pyiceberg.table.update import (
     RemovePartitionSpecsUpdate,
@@ -23,6 +24,7 @@ from pyiceberg.table.update import (
 from pyiceberg.types import LongType, StringType
 
 from tests.support.foreign_deletes import (
+    commit_carried_files,
     commit_delete_files,
     equality_delete_file,
     position_delete_file,
@@ -238,6 +240,29 @@ def test_position_deletes_pass(tiered: RestWorld) -> None:
     )
 
     assert len(tiered.addresses()) == 199
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (ManifestEntryStatus.EXISTING, "is carried on from before the commit, but was not there"),
+        (ManifestEntryStatus.ADDED, "is new, but says that snapshot"),
+    ],
+)
+def test_rows_do_not_come_in_as_if_they_had_been_there(
+    tiered: RestWorld, status: ManifestEntryStatus, said: str
+) -> None:
+    """What says that it is old is compared with what was there."""
+    table = tiered.client().load_table("db.t")
+    is_added = status is ManifestEntryStatus.ADDED
+    added_by = table.metadata.snapshots[0].snapshot_id if is_added else 0
+    (file, *_) = [task.file for task in table.scan().plan_files()]
+    before = tiered.addresses()
+
+    with pytest.raises(ForbiddenError, match=said):
+        commit_carried_files(table, [file], status, added_by=added_by)
+
+    assert tiered.addresses() == before
 
 
 def test_one_may_return_to_a_snapshot_that_covers_the_same_offsets(tiered: RestWorld) -> None:
