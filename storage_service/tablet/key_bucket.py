@@ -134,6 +134,11 @@ class KeyBucket:
         return self._failure is None
 
     @property
+    def failure(self) -> str:
+        """Why the rows are out of use; empty while they are in use."""
+        return "" if self._failure is None else self._failure.message
+
+    @property
     def is_damaged(self) -> bool:
         """Whether the rows are out of use because of damage of their files."""
         return isinstance(self._failure, CorruptDataError)

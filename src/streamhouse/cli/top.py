@@ -64,6 +64,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     for damaged in status.get("damaged_tables", ()):
         lines.append(Text(f"{damaged['table']} is not served: {damaged['reason']}", style="red"))
     for table in status["tables"]:
+        lines.extend(Text(why, style="red") for why in table.get("unusable", ()))
         if diverged := table["tiering"].get("diverged"):
             lines.append(Text(diverged, style="red"))
     lines += [Text(stranger, style="red") for stranger in status.get("strangers", ())]

@@ -63,6 +63,24 @@ def test_status_has_rows_rates_bytes_and_lag_of_each_bucket(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_rows_by_key_that_are_out_of_use_are_shown_with_the_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process_service(tmp_path) as service:
+            await service.create_table("keyed", primary_key=("id",), bucket_count=2)
+            (before,) = (await service.call("GET", "/v1/status")).json()["tables"]
+            table = service.service.table("keyed")
+            table.key_buckets[1].fail("the disk failed")
+
+            (after,) = (await service.call("GET", "/v1/status")).json()["tables"]
+
+            assert before["unusable"] == []
+            (why,) = after["unusable"]
+            assert "bucket 1" in why
+            assert "out of use, the disk failed; restart the service" in why
+
+    asyncio.run(scenario())
+
+
 def test_a_running_round_is_shown_with_its_worker(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with in_process_service(tmp_path) as service:
