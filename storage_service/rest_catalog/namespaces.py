@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError
 
@@ -13,6 +11,7 @@ from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
     page_of,
+    texts_of,
 )
 
 __all__ = [
@@ -53,7 +52,7 @@ def create_namespace(catalog: Catalog, request: RestRequest) -> RestAnswer:
     parts = body.get("namespace")
     if not isinstance(parts, list) or not parts or not all(isinstance(p, str) for p in parts):
         raise InvalidRequestError("namespace must be a list of names")
-    properties = _texts(body.get("properties") or {}, name="properties")
+    properties = texts_of(body.get("properties") or {}, name="properties")
     catalog.create_namespace(namespace_of(_SEPARATOR.join(parts)), properties)
     return RestAnswer.of({"namespace": parts, "properties": properties})
 
@@ -78,15 +77,9 @@ def update_namespace(
     removals = body.get("removals") or []
     if not isinstance(removals, list) or not all(isinstance(key, str) for key in removals):
         raise InvalidRequestError("removals must be a list of property names")
-    updates = _texts(body.get("updates") or {}, name="updates")
+    updates = texts_of(body.get("updates") or {}, name="updates")
     check_namespace(catalog, updates)
     done = catalog.update_namespace_properties(namespace, set(removals), updates)
     return RestAnswer.of(
         {"removed": done.removed, "updated": done.updated, "missing": done.missing}
     )
-
-
-def _texts(value: Any, *, name: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise InvalidRequestError(f"{name} must be an object of texts")
-    return value

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["VIA_HEADER", "RestAnswer", "RestRequest", "page_of"]
+__all__ = ["VIA_HEADER", "RestAnswer", "RestRequest", "page_of", "texts_of"]
 
 _T = TypeVar("_T")
 PAGE_SIZE_DEFAULT: Final = 1_000
@@ -91,3 +91,10 @@ def _key_of(token: str) -> str | None:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode() if token else None
     except (binascii.Error, ValueError) as error:
         raise InvalidRequestError(f"pageToken '{token[:80]}' was not given out here") from error
+
+
+def texts_of(value: Any, *, name: str) -> dict[str, str]:
+    """Return a field of a body that must be an object of texts."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise InvalidRequestError(f"{name} must be an object of texts")
+    return value

@@ -24,6 +24,7 @@ from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
     page_of,
+    texts_of,
 )
 from streamhouse.storage_service.rest_catalog.table_commits import check_new_table
 from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
@@ -88,12 +89,15 @@ class TableRoutes:
         """Create a table, or with `stage-create` only say what it would be."""
         body = request.json()
         identifier = (*namespace, _name(body))
-        properties = {str(k): str(v) for k, v in (body.get("properties") or {}).items()}
+        properties = texts_of(body.get("properties") or {}, name="properties")
+        location = body.get("location")
+        if location is not None and not isinstance(location, str):
+            raise InvalidRequestError("location must be a text")
         check_new_table(identifier, properties, self._tables)
         spec, order = body.get("partition-spec"), body.get("write-order")
         arguments: dict[str, Any] = {
             "schema": Schema.model_validate(body.get("schema")),
-            "location": body.get("location"),
+            "location": location,
             "partition_spec": PartitionSpec.model_validate(spec)
             if spec
             else UNPARTITIONED_PARTITION_SPEC,

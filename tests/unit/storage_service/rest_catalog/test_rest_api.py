@@ -223,3 +223,31 @@ def test_metrics_are_taken(world: RestWorld) -> None:
         204,
         {},
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"location": {"a": 1}},
+        {"location": 7},
+        {"properties": ["a"]},
+        {"properties": {"a": {"b": "c"}}},
+        {"schema": ["a"]},
+        {"partition-spec": "day"},
+        {"write-order": [1]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_field_of_another_type_is_the_callers_mistake(
+    world: RestWorld, wrong: dict[str, Any], is_staged: bool
+) -> None:
+    world.client().create_namespace("db")
+    fields = [{"id": 1, "name": "id", "type": "long", "required": True}]
+    schema = {"type": "struct", "schema-id": 0, "fields": fields}
+    body = {"name": "t", "schema": schema, "stage-create": is_staged} | wrong
+
+    status, answer = world.call("POST", "namespaces/db/tables", body)
+
+    assert status == 400, answer
+    assert world.call("GET", "namespaces/db/tables")[1]["identifiers"] == []
