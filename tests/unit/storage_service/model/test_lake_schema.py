@@ -75,7 +75,7 @@ def test_ids_that_are_no_column_ids_are_refused(ids: tuple[int, int]) -> None:
         check_lake_schema(descriptor)
 
 
-@pytest.mark.parametrize("field", ["bucket(2147483648, x)", "truncate(99999999999999999999, x)"])
+@pytest.mark.parametrize("field", ["bucket(2147483648, x)", "truncate(9999999999, x)"])
 def test_parameters_beyond_32_bits_are_refused(field: str) -> None:
     partitioned = _table(("x", pa.int64()), partitioned_by=(PartitionField.parse(field),))
     layout = {"table.datalake.batch-layout.partition": field}
