@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.connector.lake_planner import open_lake_table
+from streamhouse.connector.lake_planner import older_lake, open_lake_table
 from streamhouse.connector.lake_pruning import LakeQuery
 from streamhouse.connector.lake_scan import read_lake_piece
 from streamhouse.connector.read_plan import lake_pieces
@@ -20,7 +20,6 @@ from streamhouse.storage_service.client.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
-from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
@@ -65,11 +64,8 @@ def lake_bucket_rows(
         snapshot_id = current[0]
         end = opened.tiered_offsets(snapshot_id).get(bucket, 0)
         if end < lake.tiered_offsets[bucket]:
-            raise CorruptDataError(
-                f"lake table '{name or table.path}' has bucket {bucket} up to offset {end}, but"
-                f" rows up to {lake.tiered_offsets[bucket]} were tiered to it: its catalog or"
-                " metadata is older than the service's data directory; restore the newer one"
-            )
+            tiered_end = lake.tiered_offsets[bucket]
+            raise older_lake(name or str(table.path), bucket, end=end, tiered_end=tiered_end)
     ranges = {bucket: OffsetRange(bucket=bucket, start=0, end=end)}
     found = opened.plan(
         table.schema,

@@ -56,7 +56,7 @@ from streamhouse.storage_service.model.schema import (
 from streamhouse.storage_service.model.secret_sources import withheld_explained
 from streamhouse.storage_service.rest_catalog.lake_rest_catalog import with_rest_catalog
 
-__all__ = ["LakeTable", "load_table", "open_lake_table"]
+__all__ = ["LakeTable", "load_table", "older_lake", "open_lake_table"]
 
 _lock: Final = threading.Lock()
 _catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
@@ -117,6 +117,15 @@ def _load_catalog(catalog: LakeCatalog) -> Catalog:
         properties[PY_IO_IMPL] = READ_ONLY_IO
     opened = load_catalog(catalog.name, **with_rest_catalog(properties))
     return guarded(opened, catalog.properties)
+
+
+def older_lake(name: str, bucket: int, *, end: int, tiered_end: int) -> CorruptDataError:
+    """Return the error for a lake table that ends before what was tiered to it."""
+    return CorruptDataError(
+        f"lake table '{name}' has bucket {bucket} up to offset {end}, but rows up to {tiered_end}"
+        " were tiered to it: its catalog or metadata is older than the service's data directory;"
+        " restore the newer one"
+    )
 
 
 class LakeTable:
@@ -192,11 +201,7 @@ class LakeTable:
         for bucket, wanted in ranges.items():
             end = 0 if covered is None else covered.tiered_offsets.get(bucket, 0)
             if end < wanted.end:
-                raise CorruptDataError(
-                    f"lake table '{self._name}' has bucket {bucket} up to offset {end}, but rows up"
-                    f" to {wanted.end} were tiered to it: its catalog or metadata is older than the"
-                    " service's data directory; restore the newer one"
-                )
+                raise older_lake(self._name, bucket, end=end, tiered_end=wanted.end)
         truncated = {} if covered is None else covered.truncated_offsets
         return all(truncated.get(b, 0) <= wanted.start for b, wanted in ranges.items())
 
