@@ -1,4 +1,4 @@
-"""Fixtures of the tiering tests."""
+"""Fixtures of the tests of the lake room."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.maintenance_world import MaintenanceWorld
 from tests.support.tiering_world import TieringWorld
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[TieringWorld]:
     with TieringWorld(tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Iterator[MaintenanceWorld]:
-    with MaintenanceWorld(tmp_path) as opened:
         yield opened
