@@ -51,6 +51,8 @@ LAKE_PATHS_PROPERTY: Final = "streamhouse.lake-paths"
 and their files may lie besides the warehouse and the table's own location."""
 REST_CATALOG_PATH: Final = "/iceberg"
 """Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
+VIA_HEADER: Final = "x-streamhouse-via"
+"""Which services a request to a catalog has passed, by their ids, the last one last."""
 _S3_VARIABLES: Final = {
     "s3.access-key-id": ("AWS_ACCESS_KEY_ID",),
     "s3.secret-access-key": ("AWS_SECRET_ACCESS_KEY",),

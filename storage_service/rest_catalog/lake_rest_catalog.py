@@ -18,8 +18,11 @@ from pyiceberg.io import PY_IO_IMPL
 from requests import ConnectTimeout, PreparedRequest, ReadTimeout, Response, Session
 from requests.adapters import BaseAdapter
 
-from streamhouse.storage_service.model.lake import CATALOG_TIMEOUT_PROPERTY, is_rest_catalog
-from streamhouse.storage_service.rest_catalog.rest_request import VIA_HEADER
+from streamhouse.storage_service.model.lake import (
+    CATALOG_TIMEOUT_PROPERTY,
+    VIA_HEADER,
+    is_rest_catalog,
+)
 
 __all__ = ["LakeRestCatalog", "passed_through", "with_rest_catalog"]
 

@@ -8,9 +8,8 @@ from pyiceberg.catalog import Catalog
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.model.lake import LakeCatalog, is_rest_catalog
+from streamhouse.storage_service.model.lake import VIA_HEADER, LakeCatalog, is_rest_catalog
 from streamhouse.storage_service.rest_catalog.lake_sql_catalog import open_catalog
-from streamhouse.storage_service.rest_catalog.rest_request import VIA_HEADER
 
 __all__ = ["OpenCatalog"]
 

@@ -11,13 +11,11 @@ from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["VIA_HEADER", "RestAnswer", "RestRequest", "page_of", "texts_of"]
+__all__ = ["RestAnswer", "RestRequest", "page_of", "texts_of"]
 
 _T = TypeVar("_T")
 PAGE_SIZE_DEFAULT: Final = 1_000
 _DIGITS_MAX: Final = 18
-VIA_HEADER: Final = "x-streamhouse-via"
-"""Which services a request to a catalog has passed, by their ids, the last one last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
