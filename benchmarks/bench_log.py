@@ -14,12 +14,12 @@ from crc32c import crc32c
 
 from benchmarks.harness import fsynced_write_seconds, make_rows, median, percentile, report
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
-from streamhouse.storage_service.tablet.group_commit import (
+from streamhouse.storage_service.log.group_commit import (
     CommitOutcome,
     GroupCommitter,
     PendingAppend,
 )
+from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 
 REPEATS = 5
 APPEND_BYTES = 200_000_000

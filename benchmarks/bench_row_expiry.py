@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, percentile, report, timed
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.keys.key_request import KeyWrite, delete_of
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from streamhouse.storage_service.tablet.clock import clock_us
-from streamhouse.storage_service.tablet.key_request import KeyWrite, delete_of
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.expiry_world import expiry_of
 from tests.support.in_process_service import open_manager
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from streamhouse.storage_service.engine.directory.durable_json import (
+    read_json,
+    replace_json,
+    sync_directory,
+)
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
     CorruptDataError,
     InvalidRequestError,
     StorageFailedError,
-)
-from streamhouse.storage_service.tablet.durable_json import (
-    read_json,
-    replace_json,
-    sync_directory,
 )
 
 __all__ = ["MANIFEST", "restore_backup", "verify_backup", "write_backup"]

@@ -8,6 +8,20 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from streamhouse.storage_service.engine.directory.data_directory import (
+    GIVEN_UP_SUFFIX,
+    DataDirectory,
+)
+from streamhouse.storage_service.engine.directory.format_upgrade import find_former_tables
+from streamhouse.storage_service.engine.directory.lake_store import load_lake_state
+from streamhouse.storage_service.engine.directory.service_state import (
+    ServiceState,
+    load_service_state,
+)
+from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.directory.table_file import load_table
+from streamhouse.storage_service.engine.directory.table_folders import find_strangers
+from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StreamhouseError,
@@ -23,14 +37,6 @@ from streamhouse.storage_service.operations.findings import (
     CheckReport,
     TableFacts,
 )
-from streamhouse.storage_service.tablet.data_directory import GIVEN_UP_SUFFIX, DataDirectory
-from streamhouse.storage_service.tablet.format_upgrade import find_former_tables
-from streamhouse.storage_service.tablet.lake_store import load_lake_state
-from streamhouse.storage_service.tablet.row_ages import RowAges
-from streamhouse.storage_service.tablet.service_state import ServiceState, load_service_state
-from streamhouse.storage_service.tablet.state_file import StateFile
-from streamhouse.storage_service.tablet.table_file import load_table
-from streamhouse.storage_service.tablet.table_folders import find_strangers
 
 __all__ = ["LakeCheck", "check_directory", "unused"]
 

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.storage_service.engine.keys.key_bucket import table_rules
+from streamhouse.storage_service.engine.keys.key_damage import damage_of
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions, versions_of
@@ -28,8 +30,6 @@ from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_log import CheckedLog
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
-from streamhouse.storage_service.tablet.key_bucket import table_rules
-from streamhouse.storage_service.tablet.key_damage import damage_of
 
 __all__ = ["check_rows_by_key"]
 

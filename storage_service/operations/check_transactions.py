@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.lake import LakeState
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
-from streamhouse.storage_service.tablet.data_directory import DataDirectory
-from streamhouse.storage_service.tablet.state_agreement import disagreements
-from streamhouse.storage_service.tablet.transaction_files import (
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.state_agreement import disagreements
+from streamhouse.storage_service.engine.transactions.transaction_files import (
     DECISION_SUFFIX,
     OPEN_SUFFIX,
     PART_SUFFIX,
@@ -20,6 +14,12 @@ from streamhouse.storage_service.tablet.transaction_files import (
     TransactionFiles,
     next_decision_number,
 )
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.staged_part import StagedPart
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
 
 __all__ = ["check_transactions"]
 

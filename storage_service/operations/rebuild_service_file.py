@@ -11,6 +11,15 @@ import json
 from pathlib import Path
 from typing import Final
 
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.service_state import (
+    KnownTable,
+    ServiceState,
+    load_service_state,
+    save_service_state,
+)
+from streamhouse.storage_service.engine.directory.table_file import read_table
+from streamhouse.storage_service.engine.directory.table_folders import find_strangers
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -18,15 +27,6 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.table import DEFAULT_DATABASE
-from streamhouse.storage_service.tablet.data_directory import DataDirectory
-from streamhouse.storage_service.tablet.service_state import (
-    KnownTable,
-    ServiceState,
-    load_service_state,
-    save_service_state,
-)
-from streamhouse.storage_service.tablet.table_file import read_table
-from streamhouse.storage_service.tablet.table_folders import find_strangers
 
 __all__ = ["rebuild_service_file"]
 

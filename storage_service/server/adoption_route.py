@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.directory.data_directory import GIVEN_UP_SUFFIX
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.lake_history import divergence_of
 from streamhouse.storage_service.errors import (
     DatabaseNotFoundError,
     HistoryDivergedError,
@@ -19,10 +23,6 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.iceberg_route import ServiceTables
 from streamhouse.storage_service.server.request_bodies import AdoptTable, TableName
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.clock import clock_us
-from streamhouse.storage_service.tablet.data_directory import GIVEN_UP_SUFFIX
-from streamhouse.storage_service.tablet.lake_history import divergence_of
-from streamhouse.storage_service.tablet.open_table import OpenTable
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.adoptable_lake import AdoptableLake

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.log_writer import RoutedBatch
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
@@ -23,7 +24,6 @@ from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.log_writer import RoutedBatch
 from streamhouse.storage_service.wire.arrow_body import (
     AppendBatch,
     decode_append_body,

@@ -6,10 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from streamhouse.storage_service.engine.directory.backup import (
+    STAGING,
+    clear_staging,
+    stage_running,
+)
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.server.request_bodies import TakeBackup
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.backup import STAGING, clear_staging, stage_running
 
 __all__ = ["backup_routes"]
 

@@ -12,6 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     InternalError,
@@ -57,9 +60,6 @@ from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.size_route import size_routes
 from streamhouse.storage_service.server.status_page import status_page
 from streamhouse.storage_service.server.transaction_routes import transaction_routes
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tiering_round import RoundProgress
-from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 
 __all__ = ["build_control_plane"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.log_page import ARROW_STREAM, read_page
 from streamhouse.storage_service.server.parameters import integer, log_column_names, schema_version
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.open_table import OpenTable
 
 __all__ = ["answer_fetch", "check_offset"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.loop_slices import in_slices
-from streamhouse.storage_service.tablet.open_table import OpenTable
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.server.service import Service

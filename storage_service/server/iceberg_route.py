@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -31,7 +32,6 @@ from streamhouse.storage_service.rest_catalog.rest_request import (
 from streamhouse.storage_service.server.http_exchange import JSON, HttpExchange
 from streamhouse.storage_service.server.iceberg_errors import iceberg_error
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.open_table import OpenTable
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi

@@ -14,6 +14,14 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.keys.key_lookup import (
+    KeyAnswer,
+    lookup_one,
+    lookup_rows,
+    prefix_rows,
+)
+from streamhouse.storage_service.engine.keys.row_reader import RowReader
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     RowNotFoundError,
@@ -27,14 +35,6 @@ from streamhouse.storage_service.server.json_row import json_writers, key_reader
 from streamhouse.storage_service.server.log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.key_lookup import (
-    KeyAnswer,
-    lookup_one,
-    lookup_rows,
-    prefix_rows,
-)
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.row_reader import RowReader
 from streamhouse.storage_service.wire import ipc_message
 from streamhouse.storage_service.wire.request_stream import open_request
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
@@ -28,7 +29,6 @@ from streamhouse.storage_service.server.append_route import writer_id_of
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.parameters import column_names
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.key_writer import KeyWrite
 from streamhouse.storage_service.wire.request_stream import RequestBatch, open_request
 
 __all__ = ["KeyRequest", "answer_delete", "answer_upsert", "routed_writes"]

@@ -9,11 +9,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePin
 from streamhouse.storage_service.server.grants import SERVICE, Caller, Level
 from streamhouse.storage_service.server.http_exchange import exchange_of
 from streamhouse.storage_service.server.request_bodies import PinSnapshot, TableName
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.lake_pins import LakePin
 
 __all__ = ["lake_pin_routes"]
 

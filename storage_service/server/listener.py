@@ -24,6 +24,8 @@ import uvicorn
 import uvloop
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.http_protocol import bounded_protocol
@@ -33,8 +35,6 @@ from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.tls import tls_context
 from streamhouse.storage_service.server.tls_listener import TlsListener
-from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
 __all__ = ["run_service"]
 

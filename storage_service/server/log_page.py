@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http_exchange import ARROW_STREAM, HttpExchange
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.open_table import OpenTable
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
     encode_fetch_body,

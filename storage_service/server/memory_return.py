@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.tablet.blocking import RunBlocking
+from streamhouse.storage_service.engine.blocking import RunBlocking
 
 __all__ = ["MemoryReturn"]
 

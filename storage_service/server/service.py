@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.disk_budget import DiskBudget
+from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     OverloadedError,
@@ -41,11 +46,6 @@ from streamhouse.storage_service.server.memory_return import MemoryReturn
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.open_connections import OpenConnections
 from streamhouse.storage_service.server.status import StatusSampler
-from streamhouse.storage_service.tablet.clock import clock_us
-from streamhouse.storage_service.tablet.disk_budget import DiskBudget
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.row_expiry import RowExpiry
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 
 __all__ = ["Service"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.model.table_sizes import BucketSizes, TableSizes
 from streamhouse.storage_service.server.request_bodies import TableName
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.disk_budget import bytes_below
 
 __all__ = ["size_routes"]
 

@@ -15,6 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_bucket import table_rules
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
 from streamhouse.storage_service.kv.row_codec import RowCodec
 from streamhouse.storage_service.kv.write_input import (
@@ -34,9 +37,6 @@ from streamhouse.storage_service.server.append_route import (
 from streamhouse.storage_service.server.http_exchange import HttpExchange
 from streamhouse.storage_service.server.key_write_route import KeyRequest, routed_writes
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.key_bucket import table_rules
-from streamhouse.storage_service.tablet.key_writer import KeyWrite
-from streamhouse.storage_service.tablet.transaction_files import TransactionSpec
 
 __all__ = ["answer_stage"]
 

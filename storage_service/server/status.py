@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.loop_slices import in_slices
-from streamhouse.storage_service.tablet.blocking import RunBlocking
-from streamhouse.storage_service.tablet.damaged_table import DamagedTable
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
 
 __all__ = ["StatusSampler"]
 

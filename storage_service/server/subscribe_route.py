@@ -13,6 +13,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.errors import OverloadedError, StreamhouseError
 from streamhouse.storage_service.server.fetch_route import check_offset
 from streamhouse.storage_service.server.http_exchange import HttpExchange
@@ -25,8 +27,6 @@ from streamhouse.storage_service.server.log_page import (
 )
 from streamhouse.storage_service.server.parameters import log_column_names, offsets, schema_version
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.wakeups import ANY_BUCKET
 from streamhouse.storage_service.wire.arrow_body import encode_fetch_body
 
 __all__ = ["answer_subscribe"]

@@ -13,12 +13,12 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.log.staged_part import StagedBatch
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionOperation
-from streamhouse.storage_service.tablet.key_writer import KeyWrite
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 _BUCKETS = 3

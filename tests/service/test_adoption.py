@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.errors import (
     FencedError,
     StreamhouseError,
@@ -17,7 +18,6 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.tablet.clock import clock_us
 from tests.support.adoption_world import KEYED, LOG, Lake, adopt, by_id, check, filled, go_on, rows
 from tests.support.python_process import run_python
 from tests.support.tier_once import run_due, tier_once
@@ -112,11 +112,11 @@ main()
     [
         "rest_catalog.adoptable_lake hand_over before",
         "rest_catalog.adoptable_lake hand_over after",
-        "tablet.table_adoption begin_log after",
-        "tablet.table_opener save_lake_state after",
-        "tablet.table_opener remake_rows before",
-        "tablet.key_recovery _move before",
-        "tablet.table_opener remake_rows after",
+        "engine.table_adoption begin_log after",
+        "engine.opener save_lake_state after",
+        "engine.opener remake_rows before",
+        "engine.keys.key_recovery _move before",
+        "engine.opener remake_rows after",
     ],
 )
 def test_an_adoption_that_died_anywhere_is_repeated(lake: Lake, step: str) -> None:

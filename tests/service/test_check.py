@@ -18,10 +18,10 @@ from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.connector import lake_planner
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
+from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal
+from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.storage_service.tablet.key_damage import mark_damaged
-from streamhouse.storage_service.tablet.sealed_json import StateIdentity, seal
 from streamhouse.tiering.iceberg_lake import IcebergLake
 from streamhouse.tiering.service import TieringService
 from streamhouse.tiering.thread_runner import ThreadRunner

@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionStatus
-from streamhouse.storage_service.tablet.open_table import OpenTable
 from tests.support.in_process_service import open_manager
 from tests.support.python_process import run_python
 from tests.support.transaction_crash_child import (

@@ -19,6 +19,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
+from streamhouse.storage_service.engine.keys.key_request import KeyWrite, delete_of
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedBatch
@@ -26,12 +32,6 @@ from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
-from streamhouse.storage_service.tablet.clock import clock_us
-from streamhouse.storage_service.tablet.key_lookup import lookup_rows
-from streamhouse.storage_service.tablet.key_request import KeyWrite, delete_of
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.retention import apply_retention
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 __all__ = [

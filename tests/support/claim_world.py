@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimAnswer
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from streamhouse.storage_service.tablet.tiering_coordinator import TieringCoordinator
-from streamhouse.storage_service.tablet.tiering_round import ClaimAnswer
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 __all__ = ["World", "run"]

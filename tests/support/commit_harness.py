@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamhouse.storage_service.log.filesystem import Buffer, WritableFile
-from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.tablet.group_commit import (
+from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
     CommitLimits,
     CommitOutcome,
     GroupCommitter,
     PendingAppend,
 )
+from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import Crash, CrashFilesystem
 from tests.support.log_harness import SettableClock, open_log, payloads_of, read_all
 

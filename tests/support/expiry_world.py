@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.appended import Appended
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.keys.key_request import KeyWrite
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.row_expiry import ExpiryObserver, RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
 from streamhouse.storage_service.server.metrics import ServiceMetrics
-from streamhouse.storage_service.tablet.appended import Appended
-from streamhouse.storage_service.tablet.clock import clock_us
-from streamhouse.storage_service.tablet.key_request import KeyWrite
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.row_expiry import ExpiryObserver, RowExpiry
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
 __all__ = ["HOUR_US", "TTL", "ExpiryWorld", "expiry_of", "ids_of", "run"]

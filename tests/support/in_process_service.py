@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.log_writer import RoutedBatch
+from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
-from streamhouse.storage_service.tablet.log_writer import RoutedBatch
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 

@@ -17,16 +17,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.keys.key_lookup import lookup_one, lookup_rows, prefix_rows
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.keys.key_request import KeyWrite
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from streamhouse.storage_service.tablet.key_lookup import lookup_one, lookup_rows, prefix_rows
-from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
-from streamhouse.storage_service.tablet.key_request import KeyWrite
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
 from tests.support.in_process_service import open_manager
 
 __all__ = ["PATH", "Expected", "judge", "kv_directory", "made_table"]

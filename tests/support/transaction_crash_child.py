@@ -19,16 +19,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.engine.transactions.transaction_commit import TransactionCommit
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    TransactionFiles,
+)
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedBatch
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
-from streamhouse.storage_service.tablet.key_writer import KeyWrite
-from streamhouse.storage_service.tablet.open_table import OpenTable
-from streamhouse.storage_service.tablet.table_transactions import TableTransactions
-from streamhouse.storage_service.tablet.tablet_manager import TabletManager
-from streamhouse.storage_service.tablet.transaction_commit import TransactionCommit
-from streamhouse.storage_service.tablet.transaction_files import Decision, TransactionFiles
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 BUCKETS = 3

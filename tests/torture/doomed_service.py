@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 def _expires_rows(directory: Any, table: Any, state: Any) -> bool:
     """Whether a lake state says of rows that they have expired that were not before."""
-    from streamhouse.storage_service.tablet.lake_store import load_lake_state
+    from streamhouse.storage_service.engine.directory.lake_store import load_lake_state
 
     return bool(load_lake_state(directory, table).expired_offsets != state.expired_offsets)
 
@@ -57,16 +57,16 @@ def _removes_files(_: Any, commits: Any) -> bool:
 
 
 _SERVICE: Final = "streamhouse.storage_service"
-_FILES: Final = f"{_SERVICE}.tablet.transaction_files"
-_LAKE_STORE: Final = f"{_SERVICE}.tablet.lake_store"
+_FILES: Final = f"{_SERVICE}.engine.transactions.transaction_files"
+_LAKE_STORE: Final = f"{_SERVICE}.engine.directory.lake_store"
 _CATALOG: Final = f"{_SERVICE}.rest_catalog.sql_commits"
 
 SERVICE_STEPS: Final = {
     "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),
     "append-written": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.write", "after"),
     "append-synced": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.sync", "after"),
-    "append-unpublished": Step(f"{_SERVICE}.tablet.group_commit", "CommitGroup.complete", "before"),
-    "append-published": Step(f"{_SERVICE}.tablet.group_commit", "CommitGroup.complete", "after"),
+    "append-unpublished": Step(f"{_SERVICE}.log.group_commit", "CommitGroup.complete", "before"),
+    "append-published": Step(f"{_SERVICE}.log.group_commit", "CommitGroup.complete", "after"),
     "segment-rolling": Step(f"{_SERVICE}.log.segment_roll", "SegmentRoll.run", "before"),
     "segment-rolled": Step(f"{_SERVICE}.log.segment_roll", "SegmentRoll.run", "after"),
     "mark-advancing": Step(f"{_SERVICE}.log.durable_mark", "DurableMark.advance", "before"),
@@ -74,7 +74,7 @@ SERVICE_STEPS: Final = {
     "upsert-planned": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.plan", "after"),
     "upsert-applying": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.apply", "before"),
     "upsert-applied": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.apply", "after"),
-    "upsert-published": Step(f"{_SERVICE}.tablet.key_bucket", "KeyBucket.publish", "after"),
+    "upsert-published": Step(f"{_SERVICE}.engine.keys.key_bucket", "KeyBucket.publish", "after"),
     "rows-writing": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.write", "before"),
     "rows-written": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.write", "after"),
     "rows-flushing": Step(f"{_SERVICE}.kv.rocksdb_store", "RocksdbStore.flush", "before"),
@@ -88,10 +88,10 @@ SERVICE_STEPS: Final = {
     "commit-deciding": Step(_FILES, "TransactionFiles.decide", "before"),
     "commit-decided": Step(_FILES, "TransactionFiles.decide", "after"),
     "commit-publishing": Step(
-        f"{_SERVICE}.tablet.transaction_commit", "TransactionCommit.publish", "before"
+        f"{_SERVICE}.engine.transactions.transaction_commit", "TransactionCommit.publish", "before"
     ),
     "commit-published": Step(
-        f"{_SERVICE}.tablet.transaction_commit", "TransactionCommit.publish", "after"
+        f"{_SERVICE}.engine.transactions.transaction_commit", "TransactionCommit.publish", "after"
     ),
     "parts-dropping": Step(_FILES, "TransactionFiles.drop_parts", "before"),
     "outcomes-folded": Step(_FILES, "TransactionFiles.fold", "after"),
@@ -99,9 +99,11 @@ SERVICE_STEPS: Final = {
     "lake-state-saved": Step(_LAKE_STORE, "save_lake_state", "after"),
     "expiry-saving": Step(_LAKE_STORE, "save_lake_state", "before", _expires_rows),
     "expiry-saved": Step(_LAKE_STORE, "save_lake_state", "after", _expires_rows),
-    "rows-expiring": Step(f"{_SERVICE}.tablet.row_expiry", "delete_of", "after", _deletes_old),
-    "ages-saving": Step(f"{_SERVICE}.tablet.row_ages", "RowAges.advance", "before"),
-    "ages-saved": Step(f"{_SERVICE}.tablet.row_ages", "RowAges.advance", "after"),
+    "rows-expiring": Step(
+        f"{_SERVICE}.engine.upkeep.row_expiry", "delete_of", "after", _deletes_old
+    ),
+    "ages-saving": Step(f"{_SERVICE}.engine.upkeep.row_ages", "RowAges.advance", "before"),
+    "ages-saved": Step(f"{_SERVICE}.engine.upkeep.row_ages", "RowAges.advance", "after"),
     "lake-committing": Step(_CATALOG, "commit_staged", "before"),
     "lake-committed": Step(_CATALOG, "commit_staged", "after"),
     "removal-committing": Step(_CATALOG, "commit_staged", "before", _removes_files),

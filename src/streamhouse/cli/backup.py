@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.storage_service.engine.directory.backup import STAGING, clear_staging, stage_closed
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.durable_json import read_json
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.model.secret_sources import read_secret
 from streamhouse.storage_service.operations.backup_files import write_backup
-from streamhouse.storage_service.tablet.backup import STAGING, clear_staging, stage_closed
-from streamhouse.storage_service.tablet.data_directory import DataDirectory
-from streamhouse.storage_service.tablet.durable_json import read_json
 
 __all__ = ["command"]
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
 from streamhouse.storage_service.model.secret_sources import catalog_properties_from
@@ -21,7 +22,6 @@ from streamhouse.storage_service.operations.findings import CheckReport, TableFa
 from streamhouse.storage_service.operations.rebuild_service_file import (
     rebuild_service_file as rebuild,
 )
-from streamhouse.storage_service.tablet.data_directory import DataDirectory
 
 __all__ = ["command"]
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity
+from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.directory.table_file import read_table
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_frames import SegmentFrame, open_segment
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
@@ -17,9 +20,6 @@ from streamhouse.storage_service.model.far_times import python_value
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.tablet.sealed_json import StateIdentity
-from streamhouse.storage_service.tablet.state_file import StateFile
-from streamhouse.storage_service.tablet.table_file import read_table
 
 __all__ = ["command"]
 

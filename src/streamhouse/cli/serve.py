@@ -28,7 +28,7 @@ from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.tablet.key_recovery import LakeBucket, LakeRows
+    from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket, LakeRows
 
 __all__ = ["command"]
 
@@ -197,9 +197,9 @@ def command(
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
     # Not at the top: a wrong option is told before all of the service is imported.
+    from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
     from streamhouse.storage_service.server.listener import run_service
     from streamhouse.storage_service.server.log_format import configure_logging
-    from streamhouse.storage_service.tablet.key_recovery import KeyRecovery
 
     configure_logging(log_level)
 
@@ -215,7 +215,7 @@ def command(
 
 def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     """Return what reads lost rows from the lake: the service itself knows no lake library."""
-    from streamhouse.storage_service.tablet.key_recovery import LakeBucket
+    from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket
 
     def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
         from streamhouse.connector.lake_bucket import lake_bucket_rows

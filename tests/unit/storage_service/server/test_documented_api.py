@@ -6,8 +6,8 @@ import asyncio
 import re
 from pathlib import Path
 
+from streamhouse.storage_service.engine.tiering_desk import tiering_coordinator
 from streamhouse.storage_service.errors import InternalError, StreamhouseError
-from streamhouse.storage_service.tablet import tiering_coordinator
 from tests.support.in_process_service import in_process_service
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -1,0 +1,1 @@
+"""Tables as running things: their rooms are the directory, keys, transactions, tiering desk, upkeep."""

@@ -1,0 +1,252 @@
+"""Staging a backup: a directory with everything a service needs to start as it was at one moment.
+
+Of a running service tables are put there one after the other, each as one consistent cut of all its
+buckets. The order matters, because the parts move while they are copied:
+
+1. the lake states, then the lake's catalog: what a table has registered is in the catalog's copy
+2. a table's rows by key: they may be older than its log, which brings them up to date at the start
+3. its transactions, and where its log ends at that moment: while neither changes
+4. its log up to there, last: it has every row that the others know of
+
+The caller sees to it that no table is created or dropped and no segment deleted meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    OUTCOMES_FILE,
+    PART_SUFFIX,
+)
+from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    CorruptDataError,
+    StorageFailedError,
+)
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
+from streamhouse.storage_service.log.segment_files import offsets_of, segment_path
+from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.staged_part import StagedPart
+
+__all__ = ["STAGING", "BucketEnds", "clear_staging", "stage_closed", "stage_running"]
+
+_logger = logging.getLogger(__name__)
+
+STAGING: Final = "backup.staged"
+"""The directory, within the data directory, where a backup is put together."""
+
+BucketEnds = dict[str, dict[str, int]]
+"""bucket -> log_start_offset, log_end_offset, and applied_offset of the rows by key."""
+
+_NEVER_CHANGE: Final = {".index", ".writers", ".sst"}
+
+
+def clear_staging(directory: DataDirectory) -> None:
+    """Remove what a backup has left; nothing there is fine."""
+    shutil.rmtree(directory.path / STAGING, ignore_errors=True)
+
+
+async def stage_running(
+    directory: DataDirectory,
+    tables: Sequence[OpenTable],
+    *,
+    damaged: Sequence[int] = (),
+    with_lake: bool,
+    run: RunBlocking,
+) -> dict[int, BucketEnds]:
+    """Stage a running service's tables; return what of each is there, by table id.
+
+    Those with the ids `damaged` are not served, so nobody writes to them: they are copied as they
+    are, and are as damaged in the backup.
+
+    Raises `AlreadyExistsError` if another backup is staged. After any other error nothing is.
+    """
+    staged = await run(_new_staging, directory)
+    try:
+        for table in tables:
+            await run(_copy_facts, directory, staged, table.info.table_id)
+        for table_id in damaged:
+            await run(_copy_damaged, directory, staged, table_id)
+        if with_lake:
+            await run(_copy_lake, directory, staged)
+        return {
+            table.info.table_id: await _stage_table(directory, staged, table, run)
+            for table in tables
+        }
+    except OSError as error:
+        await run(clear_staging, directory)
+        raise StorageFailedError(f"the backup cannot be written: {error}") from error
+    except BaseException:
+        await run(clear_staging, directory)
+        raise
+
+
+def stage_closed(directory: DataDirectory, *, with_lake: bool) -> None:
+    """Stage the tables of a directory that no service uses; the caller holds its lock."""
+    staged = _new_staging(directory)
+    try:
+        for path in directory.tables.iterdir():
+            if path.name.isdigit():
+                _copy_closed(path, staged.tables / path.name)
+        if with_lake:
+            _copy_lake(directory, staged)
+    except OSError as error:
+        clear_staging(directory)
+        raise StorageFailedError(f"the backup cannot be written: {error}") from error
+
+
+def _new_staging(directory: DataDirectory) -> DataDirectory:
+    staged = DataDirectory(directory.path / STAGING)
+    try:
+        staged.path.mkdir()
+    except FileExistsError as error:
+        raise AlreadyExistsError(
+            f"another backup is being taken in {staged.path}, or was broken off; to give it up use"
+            " --discard-staged"
+        ) from error
+    staged.tables.mkdir()
+    shutil.copy2(directory.service_file, staged.service_file)
+    return staged
+
+
+def _copy_facts(directory: DataDirectory, staged: DataDirectory, table_id: int) -> None:
+    """Copy a table's descriptor, lake state and pins."""
+    target = staged.table(table_id)
+    target.mkdir()
+    for path in directory.table(table_id).glob("*.json"):
+        shutil.copy2(path, target / path.name)
+
+
+def _copy_damaged(directory: DataDirectory, staged: DataDirectory, table_id: int) -> None:
+    # Its directory may be what it has lost.
+    if directory.table(table_id).is_dir():
+        _copy_closed(directory.table(table_id), staged.table(table_id))
+
+
+def _copy_lake(directory: DataDirectory, staged: DataDirectory) -> None:
+    """Copy the default catalog, as one transaction of it, and link the warehouse's files."""
+    source, target = directory.path / "lake", staged.path / "lake"
+    target.mkdir()
+    catalog = source / "catalog.db"
+    if catalog.exists():
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{catalog}?mode=ro", uri=True)) as reading,
+            contextlib.closing(sqlite3.connect(target / "catalog.db")) as writing,
+        ):
+            reading.backup(writing)
+    (target / "warehouse").mkdir()
+    for path in sorted((source / "warehouse").rglob("*")):
+        copy = target / path.relative_to(source)
+        if path.is_dir():
+            copy.mkdir()
+        else:
+            # Files of a lake never change; maintenance may delete one that nobody needs any more.
+            with contextlib.suppress(FileNotFoundError):
+                link_or_copy(path, copy)
+
+
+async def _stage_table(
+    directory: DataDirectory, staged: DataDirectory, table: OpenTable, run: RunBlocking
+) -> BucketEnds:
+    table_id = table.info.table_id
+    applied: dict[int, int] = {}
+    for bucket, keys in enumerate(table.key_buckets):
+        if not keys.is_usable:
+            # The next start makes them again, there as here.
+            _logger.warning("event=backup_without_rows bucket=%r", keys.where)
+            continue
+        target = staged.key_rows(table_id, bucket)
+        applied[bucket] = await _checkpoint(table, keys, target)
+    # Alone, no write or commit is half done: what it has recorded is what the log shows.
+    async with table.gate.alone():
+        await run(_link_transactions, directory, staged, table_id)
+        ends = [tablet.high_watermark for tablet in table.tablets]
+    assert all(ends[bucket] >= offset for bucket, offset in applied.items())
+    return await run(_copy_logs, directory, staged, table_id, ends, applied)
+
+
+async def _checkpoint(table: OpenTable, keys: KeyBucket, target: Path) -> int:
+    assert table.key_writer is not None
+    applied_offset = 0
+
+    def checkpoint() -> None:
+        nonlocal applied_offset
+        target.parent.mkdir()
+        keys.rows.checkpoint(target)
+        applied_offset = keys.rows.applied_offset
+
+    await table.key_writer.on_thread(checkpoint)
+    return applied_offset
+
+
+def _link_transactions(directory: DataDirectory, staged: DataDirectory, table_id: int) -> None:
+    """Give a table's transactions second names; their files are replaced, never changed."""
+    source, target = directory.transactions(table_id), staged.transactions(table_id)
+    if not source.is_dir():
+        return
+    target.mkdir()
+    # A decision is removed once it is among the outcomes: looked at last, these have it then.
+    for path in sorted(source.iterdir(), key=lambda path: path.name == OUTCOMES_FILE):
+        if path.suffix != ".tmp" and _is_whole(path, table_id):
+            # An open transaction may be aborted meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                link_or_copy(path, target / path.name)
+
+
+def _is_whole(path: Path, table_id: int) -> bool:
+    """Whether a file of a transaction is written to the end; only staged parts grow in place."""
+    if path.suffix != PART_SUFFIX:
+        return True
+    try:
+        StagedPart.open(path, filesystem=LocalFilesystem(), table_id=table_id)
+    except CorruptDataError:
+        return False
+    return True
+
+
+def _copy_logs(
+    directory: DataDirectory,
+    staged: DataDirectory,
+    table_id: int,
+    ends: Sequence[int],
+    applied: Mapping[int, int],
+) -> BucketEnds:
+    copied: BucketEnds = {}
+    for bucket, end in enumerate(ends):
+        log = copy_log(
+            directory.bucket(table_id, bucket),
+            staged.bucket(table_id, bucket),
+            identity=LogIdentity(table_id, bucket),
+            end_offset=end,
+        )
+        copied[str(bucket)] = log._asdict()
+        if bucket in applied:
+            copied[str(bucket)]["applied_offset"] = applied[bucket]
+    return copied
+
+
+def _copy_closed(source: Path, target: Path) -> None:
+    """Copy a directory whose files nobody writes; those that never change are linked."""
+    target.mkdir()
+    names = [path.name for path in source.iterdir()]
+    sealed = {segment_path(source, base) for base in offsets_of(names, ".log")[:-1]}
+    for path in source.iterdir():
+        copy = target / path.name
+        if path.is_dir():
+            _copy_closed(path, copy)
+        elif path in sealed or path.suffix in _NEVER_CHANGE:
+            link_or_copy(path, copy)
+        else:
+            shutil.copy2(path, copy)

@@ -1,0 +1,51 @@
+"""`table.json`: a table as it was altered last, and how often that was."""
+
+from __future__ import annotations
+
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.service_state import KnownTable
+from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["load_table", "read_table", "write_table"]
+
+
+def read_table(file: StateFile) -> tuple[TableInfo, int]:
+    """Return the table and its generation, 0 in the format that had none.
+
+    Raises `CorruptDataError`.
+    """
+    content = file.load()
+    generation = content.pop("generation", 0)
+    try:
+        return TableInfo.from_json(content), int(generation)
+    except (StreamhouseError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataError(f"{file.path} describes no table: {error!r}") from error
+
+
+def load_table(directory: DataDirectory, table_id: int, known: KnownTable) -> tuple[TableInfo, int]:
+    """Return the table that service.json names, and its generation.
+
+    Raises `CorruptDataError` if its file is missing, damaged, old, or another table's.
+    """
+    if not directory.table(table_id).is_dir():
+        raise CorruptDataError(f"its directory {directory.table(table_id)} is missing")
+    file = directory.table_file(table_id)
+    info, generation = read_table(file)
+    if (info.path, info.table_id) != (known.path, table_id):
+        raise CorruptDataError(
+            f"{file.path} is of table {info.table_id} '{info.path}', not of {table_id}"
+            f" '{known.path}'"
+        )
+    if generation < known.generation:
+        raise CorruptDataError(
+            f"{file.path} is an old version: it is the {generation}., and service.json knows of the"
+            f" {known.generation}."
+        )
+    return info, generation
+
+
+def write_table(file: StateFile, info: TableInfo, *, generation: int) -> None:
+    """Make `info` the table, durably; raises as `StateFile.save`."""
+    file.save({**info.to_json(), "generation": generation})

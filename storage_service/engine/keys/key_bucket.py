@@ -1,0 +1,214 @@
+"""One bucket of a primary key table: its changelog and its rows by key, which belong together.
+
+Invariants:
+- the rows are never ahead of what is durable in the log
+- `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it
+- the log keeps every change that the rows' own files do not have yet
+- once damage of the rows' files is met, nothing is looked up or changed until they are made again;
+  a mark among them says so to the next start; the changelog is read on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    StorageFailedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.model.lake_values import LakeLimits
+from streamhouse.storage_service.model.schema_change import read_stored
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["KeyBucket", "open_rows", "replay_log", "table_rules"]
+
+_logger = logging.getLogger(__name__)
+
+_REPLAY_BYTES = 8 << 20
+
+
+def table_rules(info: TableInfo) -> TableRules:
+    """Return what planning writes needs to know of a primary key table."""
+    return TableRules(
+        table=str(info.path),
+        schema=info.schema,
+        primary_key=info.descriptor.primary_key,
+        merge=info.descriptor.merge_rules(),
+        schema_id=info.schema_id,
+        earlier={
+            schema_id: schema
+            for schema_id, schema in info.schema_versions.items()
+            if schema_id != info.schema_id
+        },
+        limits=LakeLimits.of_table(info, info.schema_id),
+        renews_unchanged=info.properties().datalake_ttl_ms is not None,
+    )
+
+
+def open_rows(
+    path: Path, *, info: TableInfo, bucket: int, rules: TableRules, options: KvOptions
+) -> KvTablet:
+    """Open the rows at `path`, or make them empty; they are behind the log until `KeyBucket`."""
+    return KvTablet(
+        path,
+        table_id=info.table_id,
+        bucket=bucket,
+        rules=rules,
+        options=options,
+    )
+
+
+def replay_log(
+    log: LogTablet,
+    rows: KvTablet,
+    *,
+    info: TableInfo,
+    where: str,
+    go_on: Callable[[], None] = lambda: None,
+) -> None:
+    """Apply what `log` has and `rows` have not; what `go_on` raises now and then ends it."""
+    start = rows.applied_offset
+    while rows.applied_offset < log.log_end_offset:
+        go_on()
+        for frame in log.read(rows.applied_offset, bytes_max=_REPLAY_BYTES):
+            rows.replay(_changes(frame, info, where), base_offset=frame.base_offset)
+    if rows.applied_offset > start:
+        _logger.info("event=replayed bucket=%r start=%d end=%d", where, start, rows.applied_offset)
+
+
+def _changes(frame: StoredBatch, info: TableInfo, where: str) -> pa.RecordBatch:
+    try:
+        return read_stored(frame.payload, info, stored_as=frame.schema_id)
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{where}, offset {frame.base_offset}: {error.message}") from error
+
+
+class KeyBucket:
+    """A log and the rows that its changes make, brought up to date."""
+
+    def __init__(self, log: LogTablet, rows: KvTablet, *, where: str, info: TableInfo) -> None:
+        """Apply what the log has and the rows have not; raises CorruptDataError if it cannot be."""
+        self.log = log
+        self.rows = rows
+        self.where = where
+        self._failure: StreamhouseError | None = None
+        self._take(rows, info)
+        self.row_count = rows.row_count
+        """How many rows there are at the high watermark."""
+
+    def _take(self, rows: KvTablet, info: TableInfo) -> None:
+        log, where = self.log, self.where
+        rows.report_damage(self._damaged)
+        assert rows.applied_offset >= log.log_start_offset, "else the rows are restored first"
+        if rows.applied_offset > log.log_end_offset:
+            raise CorruptDataError(
+                f"{where}: the rows by key are there up to offset {rows.applied_offset}, but the"
+                f" log ends at {log.log_end_offset}; acknowledged changes are missing from the log"
+            )
+        replay_log(log, rows, info=info, where=where)
+
+    def replace_rows(self, rows: KvTablet, info: TableInfo) -> None:
+        """Take `rows`, which were made again, for the damaged ones, which are closed.
+
+        On the thread that changes the rows, while no write is under way.
+        """
+        assert self.is_damaged
+        self.rows = rows
+        self._take(rows, info)
+        self._failure = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the rows can be looked up, and still be brought up to the log."""
+        return self._failure is None
+
+    @property
+    def failure(self) -> str:
+        """Why the rows are out of use; empty while they are in use."""
+        return "" if self._failure is None else self._failure.message
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the rows are out of use because of damage of their files."""
+        return isinstance(self._failure, CorruptDataError)
+
+    def check_usable(self) -> None:
+        """Raise once the rows are damaged, or can no longer be brought up to the log."""
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.message)
+
+    def check_writable(self) -> None:
+        """Raise StorageFailedError if nothing can be written until the service restarts."""
+        self.check_usable()
+        if self.log.is_read_only:
+            raise StorageFailedError(
+                f"{self.where} is read-only, because the disk failed; check the disk and restart"
+                " the service"
+            )
+
+    def fail(self, reason: str) -> None:
+        """Take the rows out of use: durable changes could not be applied to them."""
+        _logger.error("event=rows_failed bucket=%r why=%r", self.where, reason)
+        self._failure = self._failure or StorageFailedError(
+            f"{self.where}: its rows are out of use, {reason}; restart the service"
+        )
+
+    def _damaged(self, error: CorruptDataError) -> CorruptDataError:
+        """Take the rows out of use, for the next start as well; on any thread."""
+        ours = CorruptDataError(
+            f"{self.where}: its rows by key are damaged ({error.message}) and out of use until the"
+            " service has made them again from changelog and lake; its log says if it cannot"
+        )
+        # Of a dropped table the files go while readers are still at them.
+        if self._failure is not None or not self.rows.path.exists():
+            return ours
+        self._failure = ours
+        _logger.error("event=rows_damaged bucket=%r why=%r", self.where, error.message)
+        applied_offset = 0
+        with contextlib.suppress(StreamhouseError):
+            # Not known while the rows are being closed.
+            applied_offset = self.rows.flushed_offset
+        try:
+            mark_damaged(self.rows.path, error.message, applied_offset=applied_offset)
+        except StreamhouseError as failure:
+            # Then the next start meets the damage as this one did.
+            _logger.warning("event=mark_failed bucket=%r why=%r", self.where, failure.message)
+        return CorruptDataError(ours.message)
+
+    def publish(self, end_offset: int, *, row_count: int) -> None:
+        """Make applied changes visible to fetches. Event loop only."""
+        self.log.publish(end_offset)
+        self.row_count = row_count
+
+    def flush_before(self, offset: int) -> int:
+        """Make the rows durable without the log up to `offset`, if needed; return how far they are.
+
+        On the thread that writes the rows.
+        """
+        if self.rows.flushed_offset < offset:
+            self.rows.flush()
+        return self.rows.flushed_offset
+
+    def close_rows(self, *, flush: bool) -> None:
+        """Close the rows; what is not flushed comes back from the log."""
+        if flush and self.is_usable:
+            try:
+                self.rows.flush()
+            except StreamhouseError as error:
+                _logger.warning("event=flush_failed bucket=%r why=%r", self.where, error.message)
+        try:
+            self.rows.close()
+        except StreamhouseError as error:
+            # Of a dropped table the files are gone, which a flush on its way stumbles over.
+            _logger.warning("event=close_failed bucket=%r why=%r", self.where, error.message)

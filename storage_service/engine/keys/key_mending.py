@@ -1,0 +1,170 @@
+"""Making damaged rows by key again while the service runs.
+
+A bucket whose rows were found damaged refuses lookups and writes. Its rows are made again aside,
+from changelog and lake, which takes as long as it takes; then, for a moment in which nothing of the
+table is written, they take the place of the damaged ones. What cannot be made again is said once,
+and left to the operator and the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary
+
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.keys.key_recovery import (
+    KeyRecovery,
+    make_rows,
+    put_in_place,
+)
+from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["KeyMending"]
+
+_logger = logging.getLogger(__name__)
+
+
+class OpenRows(Protocol):
+    """Opens rows by key, or makes them empty; `TableOpener.open_rows`."""
+
+    def __call__(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet: ...
+
+
+class KeyMending:
+    """Mends the tables of one service, one bucket at a time. Event loop only."""
+
+    def __init__(
+        self,
+        *,
+        tables: Callable[[], Iterable[OpenTable]],
+        recovery: KeyRecovery,
+        open_rows: OpenRows,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._tables: Final = tables
+        self._recovery: Final = recovery
+        self._open_rows: Final = open_rows
+        self._run_blocking: Final = run_blocking
+        self._is_stopping = False
+        self._given_up: WeakKeyDictionary[OpenTable, set[int]] = WeakKeyDictionary()
+        self._busy_with: OpenTable | None = None
+        self._is_idle = asyncio.Event()
+
+    async def run(self, *, interval_ms: int) -> None:
+        """Mend what is damaged each `interval_ms`, for ever."""
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            await self.mend()
+
+    def stop(self) -> None:
+        """Let what is under way end soon, with nothing changed."""
+        self._is_stopping = True
+
+    async def leave(self, table: OpenTable) -> None:
+        """Return when nothing of a table that is being dropped is touched any more."""
+        assert table.is_dropped
+        if self._busy_with is table:
+            await self._is_idle.wait()
+
+    async def mend(self) -> None:
+        """Make the damaged rows of all tables again, where that is possible."""
+        for table in tuple(self._tables()):
+            for number, bucket in enumerate(table.key_buckets):
+                given_up = self._given_up.setdefault(table, set())
+                if not bucket.is_damaged or number in given_up or table.is_dropped:
+                    continue
+                try:
+                    await self._mend(table, number)
+                except (CorruptDataError, HistoryDivergedError) as error:
+                    given_up.add(number)
+                    _logger.error("event=mending_given_up why=%r", error.message)
+                except StreamhouseError as error:
+                    if not table.is_dropped:
+                        _logger.warning("event=mending_failed why=%r", error.message)
+                except Exception as error:  # outermost loop: other tables go on
+                    given_up.add(number)
+                    _logger.error("event=bug table=%s", table.path, exc_info=error)
+
+    @contextlib.contextmanager
+    def _touching(self, table: OpenTable) -> Iterator[None]:
+        self._busy_with = table
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._busy_with = None
+            self._is_idle.set()
+
+    async def _mend(self, table: OpenTable, number: int) -> None:
+        bucket = table.key_buckets[number]
+        assert table.key_writer is not None
+        info, path = table.info, bucket.rows.path
+
+        def go_on() -> None:
+            if self._is_stopping or table.is_dropped:
+                raise UnavailableError(f"{bucket.where} is being closed")
+
+        def make() -> None:
+            make_rows(
+                path,
+                functools.partial(self._open_rows, info=info, bucket=number),
+                bucket.log,
+                self._recovery.source(info, table.lake, number),
+                info=info,
+                where=bucket.where,
+                why="the rows by key are damaged",
+                go_on=go_on,
+            )
+
+        _check_all_is_shown(table, number)
+        with self._touching(table):
+            await self._run_blocking(make)
+        async with table.gate.alone():
+            await table.key_writer.settle()
+            go_on()
+            _check_all_is_shown(table, number)
+            await self._swap(table, table.key_writer, number)
+
+    async def _swap(self, table: OpenTable, writer: KeyWriter, number: int) -> None:
+        bucket = table.key_buckets[number]
+
+        def swap() -> None:
+            path = bucket.rows.path
+            bucket.close_rows(flush=False)
+            put_in_place(path)
+            rows = self._open_rows(path, info=table.info, bucket=number)
+            bucket.replace_rows(rows, table.info)
+
+        with self._touching(table):
+            await writer.on_thread(swap)
+        bucket.publish(bucket.rows.applied_offset, row_count=bucket.rows.row_count)
+        writer.load_rows()
+        _logger.warning("event=mended bucket=%r rows=%d", bucket.where, bucket.row_count)
+
+
+def _check_all_is_shown(table: OpenTable, number: int) -> None:
+    """Raise while the log has changes that are not visible: a transaction, or an unknown outcome.
+
+    What of them is to be seen only the next start decides.
+    """
+    log = table.tablet(number)
+    if log.high_watermark != log.log_end_offset:
+        raise UnavailableError(
+            f"{table.key_buckets[number].where}: its log has changes that are not visible yet; if"
+            " this stays, restart the service, which makes the damaged rows by key again"
+        )

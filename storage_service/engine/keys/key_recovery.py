@@ -1,0 +1,218 @@
+"""Getting the rows of a primary key bucket back when their own files are lost, damaged or given up.
+
+They are what the changelog makes of nothing, as long as the log has all of it. Else they are the
+rows that the lake has, each written at the offset that lies beside it there, and what the log made
+of them since.
+
+A crash at any moment leaves the rows as they were, or none, or all of them: they are made aside and
+moved into place at once, and half of them are never taken for the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from streamhouse.storage_service.engine.directory.durable_json import sync_directory
+from streamhouse.storage_service.engine.keys.key_bucket import replay_log
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StorageFailedError,
+    StreamhouseError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.schema import OFFSET_COLUMN
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+
+__all__ = [
+    "KeyRecovery",
+    "LakeBucket",
+    "LakeRows",
+    "clear_leftovers",
+    "make_rows",
+    "put_in_place",
+    "remake_rows",
+]
+
+_logger = logging.getLogger(__name__)
+
+_DROPPED_SUFFIX: Final = ".dropped"
+_RESTORED_SUFFIX: Final = ".restored"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeBucket:
+    """The rows of one bucket as all its changes below `end_offset` left them.
+
+    `batches` have the table's columns in order, then `__offset`, where the row was written.
+    `fingerprint` is that of the log at `end_offset` which they came from, if that is known.
+    """
+
+    end_offset: int
+    batches: Iterator[pa.RecordBatch]
+    fingerprint: str | None = None
+
+
+class LakeRows(Protocol):
+    """Reads a primary key table's rows from the lake. Called by several threads at a time."""
+
+    def __call__(self, table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
+        """Return the rows of one bucket at the snapshot of `lake`, or at a later one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecovery:
+    """How rows by key are got back: from which lake, and of which tables even if they are there."""
+
+    lake_rows: LakeRows | None = None
+    rebuild: frozenset[TablePath] = frozenset()
+
+    def check(self, find: Callable[[TablePath], TableInfo]) -> None:
+        """Raise unless every table of `rebuild` exists and has rows by key."""
+        for path in sorted(self.rebuild):
+            if not find(path).is_primary_key_table:
+                raise UnsupportedError(
+                    f"table '{path}' has no primary key, so there is nothing to rebuild"
+                )
+
+    def source(
+        self, table: TableInfo, lake: LakeState, bucket: int
+    ) -> Callable[[], LakeBucket] | None:
+        """Return what opens the lake's rows of a bucket; None if there can be none."""
+        if self.lake_rows is None or lake.snapshot_id is None:
+            return None
+        return functools.partial(self.lake_rows, table, lake, bucket)
+
+
+def clear_leftovers(rows: Path) -> None:
+    """Delete what a rebuild that did not end has left beside `rows`."""
+    dropped = _beside(rows, _DROPPED_SUFFIX)
+    if dropped.exists() and not rows.exists():
+        # It ended between the two moves: what was there is better than nothing.
+        _move(dropped, rows)
+    for suffix in (_DROPPED_SUFFIX, _RESTORED_SUFFIX):
+        shutil.rmtree(_beside(rows, suffix), ignore_errors=True)
+
+
+def remake_rows(
+    rows: Path,
+    open_rows: Callable[[Path], KvTablet],
+    log: LogTablet,
+    lake_rows: Callable[[], LakeBucket] | None,
+    *,
+    info: TableInfo,
+    where: str,
+    why: str,
+) -> None:
+    """Make the rows at `rows` again, as `make_rows`, and put them in their place."""
+    make_rows(rows, open_rows, log, lake_rows, info=info, where=where, why=why)
+    put_in_place(rows)
+
+
+def make_rows(
+    rows: Path,
+    open_rows: Callable[[Path], KvTablet],
+    log: LogTablet,
+    lake_rows: Callable[[], LakeBucket] | None,
+    *,
+    info: TableInfo,
+    where: str,
+    why: str,
+    go_on: Callable[[], None] = lambda: None,
+) -> None:
+    """Make the rows of `rows` again, aside: what the log makes of nothing, or of the lake's rows.
+
+    Raises `CorruptDataError` if neither can help; `why` says what is wrong with the rows. What
+    `go_on` raises now and then ends it.
+    """
+    aside = _beside(rows, _RESTORED_SUFFIX)
+    shutil.rmtree(aside, ignore_errors=True)
+    start = log.log_start_offset
+    try:
+        if start > 0:
+            _copy_lake_rows(aside, open_rows, log, lake_rows, why=f"{where}: {why}", go_on=go_on)
+        with contextlib.closing(open_rows(aside)) as made:
+            replay_log(log, made, info=info, where=where, go_on=go_on)
+            made.flush()
+            found = (made.row_count, made.applied_offset)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    source = "lake" if start else "changelog"
+    _logger.warning(
+        "event=restored bucket=%r from=%s rows=%d end=%d why=%r", where, source, *found, why
+    )
+
+
+def put_in_place(rows: Path) -> None:
+    """Make what `make_rows` has made the rows at `rows`, and drop those that are there."""
+    dropped = _beside(rows, _DROPPED_SUFFIX)
+    if rows.exists():
+        _move(rows, dropped)
+    _move(_beside(rows, _RESTORED_SUFFIX), rows)
+    shutil.rmtree(dropped, ignore_errors=True)
+
+
+def _copy_lake_rows(
+    aside: Path,
+    open_rows: Callable[[Path], KvTablet],
+    log: LogTablet,
+    lake_rows: Callable[[], LakeBucket] | None,
+    *,
+    why: str,
+    go_on: Callable[[], None],
+) -> None:
+    """Make the rows at `aside` those of the lake, at an offset from which the log goes on."""
+    start, end = log.log_start_offset, log.log_end_offset
+    why = f"{why}, and the log begins only at {start}"
+    if lake_rows is None:
+        raise CorruptDataError(
+            f"{why}; the table has no lake snapshot to get them from: restore the bucket's kv"
+            " directory from a backup"
+        )
+    try:
+        found = lake_rows()
+    except StreamhouseError as error:
+        raise type(error)(f"{why}; they cannot be read from the lake: {error.message}") from error
+    if not start <= found.end_offset <= end:
+        raise CorruptDataError(
+            f"{why} and ends at {end}; the lake has them up to {found.end_offset}, so"
+            " changes between are missing: restore the bucket's kv directory from a backup"
+        )
+    own = None if found.fingerprint is None else log.fingerprint(found.end_offset)
+    if own is not None and own.hex() != found.fingerprint:
+        raise HistoryDivergedError(
+            f"{why}; the lake has other rows below offset {found.end_offset} than the log, so they"
+            " cannot be got from there: see 'Two histories' in docs/operations.md"
+        )
+    with contextlib.closing(open_rows(aside)) as restored:
+        for batch in found.batches:
+            go_on()
+            versions = batch.column(OFFSET_COLUMN).to_numpy()
+            restored.restore(batch.drop_columns([OFFSET_COLUMN]), versions)
+        restored.restored(found.end_offset)
+
+
+def _beside(rows: Path, suffix: str) -> Path:
+    return rows.with_name(rows.name + suffix)
+
+
+def _move(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        source.rename(target)
+        sync_directory(source.parent)
+    except OSError as error:
+        raise StorageFailedError(f"{source} cannot be moved: {error.strerror}") from error

@@ -1,0 +1,517 @@
+"""All tables of one service as they run: opening, creating, dropping, appending, publishing.
+
+Invariants:
+- tables, high watermarks and lake states change on the event loop only; what the disk needs is
+  done on worker threads first, so a change is durable before anybody sees it
+- changes of the set of tables, and of which files there are, happen one at a time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.appended import Appended
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.lake_store import save_lake_state
+from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
+from streamhouse.storage_service.engine.keys.key_mending import KeyMending
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.keys.key_schema import (
+    change_key_schema,
+    check_no_transaction,
+)
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
+from streamhouse.storage_service.engine.keys.key_writes import write_keys
+from streamhouse.storage_service.engine.log_writer import RoutedBatch, append_batches
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.opener import (
+    NewTable,
+    TableOpener,
+    close_tablets,
+)
+from streamhouse.storage_service.engine.property_change import changing_properties, follow
+from streamhouse.storage_service.engine.table_adoption import (
+    Adoptable,
+    adopt_table,
+    begin_adopted,
+    take_over,
+)
+from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.engine.transactions.table_transactions import TransactionObserver
+from streamhouse.storage_service.engine.transactions.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from streamhouse.storage_service.engine.upkeep.retention import RetentionObserver, run_retention
+from streamhouse.storage_service.engine.wakeups import WaiterLimit
+from streamhouse.storage_service.errors import (
+    StorageFailedError,
+    StreamhouseError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvOptions
+from streamhouse.storage_service.log.group_commit import (
+    CommitGroup,
+    CommitLimits,
+    GroupCommitter,
+)
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+
+__all__ = ["Appended", "TabletManager"]
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Observer(RetentionObserver, TransactionObserver, Protocol):
+    """Told of what happens in the background, on the event loop."""
+
+    def committed(self, *, units: int, seconds: float) -> None:
+        """Count one group commit: how many appends, how long writing and syncing took."""
+
+
+class TabletManager:
+    """The tables of one data directory. Event loop only."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        directory: DataDirectory,
+        registry: TableRegistry,
+        executor: Executor,
+        observer: Observer,
+        recovery: KeyRecovery,
+    ) -> None:
+        self._config = config
+        self.directory = directory
+        self._registry = registry
+        self._executor = executor
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self.changing_files = asyncio.Lock()
+        self._background: list[asyncio.Task[None]] = []
+        self._tables: dict[TablePath, OpenTable] = {}
+        self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
+        self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
+        self._committer = GroupCommitter(
+            self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
+        )
+        # Logs of primary key tables and of transactions: their writers publish them.
+        self._deferred: set[LogTablet] = set()
+        self._key_threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"keys-{number}")
+            for number in range(config.key_threads)
+        ]
+        self._opener = TableOpener(
+            directory,
+            run_blocking=self._run_blocking,
+            frame_bytes_max=config.batch_bytes_max,
+            waiter_limit=self.waiter_limit,
+            key_options=KvOptions.shared(
+                cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+            ),
+            key_threads=self._key_threads,
+            submit=self._committer.submit,
+            recovery=recovery,
+        )
+        self.mending = KeyMending(
+            tables=self.open_tables,
+            recovery=recovery,
+            open_rows=self._opener.open_rows,
+            run_blocking=self._run_blocking,
+        )
+        self.transactions = TransactionCoordinator(
+            config,
+            directory=directory,
+            submit=self._committer.submit,
+            deferred=self._deferred,
+            observer=observer,
+        )
+        self.tiering = TieringCoordinator(
+            tables=self.open_tables,
+            save=self._save_lake_state,
+            run_blocking=self._run_blocking,
+            clock_us=clock_us,
+            lease_ms=config.tiering_lease_ms,
+            backoff_ms_min=config.tiering_backoff_ms_min,
+            backoff_ms_max=config.tiering_backoff_ms_max,
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        config: ServiceConfig,
+        *,
+        executor: Executor,
+        observer: Observer,
+        recovery: KeyRecovery | None = None,
+    ) -> TabletManager:
+        """Lock the data directory and recover every table; all acknowledged rows are visible.
+
+        A table that cannot be opened is damaged, and the others are served, unless the
+        configuration is strict.
+        """
+        recovery = recovery or KeyRecovery()
+        directory = DataDirectory.open(config.data_dir)
+        try:
+            registry = TableRegistry(
+                directory,
+                databases_max=config.databases_max,
+                tables_max=config.tables_max,
+                buckets_max=config.buckets_max,
+            )
+            recovery.check(registry.table)
+            manager = cls(
+                config,
+                directory=directory,
+                registry=registry,
+                executor=executor,
+                observer=observer,
+                recovery=recovery,
+            )
+        except BaseException:
+            directory.close()
+            raise
+        try:
+            for info in registry.tables():
+                await manager._open_known(info)
+            await manager._run_blocking(registry.upgraded)
+        except BaseException:
+            await manager.close()
+            raise
+        manager._start_background()
+        manager.transactions.start_cleanup()
+        return manager
+
+    async def _open_known(self, info: TableInfo) -> None:
+        """Open a table that was there before; one that cannot be is set out of use."""
+        table = None
+        try:
+            table = await self._opener.open(info)
+            self._add(table)
+            await self.transactions.open(table)
+        except Exception as error:  # whatever it is, the other tables are served
+            if self._config.is_strict or _is_for_want_of_room(error):
+                raise
+            if not isinstance(error, StreamhouseError):
+                _logger.exception("event=bug table=%s", info.path)
+            if table is not None:
+                self._remove(table)
+                await self._close(table)
+                await self._run_blocking(close_tablets, table.tablets)
+            self._set_damaged(DamagedTable.of(info.path, info.table_id, error))
+
+    def _set_damaged(self, damaged: DamagedTable) -> None:
+        _logger.error(
+            "event=table_damaged table=%s code=%s why=%r",
+            damaged.path,
+            damaged.code,
+            damaged.reason,
+        )
+        self._registry.set_damaged(damaged)
+
+    def _start_background(self) -> None:
+        interval_ms = self._config.retention_interval_ms
+        retention = run_retention(
+            self.open_tables,
+            run_blocking=self._run_blocking,
+            clock_us=clock_us,
+            interval_ms=interval_ms,
+            observer=self._observer,
+            changing_files=self.changing_files,
+        )
+        mending = self.mending.run(interval_ms=interval_ms)
+        self._background = [self._loop.create_task(task) for task in (retention, mending)]
+
+    @property
+    def service_id(self) -> str:
+        """The id the data directory got when it was made."""
+        return self._registry.service_id
+
+    @property
+    def queued_bytes(self) -> int:
+        """Appended bytes that wait for the disk."""
+        return self._committer.queued_bytes
+
+    # -- databases and tables ------------------------------------------------------------------
+
+    def databases(self) -> list[str]:
+        """The names of all databases, sorted."""
+        return self._registry.databases()
+
+    async def create_database(self, name: str) -> None:
+        """Create a database."""
+        async with self.changing_files:
+            await self._run_blocking(self._registry.create_database, name)
+
+    async def drop_database(self, name: str) -> None:
+        """Drop an empty database."""
+        async with self.changing_files:
+            await self._run_blocking(self._registry.drop_database, name)
+
+    def open_tables(self) -> Iterable[OpenTable]:
+        """All tables."""
+        return tuple(self._tables.values())
+
+    def list_tables(self, database: str | None) -> list[TablePath]:
+        """The paths of all tables, or of one database's, sorted; damaged ones too."""
+        return self._registry.paths(database)
+
+    @property
+    def strangers(self) -> list[str]:
+        """A sentence for everything among the tables' directories that is none, and stays."""
+        return self._registry.strangers
+
+    def damaged_tables(self) -> list[DamagedTable]:
+        """The tables that cannot be served, sorted by path."""
+        return self._registry.damaged()
+
+    def table(self, path: TablePath) -> OpenTable:
+        """Return a table; raises as the registry does."""
+        table = self._tables.get(path)
+        if table is None:
+            self._registry.table(path)
+            # It is just being created or dropped.
+            raise self._registry.not_found(path)
+        return table
+
+    def check_open(self, table: OpenTable) -> None:
+        """Raise `TableNotFoundError` if `table` was dropped since it was looked up."""
+        if table.is_dropped:
+            raise self._registry.not_found(table.path)
+
+    async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
+        """Create a table with empty logs; it is durable when it is returned."""
+        async with self.changing_files:
+            prepare = functools.partial(self._registry.prepare_table, created_at_us=clock_us())
+            info = await self._run_blocking(prepare, descriptor)
+            nothing = LakeState(tiered_offsets=dict.fromkeys(range(info.bucket_count), 0))
+            return await self._open_new(NewTable(info, nothing))
+
+    async def adopt_table(self, find: Callable[[], Adoptable]) -> OpenTable:
+        """Create the table whose lake `find` finds, as `adopt_table`; durable when returned."""
+        async with self.changing_files:
+            run = self._run_blocking(adopt_table, find, self._registry, self.directory, clock_us())
+            return await self._open_new(await run)
+
+    async def replace_by_lake(self, table: OpenTable, find: Callable[[], Adoptable]) -> OpenTable:
+        """Go on with the lake that `find` finds in place of a table; that one's files are kept.
+
+        First the lake is the new table's, then the old one's directory has another name, then the
+        new one begins. A crash after the first step leaves the old table, after the second none:
+        adopting again completes it either way.
+        """
+        async with self.changing_files:
+            self.check_open(table)
+            found, now_us = await self._run_blocking(find), clock_us()
+            taken = await self._run_blocking(take_over, found, self._registry, now_us)
+            self._remove(table)
+            try:
+                await self._run_blocking(self._registry.set_aside, table.path)
+            except StreamhouseError:
+                if table.path in self._registry.paths():
+                    self._add(table)
+                raise
+            await self._close(table)
+            await self._run_blocking(close_tablets, table.tablets)
+            begin = self._run_blocking(begin_adopted, taken, self._registry, self.directory, now_us)
+            return await self._open_new(await begin)
+
+    async def _open_new(self, new: NewTable) -> OpenTable:
+        table = None
+        try:
+            table = await self._opener.create(new)
+            await self.transactions.open(table)
+            await self._run_blocking(self._registry.add_table, new.info)
+        except StreamhouseError as error:
+            if table is not None:
+                await self._close(table)
+                await self._run_blocking(close_tablets, table.tablets)
+            # No disk space or no files left: half a table would be in everybody's way.
+            if not isinstance(error, UnknownOutcomeError):
+                await self._run_blocking(self._registry.withdraw_table, new.info)
+            raise
+        self._add(table)
+        return table
+
+    async def alter_properties(
+        self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
+    ) -> TableInfo:
+        """Set and remove properties in one step."""
+        async with self.changing_files:
+            table = self.table(path)
+            info = self._registry.with_properties(path, updates=updates, removals=removals)
+            async with changing_properties(self.tiering, table, info):
+                table.info = await self._run_blocking(self._registry.keep, info)
+            return info
+
+    async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
+        """Change the lake partitioning of rows that are tiered from now on."""
+        async with self.changing_files:
+            alter = functools.partial(self._registry.alter_partitioning, path, fields)
+            table = self.table(path)
+            table.info = await self._run_blocking(alter)
+            await follow(table)
+            return table.info
+
+    async def alter_schema(
+        self, path: TablePath, changes: Sequence[Mapping[str, Any]]
+    ) -> TableInfo:
+        """Change the schema, all changes or none; rows already written stay as they are."""
+        async with self.changing_files:
+            table = self.table(path)
+            alter = functools.partial(self._registry.alter_schema, path, changes)
+            if table.key_writer is None:
+                table.info = await self._run_blocking(alter)
+            else:
+                check_no_transaction(table, self.transactions.of(table).open_count)
+                async with table.gate.alone():
+                    await change_key_schema(table, await self._run_blocking(alter))
+            return table.info
+
+    async def drop_table(self, path: TablePath) -> None:
+        """Drop a table: at once for everybody, durably, its files deleted."""
+        async with self.changing_files:
+            table = self.table(path)
+            # Gone for new requests first: none of them may meet a half-dropped table.
+            self._remove(table)
+            await self.mending.leave(table)
+            try:
+                await self._run_blocking(self._registry.drop_table, path)
+            except StreamhouseError:
+                if path in {info.path for info in self._registry.tables()}:
+                    self._add(table)
+                raise
+            await self._close(table)
+            await self._run_blocking(self._close_and_purge, table)
+
+    async def drop_damaged(self, path: TablePath) -> None:
+        """Drop a table that cannot be served; its files stay for who wants to mend them."""
+        async with self.changing_files:
+            await self._run_blocking(self._registry.drop_damaged, path)
+
+    async def _close(self, table: OpenTable) -> None:
+        """End what works for a table that nobody uses any more; its logs are still open then."""
+        await self.transactions.forget(table)
+        if table.key_writer is not None:
+            await table.key_writer.stop(flush=False)
+        self._deferred.difference_update(table.tablets)
+
+    def _close_and_purge(self, table: OpenTable) -> None:
+        close_tablets(table.tablets)
+        self._registry.purge(table.info.table_id)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    async def append(
+        self, table: OpenTable, batches: Sequence[RoutedBatch], *, writer_id: int
+    ) -> Appended:
+        """Append all batches or none; see `append_batches`."""
+        try:
+            return await append_batches(
+                table, batches, writer_id=writer_id, submit=self._committer.submit
+            )
+        except StreamhouseError:
+            # The log of a table dropped meanwhile is closed, which is not what the caller asked.
+            self.check_open(table)
+            raise
+
+    async def write_keys(
+        self,
+        table: OpenTable,
+        writes: Sequence[KeyWrite],
+        *,
+        columns: Sequence[str] | None,
+        writer_id: int,
+    ) -> Appended:
+        """Upsert and delete all of `writes` or nothing; durable and visible on return."""
+        try:
+            return await write_keys(table, writes, columns=columns, writer_id=writer_id)
+        except StreamhouseError:
+            self.check_open(table)
+            raise
+
+    def _publish_soon(self, group: CommitGroup) -> None:
+        self._loop.call_soon_threadsafe(self._publish, group)
+
+    def _publish(self, group: CommitGroup) -> None:
+        """Make a commit group visible in one step, then wake who waits for any of it."""
+        group.complete(deferred=self._deferred)
+        self._observer.committed(units=len(group.outcomes), seconds=group.seconds)
+        touched: dict[OpenTable, list[int]] = {}
+        for tablet, _ in group.ends:
+            place = self._places.get(tablet)
+            if place is not None and tablet not in self._deferred:
+                touched.setdefault(place[0], []).append(place[1])
+        for table, buckets in touched.items():
+            table.wakeups.wake(buckets)
+
+    async def offsets_for_timestamp(self, table: OpenTable, timestamp_us: int) -> dict[int, int]:
+        """Return per bucket the first offset written at or after a time, else its watermark."""
+        return await self._run_blocking(table.offsets_for_timestamp, timestamp_us)
+
+    def wake_all(self) -> None:
+        """Wake everybody who waits for rows."""
+        for table in self._tables.values():
+            table.wakeups.wake_all()
+
+    async def close(self) -> None:
+        """Commit what is queued, close all logs, unlock the directory."""
+        self.mending.stop()
+        for task in self._background:
+            task.cancel()
+        await self.transactions.stop()
+        writers = [t.key_writer for t in self.open_tables() if t.key_writer is not None]
+        await asyncio.gather(*(writer.stop(flush=True) for writer in writers))
+        await self._run_blocking(self._committer.stop)
+        # Groups that the commit thread handed over are completed before the logs are closed.
+        await asyncio.sleep(0)
+        tables = self.open_tables()
+        await self._run_blocking(close_tablets, [t for table in tables for t in table.tablets])
+        for thread in self._key_threads:
+            thread.shutdown()
+        self.directory.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await self._loop.run_in_executor(
+            self._executor, functools.partial(contextvars.copy_context().run, function, *args)
+        )
+
+    def _add(self, table: OpenTable) -> None:
+        table.is_dropped = False
+        self._tables[table.path] = table
+        for bucket, tablet in enumerate(table.tablets):
+            self._places[tablet] = (table, bucket)
+        self._deferred.update(bucket.log for bucket in table.key_buckets)
+
+    def _remove(self, table: OpenTable) -> None:
+        del self._tables[table.path]
+        for tablet in table.tablets:
+            del self._places[tablet]
+        table.is_dropped = True
+        self.tiering.forget(table)
+        table.wakeups.wake_all()
+
+    def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
+        save_lake_state(self.directory, table.info, lake)
+
+
+def _is_for_want_of_room(error: Exception) -> bool:
+    """Whether the disk is full: no table is damaged, and none could be opened."""
+    wanted = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
+    return isinstance(error, StorageFailedError) and any(text in error.message for text in wanted)

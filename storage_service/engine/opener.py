@@ -1,0 +1,267 @@
+"""From a table's description to the running table: recover logs and rows, load the lake state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
+from streamhouse.storage_service.engine.directory.lake_store import load_lake_state, save_lake_state
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, open_rows, table_rules
+from streamhouse.storage_service.engine.keys.key_damage import Damage, damage_of
+from streamhouse.storage_service.engine.keys.key_recovery import (
+    KeyRecovery,
+    clear_leftovers,
+    remake_rows,
+)
+from streamhouse.storage_service.engine.keys.key_writer import KeyWriter, Submit
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
+from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
+from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.rocksdb_store import is_damage
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["NewTable", "TableOpener", "close_tablets"]
+
+
+_logger = logging.getLogger(__name__)
+
+
+class _OpenBucket(NamedTuple):
+    tablet: LogTablet
+    keys: KeyBucket | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A table whose directory is there, and that gets the rest of its files when it is opened."""
+
+    info: TableInfo
+    lake: LakeState
+    truncated_at_us: int = 0
+
+
+class TableOpener:
+    """Opens the tables of one data directory, several buckets at a time."""
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        *,
+        run_blocking: RunBlocking,
+        frame_bytes_max: int,
+        waiter_limit: WaiterLimit,
+        key_options: KvOptions,
+        key_threads: Sequence[Executor],
+        submit: Submit,
+        recovery: KeyRecovery,
+    ) -> None:
+        self._directory = directory
+        self._run_blocking = run_blocking
+        self._frame_bytes_max = frame_bytes_max
+        self._waiter_limit = waiter_limit
+        self._key_options = key_options
+        self._key_threads = key_threads
+        self._submit = submit
+        self._recovery = recovery
+        self._filesystem = LocalFilesystem()
+
+    async def create(self, new: NewTable) -> OpenTable:
+        """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
+        await self._run_blocking(self._make_files, new)
+        return await self._open(new.info, new.lake, is_new=True)
+
+    async def open(self, info: TableInfo) -> OpenTable:
+        """Return the table with every acknowledged row visible.
+
+        Raises an error that names the table, and then leaves nothing open.
+        """
+        if info.table_id in self._directory.former:
+            await self._run_blocking(upgrade_files, self._directory, info)
+        lake = await self._run_blocking(load_lake_state, self._directory, info)
+        return await self._open(info, lake, is_new=info.table_id in self._directory.former)
+
+    def _make_files(self, new: NewTable) -> None:
+        table_id = new.info.table_id
+        save_lake_state(self._directory, new.info, new.lake)
+        TransactionFiles(
+            self._directory.transactions(table_id),
+            service_id=self._directory.service_id,
+            table_id=table_id,
+            filesystem=self._filesystem,
+        ).create(new.lake.truncated_offsets, new.truncated_at_us)
+
+    async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
+        """Open a table; if `is_new`, some of its files may never have been made."""
+        pins = await self._run_blocking(self._load_pins, info)
+        opened = await asyncio.gather(
+            *(
+                self._run_blocking(self._open_bucket, info, bucket, lake, is_new)
+                for bucket in range(info.bucket_count)
+            ),
+            return_exceptions=True,
+        )
+        buckets = [bucket for bucket in opened if isinstance(bucket, _OpenBucket)]
+        for error in opened:
+            if isinstance(error, BaseException):
+                await self._run_blocking(_close_buckets, buckets)
+                raise error
+        table = OpenTable(
+            info,
+            [bucket.tablet for bucket in buckets],
+            lake=lake,
+            lake_pins=pins,
+            wakeups=Wakeups(self._waiter_limit),
+        )
+        try:
+            await self._check_history(table)
+        except StreamhouseError:
+            await self._run_blocking(_close_buckets, buckets)
+            raise
+        table.key_buckets = tuple(bucket.keys for bucket in buckets if bucket.keys is not None)
+        if table.key_buckets:
+            table.key_writer = KeyWriter(
+                table.key_buckets,
+                table=str(info.path),
+                submit=self._submit,
+                executor=self._key_threads[info.table_id % len(self._key_threads)],
+                on_published=table.wakeups.wake,
+                frame_bytes_max=self._frame_bytes_max,
+            )
+        return table
+
+    async def _check_history(self, table: OpenTable) -> None:
+        """Take note, durably, if the logs are not those that the lake state was saved for."""
+        lake = table.lake
+        if lake.diverged or lake.snapshot_id is None:
+            return
+        try:
+            await self._run_blocking(check_history, table, (covered_by(lake),))
+        except HistoryDivergedError as error:
+            _logger.error("event=history_diverged table=%s why=%r", table.path, error.message)
+            diverged = replace(lake, diverged=error.message)
+            await self._run_blocking(save_lake_state, self._directory, table.info, diverged)
+            table.keep_lake(diverged)
+
+    def _load_pins(self, info: TableInfo) -> LakePins:
+        return LakePins(
+            self._directory.lake_pins_file(info.table_id),
+            table=str(info.path),
+            run_blocking=self._run_blocking,
+            clock_us=clock_us,
+        )
+
+    def _open_bucket(
+        self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
+    ) -> _OpenBucket:
+        try:
+            if not info.is_primary_key_table:
+                tiered_offset = lake.tiered_offsets[bucket]
+                return _OpenBucket(self._open_tablet(info, bucket, tiered_offset, is_new), None)
+            return self._open_key_bucket(info, bucket, lake, is_new)
+        except StreamhouseError as error:
+            raise type(error)(f"table '{info.path}' cannot be opened: {error.message}") from error
+
+    def _open_key_bucket(
+        self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
+    ) -> _OpenBucket:
+        path = self._directory.key_rows(info.table_id, bucket)
+        where = f"table '{info.path}', bucket {bucket}"
+        open_rows_at = functools.partial(self.open_rows, info=info, bucket=bucket)
+        clear_leftovers(path)
+        with contextlib.ExitStack() as opened:
+            rows = self._found_rows(path, open_rows_at, info)
+            if isinstance(rows, KvTablet):
+                opened.callback(rows.close)
+            # What was applied was durable in the log before.
+            end_offset_min = max(lake.tiered_offsets[bucket], rows.applied_offset)
+            tablet = self._open_tablet(info, bucket, end_offset_min, is_new)
+            opened.callback(tablet.close)
+            if isinstance(rows, KvTablet) and rows.applied_offset < tablet.log_start_offset:
+                rows.close()
+                rows = Damage("the rows by key are lost")
+            if isinstance(rows, Damage):
+                lake_rows = self._recovery.source(info, lake, bucket)
+                remake_rows(
+                    path, open_rows_at, tablet, lake_rows, info=info, where=where, why=rows.reason
+                )
+                rows = open_rows_at(path)
+                opened.callback(rows.close)
+            keys = KeyBucket(tablet, rows, where=where, info=info)
+            opened.pop_all()
+        return _OpenBucket(tablet, keys)
+
+    def _found_rows(
+        self, path: Path, open_rows_at: Callable[[Path], KvTablet], info: TableInfo
+    ) -> KvTablet | Damage:
+        """Return what is at `path`, or why that is to be made again."""
+        if info.path in self._recovery.rebuild:
+            return Damage("the rows by key are given up by --rebuild")
+        damage = damage_of(path)
+        if damage is not None:
+            return damage
+        try:
+            return open_rows_at(path)
+        except CorruptDataError as error:
+            if is_damage(error):
+                return Damage(f"the rows by key are damaged ({error.message})")
+            raise CorruptDataError(
+                f"{error.message}; start once with --rebuild {info.path}, which makes the rows by"
+                " key again from changelog and lake"
+            ) from error
+
+    def open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+        """Open rows by key at `path`; see `key_bucket.open_rows`."""
+        rules, options = table_rules(info), self._key_options
+        return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
+
+    def _open_tablet(
+        self, info: TableInfo, bucket: int, end_offset_min: int, is_new: bool
+    ) -> LogTablet:
+        return LogTablet.open(
+            self._directory.bucket(info.table_id, bucket),
+            table_id=info.table_id,
+            bucket=bucket,
+            filesystem=self._filesystem,
+            options=LogOptions(
+                segment_bytes_max=info.properties().log_segment_bytes,
+                frame_bytes_max=self._frame_bytes_max,
+            ),
+            clock_us=clock_us,
+            end_offset_min=end_offset_min,
+            must_exist=not is_new,
+        )
+
+
+def _close_buckets(buckets: Iterable[_OpenBucket]) -> None:
+    for bucket in buckets:
+        if bucket.keys is not None:
+            bucket.keys.close_rows(flush=False)
+        bucket.tablet.close()
+
+
+def close_tablets(tablets: Iterable[LogTablet]) -> None:
+    """Close logs, waiting for a commit under way."""
+    for tablet in tablets:
+        tablet.close()

@@ -1,0 +1,169 @@
+"""Lake pins of one table: promises to readers that a lake snapshot is not expired.
+
+Invariants:
+- a pin is on disk before `pin` returns, and survives a restart with the time it ends
+- a pin that has ended counts for nothing, whether it was removed or not
+- a pin belongs to the token that made it: only its own calls change or end it, so that others need
+  not know its holder's name; those of before tokens were kept end by themselves
+- a table has at most PINS_MAX pins, OWNER_PINS_MAX of one token
+Event loop only; disk writes go to `run_blocking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    OverloadedError,
+)
+
+__all__ = ["LakePin", "LakePins"]
+
+PINS_MAX: Final = 4_000
+OWNER_PINS_MAX: Final = 1_000
+TTL_MS_MAX: Final = 7 * 86_400_000
+_HOLDER: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+# Owner and holder.
+_Key: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakePin:
+    """`holder` reads a snapshot until `expires_timestamp_us`, or until it says otherwise.
+
+    `owner` is the name of the token that pinned it.
+    """
+
+    owner: str
+    holder: str
+    snapshot_id: int
+    expires_timestamp_us: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
+        return {
+            "owner": self.owner,
+            "holder": self.holder,
+            "snapshot_id": str(self.snapshot_id),
+            "expires_timestamp_us": self.expires_timestamp_us,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LakePin:
+        """Read the JSON form."""
+        return cls(
+            owner=str(value.get("owner", "")),
+            holder=str(value["holder"]),
+            snapshot_id=int(value["snapshot_id"]),
+            expires_timestamp_us=int(value["expires_timestamp_us"]),
+        )
+
+
+class LakePins:
+    """The pins of one table, one a token and holder."""
+
+    def __init__(
+        self,
+        file: StateFile,
+        *,
+        table: str,
+        run_blocking: RunBlocking,
+        clock_us: Callable[[], int],
+    ) -> None:
+        """Read the pins in `file`; it need not exist: pins only keep what is there. Blocking."""
+        self._file = file
+        self._table = table
+        self._run_blocking = run_blocking
+        self._clock_us = clock_us
+        self._pins = _load(file)
+        self._lock = asyncio.Lock()
+
+    def current(self) -> list[LakePin]:
+        """Return the pins that have not ended, sorted."""
+        now_us = self._clock_us()
+        alive = (pin for pin in self._pins.values() if pin.expires_timestamp_us > now_us)
+        return sorted(alive, key=lambda pin: (pin.owner, pin.holder))
+
+    async def pin(self, holder: str, *, owner: str, snapshot_id: int, ttl_ms: int) -> LakePin:
+        """Promise `holder` the snapshot for `ttl_ms`; replaces the holder's pin, if it has one.
+
+        A holder is one of `owner`'s: those of other owners may have the same name.
+
+        Raises:
+            InvalidRequestError: the holder's name or the time is not a possible one.
+            OverloadedError: the table, or this owner, has as many pins as it may have.
+        """
+        _check_holder(holder, table=self._table)
+        if not 0 < ttl_ms <= TTL_MS_MAX:
+            raise InvalidRequestError(
+                f"table '{self._table}': a lake pin lasts from 1 ms to {TTL_MS_MAX} ms, not"
+                f" {ttl_ms}; set it again before it ends to keep it"
+            )
+        async with self._lock:
+            pins = {(pin.owner, pin.holder): pin for pin in self.current()}
+            if (owner, holder) not in pins:
+                self._check_room(pins, owner)
+            added = LakePin(
+                owner=owner,
+                holder=holder,
+                snapshot_id=snapshot_id,
+                expires_timestamp_us=self._clock_us() + ttl_ms * 1_000,
+            )
+            await self._save({**pins, (owner, holder): added})
+            return added
+
+    async def unpin(self, holder: str, *, owner: str, of_others: bool = False) -> None:
+        """End the holder's pin; having none is fine.
+
+        `of_others`: if `owner` has none, those of others by that name are ended.
+        """
+        _check_holder(holder, table=self._table)
+        async with self._lock:
+            pins = {(pin.owner, pin.holder): pin for pin in self.current()}
+            gone = {(owner, holder)} & pins.keys()
+            if not gone and of_others:
+                gone = {key for key in pins if key[1] == holder}
+            if gone:
+                await self._save({key: pin for key, pin in pins.items() if key not in gone})
+
+    def _check_room(self, pins: Mapping[_Key, LakePin], owner: str) -> None:
+        of_owner = sum(key[0] == owner for key in pins)
+        if of_owner >= OWNER_PINS_MAX or len(pins) >= PINS_MAX:
+            whose, limit = ("this token", OWNER_PINS_MAX)
+            if of_owner < OWNER_PINS_MAX:
+                whose, limit = ("all readers together", PINS_MAX)
+            raise OverloadedError(
+                f"table '{self._table}' has its limit of {limit} lake pins of {whose}; remove one,"
+                " or wait until one ends"
+            )
+
+    async def _save(self, pins: dict[_Key, LakePin]) -> None:
+        content = {"pins": [pin.to_json() for pin in pins.values()]}
+        await self._run_blocking(self._file.save, content)
+        self._pins = pins
+
+
+def _check_holder(holder: str, *, table: str) -> None:
+    if not _HOLDER.fullmatch(holder):
+        raise InvalidRequestError(
+            f"table '{table}': the holder of a lake pin is named by 1 to 200 letters, digits, '.',"
+            f" '_', ':', '@' and '-', not {holder[:80]!r}"
+        )
+
+
+def _load(file: StateFile) -> dict[_Key, LakePin]:
+    if not file.exists():
+        return {}
+    try:
+        pins = [LakePin.from_json(value) for value in file.load()["pins"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptDataError(f"{file.path} holds no lake pins: {error!r}") from error
+    return {(pin.owner, pin.holder): pin for pin in pins}

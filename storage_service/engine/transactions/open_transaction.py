@@ -1,0 +1,165 @@
+"""A transaction that is not finished, and how much all of them have staged."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.transactions.transaction_commit import CommitProgress
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    PartSize,
+    TransactionSpec,
+)
+from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
+from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
+
+__all__ = [
+    "OpenTransaction",
+    "StagedBytes",
+    "check_count",
+    "check_spec",
+    "digest_of",
+    "find_joinable",
+    "spec_to_json",
+]
+
+
+@dataclass
+class StagedBytes:
+    """How many bytes are staged in one table, or `within` the whole service."""
+
+    what: str
+    limit_name: str
+    bytes_max: int
+    within: StagedBytes | None = None
+    held: int = 0
+
+    def check(self, size: int) -> None:
+        """Raise OverloadedError if `size` more bytes are too many."""
+        if self.held + size > self.bytes_max:
+            raise OverloadedError(
+                f"{self.what} has {self.held} bytes staged, of at most {self.bytes_max}"
+                f" ({self.limit_name}); commit or abort transactions, or stage less"
+            )
+        if self.within is not None:
+            self.within.check(size)
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are staged; negative ones are gone."""
+        self.held += size
+        if self.within is not None:
+            self.within.hold(size)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenTransaction:
+    """What is known of it. Event loop only.
+
+    `named` are the parts that its commit names; `decision` is there when a start found it decided.
+    """
+
+    spec: TransactionSpec
+    parts: dict[str, PartSize] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+    active_us: int
+    under_way: int = 0
+    """Requests that are storing something for it."""
+    beginning: asyncio.Future[None] | None = None
+    """Until it is done, a crash may forget the transaction."""
+    named: tuple[str, ...] = ()
+    decision: Decision | None = None
+    commit: asyncio.Task[CommitResult] | None = None
+    progress: CommitProgress = field(default_factory=CommitProgress)
+
+    @property
+    def transaction_id(self) -> str:
+        """Its id."""
+        return self.spec.transaction_id
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its parts."""
+        return sum(part.size_bytes for part in self.parts.values())
+
+    @property
+    def expires_us(self) -> int:
+        """When it is dropped if nobody touches it."""
+        return self.active_us + self.spec.timeout_ms * 1_000
+
+    def has_expired(self, now_us: int) -> bool:
+        """Whether nobody has touched it for its timeout."""
+        return self.commit is None and not self.under_way and self.expires_us <= now_us
+
+    def to_json(self) -> dict[str, Any]:
+        """Return how far it is."""
+        status = TransactionStatus.OPEN if self.commit is None else TransactionStatus.COMMITTING
+        return {
+            **spec_to_json(self.spec),
+            "status": str(status),
+            "parts": len(self.parts),
+            "row_count": sum(part.row_count for part in self.parts.values()),
+            "bytes": self.size_bytes,
+            "expires_timestamp_us": self.expires_us,
+            "rows_to_commit": self.progress.row_count,
+            "rows_committed": self.progress.rows_stored,
+            "trouble": self.progress.trouble,
+        }
+
+
+def check_spec(spec: TransactionSpec, config: ServiceConfig, *, table: str, join: bool) -> None:
+    """Raise `InvalidRequestError` for a transaction that cannot be begun as it is asked for."""
+    if not 0 < spec.timeout_ms <= config.transaction_timeout_ms_max:
+        raise InvalidRequestError(
+            f"timeout_ms = {spec.timeout_ms} of a transaction must be in"
+            f" 1..{config.transaction_timeout_ms_max} (transaction_timeout_ms_max)"
+        )
+    if (spec.app_id is None) != (spec.version is None):
+        raise InvalidRequestError(
+            f"a transaction of '{table}' has an app_id and a version, or neither"
+        )
+    if join and spec.app_id is None:
+        raise InvalidRequestError(f"a transaction of '{table}' is joined by its app_id and version")
+
+
+def check_count(transactions: Collection[str], config: ServiceConfig, *, table: str) -> None:
+    """Raise `OverloadedError` if one more open transaction is too many."""
+    if len(transactions) >= config.transactions_open_max:
+        raise OverloadedError(
+            f"table '{table}' has its limit of {config.transactions_open_max} open transactions"
+            " (transactions_open_max); commit or abort some, or wait until they time out"
+        )
+
+
+def find_joinable(
+    transactions: Iterable[OpenTransaction], wanted: TransactionSpec
+) -> OpenTransaction | None:
+    """Return the newest that takes rows and does what `wanted` says for the same version."""
+    same = [
+        transaction
+        for transaction in transactions
+        if transaction.commit is None
+        and transaction.decision is None
+        and transaction.spec.app_id == wanted.app_id
+        and transaction.spec.version == wanted.version
+        and transaction.spec.operation is wanted.operation
+        and transaction.spec.columns == wanted.columns
+    ]
+    return max(same, key=lambda transaction: transaction.spec.begun_us, default=None)
+
+
+def spec_to_json(spec: TransactionSpec) -> dict[str, Any]:
+    """Return what a transaction is to do, as its status says it."""
+    value = spec.to_json()
+    value["begun_timestamp_us"] = value.pop("begun_us")
+    return value
+
+
+def digest_of(parts: Sequence[str]) -> str:
+    """Return what tells lists of parts apart."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()

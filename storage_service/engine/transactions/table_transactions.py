@@ -1,0 +1,429 @@
+"""The transactions of one table: begin, stage, commit, abort, time out, and what became of them.
+
+What a caller may rely on:
+- what was staged is durable, and nobody sees it before the commit
+- a commit is all of the named parts or nothing, in all buckets, also across a crash: from the
+  moment its decision is on disk it happens, before that it does not. It becomes visible in one step
+- a commit may be repeated and is answered alike; parts it does not name are dropped
+- an application's version is committed once, and no lower one after it
+- a transaction that nobody touches for its timeout is dropped, and so is an aborted one
+
+Event loop only. The gate of the table lets one commit at a time through, with no write beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.directory.state_agreement import disagreements
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.open_transaction import (
+    OpenTransaction,
+    StagedBytes,
+    check_count,
+    check_spec,
+    digest_of,
+    find_joinable,
+    spec_to_json,
+)
+from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    PartSize,
+    TransactionFiles,
+    TransactionSpec,
+)
+from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
+from streamhouse.storage_service.engine.transactions.transaction_runner import TransactionRunner
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    StreamhouseError,
+    TransactionClosedError,
+    TransactionNotFoundError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
+from streamhouse.storage_service.model.transaction import (
+    CommitResult,
+    TransactionOperation,
+    TransactionStatus,
+)
+
+__all__ = ["TableTransactions", "TransactionObserver"]
+
+_logger = logging.getLogger(__name__)
+
+
+class TransactionObserver(Protocol):
+    """Told of what becomes of transactions, on the event loop."""
+
+    def transaction_ended(self, how: str, *, row_count: int, seconds: float) -> None:
+        """Count one that was committed, skipped, aborted or timed out."""
+
+
+class TableTransactions:
+    """See the module. `load` and `recover` come first, before the table is used."""
+
+    def __init__(
+        self,
+        table: OpenTable,
+        files: TransactionFiles,
+        *,
+        config: ServiceConfig,
+        services: CommitServices,
+        staged_bytes: StagedBytes,
+        observer: TransactionObserver,
+    ) -> None:
+        self._table = table
+        self._files = files
+        self._config = config
+        self._run_blocking = services.run_blocking
+        self._bytes = StagedBytes(
+            f"table '{table.path}'",
+            "transaction_table_bytes_max",
+            config.transaction_table_bytes_max,
+            within=staged_bytes,
+        )
+        self._observer = observer
+        self._open: dict[str, OpenTransaction] = {}
+        self._outcomes = TransactionOutcomes(outcomes_max=config.transaction_outcomes_max)
+        self._runner = TransactionRunner(
+            table, files, self._outcomes, config=config, services=services
+        )
+        self._deleting: set[asyncio.Future[None]] = set()
+        self._folding: asyncio.Future[None] | None = None
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions are not finished."""
+        return len(self._open)
+
+    @property
+    def staged_bytes(self) -> int:
+        """How many bytes of them are staged, or being staged."""
+        return self._bytes.held
+
+    def spec(self, transaction_id: str) -> TransactionSpec:
+        """Return what a transaction that takes rows is to do; else raises as `stage`."""
+        return self._staging(transaction_id).spec
+
+    def status(self, transaction_id: str) -> dict[str, Any]:
+        """Return how far a transaction is, as JSON; raises TransactionNotFoundError."""
+        outcome = self._outcomes.find(transaction_id)
+        if outcome is not None:
+            return {**spec_to_json(outcome.spec), **outcome.result.to_json()}
+        return self._find(transaction_id).to_json()
+
+    # -- open transactions ---------------------------------------------------------------------
+
+    async def begin(
+        self,
+        operation: TransactionOperation,
+        *,
+        columns: tuple[str, ...] | None,
+        app_id: str | None,
+        version: int | None,
+        timeout_ms: int | None,
+        join: bool = False,
+    ) -> tuple[str, TransactionStatus]:
+        """Begin a transaction; return its id, or that there is nothing to do for `version`.
+
+        `join` returns the open one that does the same for that version, if there is one.
+        """
+        spec = TransactionSpec(
+            transaction_id=secrets.token_hex(16),
+            operation=operation,
+            columns=columns,
+            app_id=app_id,
+            version=version,
+            timeout_ms=self._config.transaction_timeout_ms if timeout_ms is None else timeout_ms,
+            begun_us=clock_us(),
+        )
+        check_spec(spec, self._config, table=str(self._table.path), join=join)
+        if self._outcomes.is_stale(app_id, version):
+            return "", TransactionStatus.SKIPPED
+        self._table.gate.check_open()
+        transaction = find_joinable(self._open.values(), spec) if join else None
+        if transaction is None:
+            check_count(self._open, self._config, table=str(self._table.path))
+            # Counted before it is durable, or many at once could pass the limit.
+            transaction = OpenTransaction(spec=spec, active_us=spec.begun_us)
+            self._open[spec.transaction_id] = transaction
+            storing = self._run_blocking(self._files.begin, spec)
+            transaction.beginning = asyncio.ensure_future(storing)
+        transaction.active_us = clock_us()
+        if transaction.beginning is not None:
+            transaction.under_way += 1
+            try:
+                await asyncio.shield(transaction.beginning)
+            except StreamhouseError:
+                self._open.pop(transaction.transaction_id, None)
+                raise
+            finally:
+                transaction.under_way -= 1
+        return transaction.transaction_id, TransactionStatus.OPEN
+
+    async def stage(
+        self,
+        transaction_id: str,
+        schema: pa.Schema,
+        batches: Sequence[StagedBatch],
+        *,
+        token: str | None,
+    ) -> tuple[str, PartSize]:
+        """Store rows as a part; return its id. A `token` that was used names the same part.
+
+        Raises TransactionNotFoundError, or TransactionClosedError when it is being committed.
+        """
+        self._table.gate.check_open()
+        transaction = self._staging(transaction_id)
+        known = None if token is None else transaction.tokens.get(token)
+        if known is not None:
+            return known, transaction.parts[known]
+        size = sum(len(batch.payload) for batch in batches)
+        self._check_room(transaction, size)
+        part_id = secrets.token_hex(8)
+        self._bytes.hold(size)
+        transaction.under_way += 1
+        try:
+            stage = functools.partial(self._files.stage, transaction_id, part_id)
+            part = await self._run_blocking(stage, schema, batches)
+        except StreamhouseError:
+            self._staging(transaction_id)  # When it ends its files go: that says more.
+            raise
+        finally:
+            transaction.under_way -= 1
+            transaction.active_us = clock_us()
+            self._bytes.hold(-size)
+        if transaction.commit is not None or self._open.get(transaction_id) is not transaction:
+            self._delete(self._files.drop_parts, transaction_id, [part_id])
+            self._staging(transaction_id)
+        transaction.parts[part_id] = part
+        self._bytes.hold(part.size_bytes)
+        if token is not None:
+            transaction.tokens[token] = part_id
+        return part_id, part
+
+    def abort(self, transaction_id: str) -> TransactionStatus:
+        """Drop a transaction, unless it is decided; return what it is now."""
+        outcome = self._outcomes.find(transaction_id)
+        if outcome is not None:
+            return outcome.result.status
+        transaction = self._find(transaction_id)
+        if transaction.commit is not None:
+            return TransactionStatus.COMMITTING
+        self._drop(transaction, "aborted")
+        return TransactionStatus.ABORTED
+
+    def drop_expired(self, now_us: int) -> None:
+        """Drop the transactions that nobody has touched for their timeout."""
+        for transaction in [t for t in self._open.values() if t.has_expired(now_us)]:
+            _logger.info(
+                "event=transaction_timed_out table=%s transaction=%s",
+                self._table.path,
+                transaction.transaction_id,
+            )
+            self._drop(transaction, "timed_out")
+
+    # -- commit --------------------------------------------------------------------------------
+
+    async def commit(
+        self, transaction_id: str, parts: Sequence[str], *, wait_s: float
+    ) -> CommitResult | None:
+        """Commit the named parts in this order, all or none; None if that takes over `wait_s`.
+
+        Once begun it goes on, whatever becomes of the caller. After a retriable error the
+        transaction is open as before, after any other but UnknownOutcomeError it is aborted.
+        """
+        digest = digest_of(parts)
+        outcome = self._outcomes.find(transaction_id)
+        if outcome is not None:
+            self._check_same(outcome.parts_digest == digest, transaction_id)
+            return outcome.result
+        transaction = self._find(transaction_id)
+        if transaction.commit is None:
+            self._check_parts(transaction, parts)
+            transaction.named = tuple(parts)
+            transaction.commit = asyncio.create_task(self._commit(transaction))
+            # Nobody may be left to ask for it.
+            transaction.commit.add_done_callback(lambda task: task.exception())
+        self._check_same(digest_of(transaction.named) == digest, transaction_id)
+        task = transaction.commit
+        await asyncio.wait([task], timeout=wait_s)
+        if not task.done():
+            return None
+        error = task.exception()
+        if isinstance(error, StreamhouseError):
+            raise type(error)(error.message)
+        return task.result()
+
+    async def _commit(self, transaction: OpenTransaction) -> CommitResult:
+        started = asyncio.get_running_loop().time()
+
+        def on_outcome(outcome: Decision) -> None:
+            self._finish(transaction, outcome)
+            self._observer.transaction_ended(
+                str(outcome.result.status),
+                row_count=outcome.result.row_count,
+                seconds=asyncio.get_running_loop().time() - started,
+            )
+
+        try:
+            return await self._runner.commit(transaction, on_outcome=on_outcome)
+        except UnknownOutcomeError:
+            raise
+        except StreamhouseError as error:
+            transaction.commit, transaction.named = None, ()
+            if not error.retriable:
+                self._drop(transaction, "aborted")
+            raise
+
+    def _check_parts(self, transaction: OpenTransaction, parts: Sequence[str]) -> None:
+        where = f"transaction {transaction.transaction_id} of '{self._table.path}'"
+        if len(set(parts)) < len(parts):
+            raise InvalidRequestError(f"{where}: a part is named twice")
+        for part in parts:
+            if part not in transaction.parts:
+                raise InvalidRequestError(
+                    f"{where} has no part '{part[:40]}'; name what staging answered"
+                )
+
+    def _check_same(self, is_same: bool, transaction_id: str) -> None:
+        if not is_same:
+            raise TransactionClosedError(
+                f"transaction {transaction_id} of '{self._table.path}' was committed with other"
+                " parts"
+            )
+
+    def _finish(self, transaction: OpenTransaction, outcome: Decision) -> None:
+        self._outcomes.add(outcome)
+        self._forget(transaction)
+        self._delete(self._files.drop, transaction.transaction_id, list(transaction.parts))
+        if self._folding is None or self._folding.done():
+            due = self._outcomes.take_due()
+            if due is not None:
+                self._folding = self._delete(self._files.fold, due.own, due.remembered)
+
+    # -- start and stop ------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Read what is on disk."""
+        loaded, folded = await self._run_blocking(self._files.load)
+        for outcome in folded:
+            self._outcomes.add(outcome, is_folded=True)
+        for found in sorted(loaded, key=lambda found: found.spec.begun_us):
+            decision = found.decision
+            status = None if decision is None else decision.result.status
+            if status in (None, TransactionStatus.COMMITTING):
+                transaction = OpenTransaction(
+                    spec=found.spec, parts=found.parts, active_us=clock_us(), decision=decision
+                )
+                transaction.named = () if decision is None else decision.parts
+                self._open[transaction.transaction_id] = transaction
+                self._bytes.hold(transaction.size_bytes)
+            elif decision is not None:
+                self._outcomes.add(decision)
+                drop = self._files.drop
+                await self._run_blocking(drop, found.spec.transaction_id, list(found.parts))
+        await self._runner.load_truncated(found.decision for found in loaded)
+        decisions = [found.decision for found in loaded if found.decision is not None]
+        self._check_agreement([*folded, *decisions])
+        if self._files.is_former:
+            await self._run_blocking(
+                self._files.upgrade,
+                folded,
+                self._table.truncated_offsets,
+                self._table.truncated_at_us,
+            )
+
+    def _check_agreement(self, decisions: Iterable[Decision]) -> None:
+        table = self._table
+        found = disagreements(
+            table.lake,
+            truncated_offsets=table.truncated_offsets,
+            decisions=decisions,
+            log_starts={b: t.first_stored_offset for b, t in enumerate(table.tablets)},
+            forgotten_offsets={b: t.forgotten_offset for b, t in enumerate(table.tablets)},
+            transactions_us={
+                bucket: tablet.last_batch_us(TRANSACTION_WRITER)
+                for bucket, tablet in enumerate(table.tablets)
+            },
+        )
+        if (first := next(found, None)) is not None:
+            raise CorruptDataError(first)
+
+    async def recover(self) -> None:
+        """Complete what was decided when the service ended; raises if it cannot be."""
+        for transaction in [t for t in self._open.values() if t.decision is not None]:
+            self._finish(transaction, await self._runner.redo(transaction))
+
+    async def stop(self) -> None:
+        """Return when commits have stopped, after the piece they are at, and files are deleted."""
+        commits = [t.commit for t in self._open.values() if t.commit is not None]
+        await asyncio.gather(*commits, return_exceptions=True)
+        await asyncio.gather(*self._deleting, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _find(self, transaction_id: str) -> OpenTransaction:
+        transaction = self._open.get(transaction_id)
+        if transaction is None:
+            raise TransactionNotFoundError(
+                f"table '{self._table.path}' has no transaction '{transaction_id[:40]}': it was"
+                " aborted, timed out, or was committed long ago"
+            )
+        return transaction
+
+    def _staging(self, transaction_id: str) -> OpenTransaction:
+        if self._outcomes.find(transaction_id) is None:
+            transaction = self._find(transaction_id)
+            if transaction.commit is None:
+                return transaction
+        raise TransactionClosedError(
+            f"transaction {transaction_id} of '{self._table.path}' is committed and takes no more"
+            " rows"
+        )
+
+    def _check_room(self, transaction: OpenTransaction, size: int) -> None:
+        parts_max = self._config.transaction_parts_max
+        if len(transaction.parts) >= parts_max:
+            raise RequestTooLargeError(
+                f"transaction {transaction.transaction_id} of '{self._table.path}' has its limit"
+                f" of {parts_max} parts (transaction_parts_max); stage larger ones"
+            )
+        self._bytes.check(size)
+
+    def _drop(self, transaction: OpenTransaction, how: str) -> None:
+        self._forget(transaction)
+        self._delete(self._files.drop, transaction.transaction_id, list(transaction.parts))
+        row_count = sum(part.row_count for part in transaction.parts.values())
+        self._observer.transaction_ended(how, row_count=row_count, seconds=0.0)
+
+    def _forget(self, transaction: OpenTransaction) -> None:
+        del self._open[transaction.transaction_id]
+        self._bytes.hold(-transaction.size_bytes)
+
+    def _delete(self, function: Callable[..., None], *args: Any) -> asyncio.Future[None]:
+        """Delete files in the background; what is left over is found at the next start."""
+        deleting = asyncio.ensure_future(self._run_blocking(function, *args))
+        self._deleting.add(deleting)
+
+        def done(task: asyncio.Future[None]) -> None:
+            self._deleting.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _logger.warning("event=delete_failed table=%s why=%r", self._table.path, error)
+
+        deleting.add_done_callback(done)
+        return deleting

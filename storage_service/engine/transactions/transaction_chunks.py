@@ -1,0 +1,116 @@
+"""The rows of a transaction's parts, in order, in pieces that are committed one after the other.
+
+A position counts the rows of the transaction in one bucket. What was stored before a crash is
+skipped by it, so a redo goes on where the log ends. Blocking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedPart
+
+__all__ = ["StagedRows", "chunks_of", "key_writes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRows:
+    """One staged batch without its first `skipped` rows; `end` is the bucket's position after."""
+
+    bucket: int
+    payload: memoryview
+    schema: pa.Schema
+    row_count: int
+    skipped: int
+    end: int
+
+
+def chunks_of(
+    parts: Sequence[StagedPart], *, done: Mapping[int, int], bytes_max: int, rows_max: int
+) -> Iterator[list[StagedRows]]:
+    """Yield the rows of `parts` beyond the positions `done`, in chunks of one schema.
+
+    A chunk exceeds a limit only if it is one batch.
+    """
+    chunk: list[StagedRows] = []
+    rows = size = 0
+    for staged in _beyond(parts, dict(done)):
+        if chunk and (
+            size + len(staged.payload) > bytes_max
+            or rows + staged.row_count > rows_max
+            or not staged.schema.equals(chunk[0].schema)
+        ):
+            yield chunk
+            chunk, rows, size = [], 0, 0
+        chunk.append(staged)
+        rows += staged.row_count
+        size += len(staged.payload)
+    if chunk:
+        yield chunk
+
+
+def _beyond(parts: Sequence[StagedPart], done: dict[int, int]) -> Iterator[StagedRows]:
+    positions: dict[int, int] = {}
+    for part in parts:
+        for batch in part.batches():
+            start = positions.get(batch.bucket, 0)
+            end = start + batch.row_count
+            positions[batch.bucket] = end
+            skipped = min(max(done.get(batch.bucket, 0) - start, 0), batch.row_count)
+            if skipped < batch.row_count:
+                yield StagedRows(
+                    bucket=batch.bucket,
+                    payload=batch.payload,
+                    schema=part.schema,
+                    row_count=batch.row_count - skipped,
+                    skipped=skipped,
+                    end=end,
+                )
+
+
+def key_writes(chunk: Sequence[StagedRows], *, rows_max: int) -> Iterator[list[KeyWrite]]:
+    """Yield the changes of a chunk of a primary key table, about `rows_max` rows at a time.
+
+    Each is one write a bucket, its sequence the position after it.
+    """
+    by_bucket: dict[int, list[pa.RecordBatch]] = {}
+    for staged in chunk:
+        rows = _decoded(staged).slice(staged.skipped)
+        by_bucket.setdefault(staged.bucket, []).append(rows)
+    ends = {staged.bucket: staged.end for staged in chunk}
+    joined = {
+        bucket: batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        for bucket, batches in by_bucket.items()
+    }
+    share = max(1, rows_max // max(len(joined), 1))
+    first = 0
+    while writes := [
+        _write(bucket, rows.slice(first, share), start=ends[bucket] - rows.num_rows + first)
+        for bucket, rows in joined.items()
+        if first < rows.num_rows
+    ]:
+        yield writes
+        first += share
+
+
+def _decoded(staged: StagedRows) -> pa.RecordBatch:
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(staged.payload), staged.schema)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"a staged record batch is unreadable: {error}") from error
+
+
+def _write(bucket: int, rows: pa.RecordBatch, *, start: int) -> KeyWrite:
+    """Return the change of `rows`, which begin at position `start`."""
+    position = start + rows.num_rows
+    if OPERATION_COLUMN not in rows.schema.names:
+        return KeyWrite(bucket, rows, sequence=position)
+    place = rows.schema.names.index(OPERATION_COLUMN)
+    operations = np.asarray(rows.column(place).to_numpy(zero_copy_only=False), dtype=np.int8)
+    return KeyWrite(bucket, rows.remove_column(place), operations, sequence=position)

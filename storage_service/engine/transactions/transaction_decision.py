@@ -1,0 +1,145 @@
+"""What is looked at before a transaction is decided: after that it cannot be refused any more.
+
+Whoever calls holds the table's write gate, so that what is seen stays so until the decision.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
+from streamhouse.storage_service.engine.keys.key_writer import KeyWrite, KeyWriter
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.transaction_chunks import chunks_of, key_writes
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
+from streamhouse.storage_service.errors import (
+    RequestTooLargeError,
+    StorageFailedError,
+)
+from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.log.staged_part import StagedPart
+from streamhouse.storage_service.model.transaction import TransactionOperation
+
+__all__ = ["check_and_start"]
+
+_SPARE_BYTES: Final = 64 << 20
+_ROUND_ROWS: Final = 20_000
+
+
+async def check_and_start(
+    table: OpenTable,
+    spec: TransactionSpec,
+    parts: Sequence[StagedPart],
+    *,
+    config: ServiceConfig,
+    run_blocking: RunBlocking,
+) -> dict[int, int]:
+    """Return bucket -> where the transaction's rows begin; raises if it cannot be committed."""
+    if table.key_writer is not None:
+        await table.key_writer.settle()
+    buckets = (
+        list(range(len(table.tablets)))
+        if spec.operation is TransactionOperation.OVERWRITE
+        else sorted({bucket for part in parts for bucket in part.rows_by_bucket()})
+    )
+    for bucket in buckets:
+        _check_writable(table, bucket)
+    _check_space(table, spec, parts, config)
+    if table.key_writer is not None and _needs_rehearsal(table, spec):
+        await _rehearse(table, table.key_writer, spec, parts, config, run_blocking)
+    return {bucket: table.tablets[bucket].log_end_offset for bucket in buckets}
+
+
+def _check_writable(table: OpenTable, bucket: int) -> None:
+    log = table.tablets[bucket]
+    if table.key_buckets:
+        table.key_buckets[bucket].check_writable()
+    elif log.is_read_only:
+        raise StorageFailedError(
+            f"table '{table.path}', bucket {bucket} is read-only, because the disk failed; check"
+            " the disk and restart the service"
+        )
+    assert log.high_watermark == log.log_end_offset, "every write has been published"
+
+
+def _check_space(
+    table: OpenTable, spec: TransactionSpec, parts: Sequence[StagedPart], config: ServiceConfig
+) -> None:
+    """Refuse what will not fit: a decided transaction would hold the table until it does."""
+    # Of a primary key table, rows before and after the change, then the rows by key.
+    copies = 1 if table.key_writer is None else 3
+    needed = copies * sum(part.size_bytes for part in parts) + _SPARE_BYTES
+    if spec.operation is TransactionOperation.OVERWRITE:
+        # Rows that go are in the changelog once more.
+        needed += sum(bucket.rows.memory_bytes()["files"] for bucket in table.key_buckets)
+    free = shutil.disk_usage(config.data_dir).free
+    if free < needed:
+        raise StorageFailedError(
+            f"table '{table.path}': committing needs about {needed} bytes, and the disk has"
+            f" {free} left; nothing was applied"
+        )
+
+
+def _needs_rehearsal(table: OpenTable, spec: TransactionSpec) -> bool:
+    """Whether rows can turn out to be impossible only where they meet those that are there."""
+    merge = table.info.descriptor.merge_rules()
+    is_partial = spec.columns is not None and len(spec.columns) < len(table.info.schema.names)
+    return is_partial or bool(merge.aggregates)
+
+
+async def _rehearse(
+    table: OpenTable,
+    writer: KeyWriter,
+    spec: TransactionSpec,
+    parts: Sequence[StagedPart],
+    config: ServiceConfig,
+    run_blocking: RunBlocking,
+) -> None:
+    """Plan everything, then take it back; raises for the first row that cannot be applied."""
+    row_count = sum(part.row_count for part in parts)
+    if row_count > config.transaction_rehearsed_rows_max:
+        raise RequestTooLargeError(
+            f"table '{table.path}': a transaction that updates named columns or aggregates may"
+            f" have {config.transaction_rehearsed_rows_max} rows"
+            f" (transaction_rehearsed_rows_max), this one has {row_count}; commit it in several"
+        )
+    chunks = chunks_of(
+        parts, done={}, bytes_max=config.transaction_chunk_bytes, rows_max=_ROUND_ROWS
+    )
+    planned: dict[KeyBucket, PlannedWrite] = {}
+    try:
+        while (chunk := await run_blocking(next, chunks, None)) is not None:
+            for writes in key_writes(chunk, rows_max=_ROUND_ROWS):
+                await writer.on_thread(functools.partial(_plan, table, spec, writes, planned))
+    finally:
+        await writer.on_thread(functools.partial(_take_back, planned))
+
+
+def _plan(
+    table: OpenTable,
+    spec: TransactionSpec,
+    writes: Sequence[KeyWrite],
+    first: dict[KeyBucket, PlannedWrite],
+) -> None:
+    is_overwrite = spec.operation is TransactionOperation.OVERWRITE
+    for write in writes:
+        bucket = table.key_buckets[write.bucket]
+        planned = bucket.rows.plan(
+            write.rows,
+            base_offset=bucket.rows.planned_offset,
+            operations=write.operations,
+            columns=spec.columns,
+            versions=range(bucket.log.log_end_offset, sys.maxsize) if is_overwrite else None,
+        )
+        first.setdefault(bucket, planned)
+
+
+def _take_back(first: Mapping[KeyBucket, PlannedWrite]) -> None:
+    for bucket, planned in first.items():
+        bucket.rows.abort(planned)

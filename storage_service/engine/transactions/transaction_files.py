@@ -1,0 +1,544 @@
+"""What transactions of one table have on disk, all in one directory.
+
+    <transaction id>.open         JSON: what the transaction is to do; it exists from begin on
+    <transaction id>.<part>.part  a staged part (staged_part.py)
+    <transaction id>.decision     JSON: what was decided; written by one atomic rename
+    outcomes                      JSON: older decisions, folded into one file
+    truncated                     JSON: where rows begin in each bucket since the last overwrite
+
+Ids are made here, never taken from a request. A decision says `committing` until all its rows are
+in the logs, then `committed` with their offsets; `skipped` wrote nothing. Everything is durable
+when a method returns. Blocking, on any thread; one transaction is changed by one caller at a time.
+
+All JSON is sealed (sealed_json.py). `outcomes` and `truncated` are there from the table's creation
+on. Decisions are numbered without a gap, and `outcomes` says up to which number they are folded, so
+a decision that is missing is noticed. It also has what `truncated` said then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal, unseal
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    StorageFailedError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+from streamhouse.storage_service.log.staged_part import StagedBatch, StagedPart, encode_part
+from streamhouse.storage_service.model.transaction import (
+    CommitResult,
+    TransactionOperation,
+)
+
+__all__ = [
+    "DECISION_SUFFIX",
+    "OPEN_SUFFIX",
+    "OUTCOMES_FILE",
+    "PART_SUFFIX",
+    "Decision",
+    "LoadedTransaction",
+    "PartSize",
+    "TransactionFiles",
+    "TransactionSpec",
+    "next_decision_number",
+]
+
+_logger = logging.getLogger(__name__)
+
+OPEN_SUFFIX: Final = ".open"
+PART_SUFFIX: Final = ".part"
+DECISION_SUFFIX: Final = ".decision"
+OUTCOMES_FILE: Final = "outcomes"
+_TRUNCATED_FILE: Final = "truncated"
+_OPEN_KIND: Final = "transaction"
+_DECISION_KIND: Final = "decision"
+_OUTCOMES_KIND: Final = "outcomes"
+_TRUNCATED_KIND: Final = "truncated"
+_JSON_BYTES_MAX: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSpec:
+    """What a transaction is to do, as it was begun."""
+
+    transaction_id: str
+    operation: TransactionOperation
+    columns: tuple[str, ...] | None
+    app_id: str | None
+    version: int | None
+    timeout_ms: int
+    begun_us: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "transaction_id": self.transaction_id,
+            "operation": str(self.operation),
+            "columns": None if self.columns is None else list(self.columns),
+            "app_id": self.app_id,
+            "version": self.version,
+            "timeout_ms": self.timeout_ms,
+            "begun_us": self.begun_us,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TransactionSpec:
+        """Read the JSON form."""
+        columns = value["columns"]
+        return cls(
+            transaction_id=value["transaction_id"],
+            operation=TransactionOperation(value["operation"]),
+            columns=None if columns is None else tuple(columns),
+            app_id=value["app_id"],
+            version=value["version"],
+            timeout_ms=value["timeout_ms"],
+            begun_us=value["begun_us"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided about a transaction, and of what.
+
+    `starts` are where its rows begin in each bucket they go to, known before any is written. An
+    outcome does not list `parts` any more; `parts_digest` is theirs. With `is_truncating` the rows
+    below `starts` are no rows of the table any more: so a log table is overwritten. `number` counts
+    the table's decisions, from 1.
+    """
+
+    spec: TransactionSpec
+    parts: tuple[str, ...]
+    parts_digest: str
+    starts: Mapping[int, int]
+    result: CommitResult
+    is_truncating: bool = False
+    number: int = 0
+
+    @property
+    def truncated_offsets(self) -> Mapping[int, int]:
+        """Where the rows of each bucket begin if it is committed; empty if that stays as it was."""
+        return {b: start for b, start in self.starts.items() if start and self.is_truncating}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "transaction": self.spec.to_json(),
+            "parts": list(self.parts),
+            "parts_digest": self.parts_digest,
+            "starts": {str(b): start for b, start in self.starts.items()},
+            "result": self.result.to_json(),
+            "is_truncating": self.is_truncating,
+            "number": self.number,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Decision:
+        """Read the JSON form."""
+        return cls(
+            spec=TransactionSpec.from_json(value["transaction"]),
+            parts=tuple(value["parts"]),
+            parts_digest=value["parts_digest"],
+            starts={int(b): int(start) for b, start in value["starts"].items()},
+            result=CommitResult.from_json(value["result"]),
+            is_truncating=bool(value.get("is_truncating", False)),
+            number=int(value.get("number", 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSize:
+    """How much a staged part has."""
+
+    row_count: int
+    size_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedTransaction:
+    """One transaction as it was left on disk."""
+
+    spec: TransactionSpec
+    parts: dict[str, PartSize] = field(default_factory=dict)
+    decision: Decision | None = None
+
+
+class TransactionFiles:
+    """The directory `tables/<table id>/transactions`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        service_id: str,
+        table_id: int,
+        filesystem: Filesystem,
+        is_former: bool = False,
+    ) -> None:
+        self.directory = directory
+        self._service_id = service_id
+        self.table_id = table_id
+        self._filesystem = filesystem
+        self.is_former = is_former
+        self._synced: set[str] = set()
+        self._folded = 0
+        self._truncated: tuple[dict[int, int], int] = ({}, 0)
+        self.next_number = 1
+        """The number of the next decision."""
+
+    def create(self, truncated: Mapping[int, int], timestamp_us: int) -> None:
+        """Make what every table has, for a table whose rows begin at `truncated`."""
+        with _failing("make", self.directory):
+            self._filesystem.make_directory(self.directory)
+        self._truncated = (dict(truncated), timestamp_us)
+        value = _truncated_to_json(truncated, timestamp_us)
+        # One sync makes both names durable.
+        self._replace(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
+        self._write_outcomes((), 0)
+
+    def upgrade(
+        self, folded: Sequence[Decision], truncated: Mapping[int, int], timestamp_us: int
+    ) -> None:
+        """Make what every table has, of what `load` found of a former release."""
+        self.save_truncated(truncated, timestamp_us)
+        self._write_outcomes(folded, self._folded)
+
+    def begin(self, spec: TransactionSpec) -> None:
+        """Store a new transaction; it survives a power failure once something is staged for it."""
+        with _failing("begin a transaction in", self.directory):
+            file = self._filesystem.create(self._open_file(spec.transaction_id))
+            try:
+                sealed = seal(self._identity(_OPEN_KIND), spec.to_json())
+                file.write([sealed], position=0)
+            finally:
+                file.close()
+
+    def stage(
+        self,
+        transaction_id: str,
+        part_id: str,
+        schema: pa.Schema,
+        batches: Sequence[StagedBatch],
+    ) -> PartSize:
+        """Store a part; a file that a crash cuts off is dropped at the next start."""
+        path = self._part(transaction_id, part_id)
+        buffers = encode_part(schema, batches, table_id=self.table_id)
+        with _failing("stage rows in", self.directory):
+            self._sync_open(transaction_id)
+            file = self._filesystem.create(path)
+            try:
+                file.write(buffers, position=0)
+                file.sync()
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._filesystem.remove(path)
+                raise
+            finally:
+                file.close()
+            self._filesystem.sync_directory(self.directory)
+        return PartSize(
+            row_count=sum(batch.row_count for batch in batches),
+            size_bytes=sum(map(len, buffers)),
+        )
+
+    def _sync_open(self, transaction_id: str) -> None:
+        """Make durable what `begin` wrote; the directory is the caller's to sync."""
+        if transaction_id in self._synced:
+            return
+        file = self._filesystem.open(self._open_file(transaction_id))
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._synced.add(transaction_id)
+
+    def open_part(self, transaction_id: str, part_id: str) -> StagedPart:
+        """Open a staged part; raises CorruptDataError."""
+        return StagedPart.open(
+            self._part(transaction_id, part_id),
+            filesystem=self._filesystem,
+            table_id=self.table_id,
+        )
+
+    def decide(self, decision: Decision) -> None:
+        """Write a decision, or replace it by its outcome.
+
+        After a StorageFailedError it is not written. After an UnknownOutcomeError only a restart
+        can tell.
+        """
+        name = f"{decision.spec.transaction_id}{DECISION_SUFFIX}"
+        try:
+            self._write_json(name, _DECISION_KIND, decision.to_json())
+        except StorageFailedError as error:
+            try:
+                stored = self._read_json(name, _DECISION_KIND)
+            except FileNotFoundError:
+                raise error from None
+            except (CorruptDataError, OSError):
+                stored = None
+            if stored is None or stored == json.loads(json.dumps(decision.to_json())):
+                raise UnknownOutcomeError(
+                    f"{error.message}; whether the transaction is decided shows after a restart"
+                ) from error
+            raise
+        self.next_number = max(self.next_number, decision.number + 1)
+
+    def fold(self, own: Iterable[Decision], remembered: Iterable[Decision]) -> None:
+        """Write `remembered` into one file, then drop the files of `own`, all remembered there."""
+        own = list(own)
+        folded = max((decision.number for decision in own), default=self._folded)
+        self._write_outcomes(remembered, folded)
+        self._remove(f"{d.spec.transaction_id}{DECISION_SUFFIX}" for d in own)
+
+    def _write_outcomes(self, remembered: Iterable[Decision], folded: int) -> None:
+        value = {
+            "decisions": [decision.to_json() for decision in remembered],
+            "folded": folded,
+            "truncated": _truncated_to_json(*self._truncated),
+        }
+        self._write_json(OUTCOMES_FILE, _OUTCOMES_KIND, value)
+        self._folded = folded
+
+    def save_truncated(self, offsets: Mapping[int, int], timestamp_us: int) -> None:
+        """Remember for good where an overwrite makes the rows of each bucket begin, and when."""
+        value = _truncated_to_json(offsets, timestamp_us)
+        self._write_json(_TRUNCATED_FILE, _TRUNCATED_KIND, value)
+        self._truncated = (dict(offsets), timestamp_us)
+
+    def load_truncated(self) -> tuple[dict[int, int], int]:
+        """Return what `save_truncated` was given last, once `load` was called.
+
+        An older version of the file is known by what `outcomes` says.
+        """
+        names = self._filesystem.list_names(self.directory)
+        if _TRUNCATED_FILE not in names and self.is_former:
+            return self._truncated
+        stored, timestamp_us = _truncated_from_json(self._read(_TRUNCATED_FILE, _TRUNCATED_KIND))
+        folded, folded_us = self._truncated
+        offsets = {b: max(stored.get(b, 0), folded.get(b, 0)) for b in (stored | folded)}
+        self._truncated = (offsets, max(timestamp_us, folded_us))
+        return self._truncated
+
+    def drop_parts(self, transaction_id: str, parts: Iterable[str]) -> None:
+        """Delete staged parts."""
+        self._remove(self._part(transaction_id, part).name for part in parts)
+
+    def drop(self, transaction_id: str, parts: Iterable[str]) -> None:
+        """Delete what a transaction has on disk besides its decision."""
+        self.drop_parts(transaction_id, parts)
+        self._remove([self._open_file(transaction_id).name])
+        self._synced.discard(transaction_id)
+
+    def load(self) -> tuple[list[LoadedTransaction], list[Decision]]:
+        """Return the transactions that have files of their own, and the folded decisions.
+
+        Raises `CorruptDataError` for what is damaged or missing.
+        """
+        names = self._filesystem.list_names(self.directory)
+        if self.is_former and OUTCOMES_FILE not in names:
+            if not names:
+                self._filesystem.make_directory(self.directory)
+            folded = []
+        else:
+            folded = self.load_folded()
+        own = [self.load_decision(name) for name in names if name.endswith(DECISION_SUFFIX)]
+        if self.is_former:
+            own = self._numbered(own)
+        self.next_number = next_decision_number(own, folded=self._folded, where=self.directory)
+        found = {
+            decision.spec.transaction_id: LoadedTransaction(spec=decision.spec, decision=decision)
+            for decision in own
+        }
+        ended = {decision.spec.transaction_id for decision in folded}
+        for name in names:
+            transaction_id = name.removesuffix(OPEN_SUFFIX)
+            if name.endswith(OPEN_SUFFIX) and transaction_id in ended:
+                self._remove([name])
+            elif name.endswith(OPEN_SUFFIX) and transaction_id not in found:
+                has_parts = any(n.startswith(f"{transaction_id}.") and n != name for n in names)
+                spec = self._open_spec(name, has_parts=has_parts)
+                if spec is not None:
+                    found[spec.transaction_id] = LoadedTransaction(spec=spec)
+        self._load_parts(names, found, ended)
+        return list(found.values()), folded
+
+    def load_folded(self) -> list[Decision]:
+        """Read the folded decisions; raises `CorruptDataError`."""
+        value = self._read(OUTCOMES_FILE, _OUTCOMES_KIND)
+        try:
+            self._folded = int(value.get("folded", 0))
+            if "truncated" in value:
+                self._truncated = _truncated_from_json(value["truncated"])
+            return [Decision.from_json(decision) for decision in value["decisions"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptDataError(
+                f"{self.directory / OUTCOMES_FILE} holds no outcomes: {error!r}"
+            ) from error
+
+    def load_decision(self, name: str) -> Decision:
+        """Read one decision; raises `CorruptDataError`."""
+        value = self._read(name, _DECISION_KIND)
+        try:
+            decision = Decision.from_json(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptDataError(
+                f"{self.directory / name} holds no decision: {error!r}"
+            ) from error
+        if decision.spec.transaction_id != name.removesuffix(DECISION_SUFFIX):
+            raise CorruptDataError(
+                f"{self.directory / name} is of transaction {decision.spec.transaction_id}"
+            )
+        return decision
+
+    @property
+    def folded(self) -> int:
+        """The number up to which decisions are folded, once `load_folded` was called."""
+        return self._folded
+
+    def _numbered(self, own: list[Decision]) -> list[Decision]:
+        """Number and seal the decisions of a release that had no numbers."""
+        numbered = []
+        ordered = sorted(own, key=lambda d: (d.number or sys.maxsize, d.result.timestamp_us))
+        for number, decision in enumerate(ordered, self._folded + 1):
+            numbered.append(replace(decision, number=number))
+            self.decide(numbered[-1])
+        return numbered
+
+    def load_open(self, name: str) -> TransactionSpec:
+        """Read what an open transaction is to do; raises `CorruptDataError`."""
+        value = self._read(name, _OPEN_KIND)
+        try:
+            spec = TransactionSpec.from_json(value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError(
+                f"{self.directory / name} describes no transaction: {error!r}"
+            ) from error
+        if spec.transaction_id != name.removesuffix(OPEN_SUFFIX):
+            raise CorruptDataError(
+                f"{self.directory / name} is of transaction {spec.transaction_id}"
+            )
+        return spec
+
+    def _open_spec(self, name: str, *, has_parts: bool) -> TransactionSpec | None:
+        try:
+            spec = self.load_open(name)
+            if self.is_former:
+                self._write_json(name, _OPEN_KIND, spec.to_json())
+            return spec
+        except CorruptDataError as error:
+            _logger.warning("event=transaction_unreadable file=%s why=%r", name, error.message)
+            if not has_parts:
+                # Cut off by a crash before its begin was answered: nobody knows its id.
+                self._remove([name])
+            return None
+
+    def _load_parts(
+        self, names: Iterable[str], found: Mapping[str, LoadedTransaction], ended: Collection[str]
+    ) -> None:
+        for name in names:
+            if name.endswith(".tmp"):
+                self._remove([name])
+            if not name.endswith(PART_SUFFIX):
+                continue
+            transaction_id, part_id, _ = name.split(".")
+            transaction = found.get(transaction_id)
+            if transaction is None:
+                if transaction_id in ended:
+                    self._remove([name])
+                else:
+                    # What it belongs to was dropped, or lost its file.
+                    _logger.warning("event=part_without_transaction file=%s", name)
+                continue
+            try:
+                part = self.open_part(transaction_id, part_id)
+            except CorruptDataError as error:
+                if transaction.decision is None:
+                    _logger.warning("event=part_dropped file=%s why=%r", name, error.message)
+                    self._remove([name])
+                    continue
+                raise
+            size = PartSize(row_count=part.row_count, size_bytes=part.size_bytes)
+            transaction.parts[part_id] = size
+
+    def _open_file(self, transaction_id: str) -> Path:
+        return self.directory / f"{transaction_id}{OPEN_SUFFIX}"
+
+    def _part(self, transaction_id: str, part_id: str) -> Path:
+        return self.directory / f"{transaction_id}.{part_id}{PART_SUFFIX}"
+
+    def _identity(self, kind: str) -> StateIdentity:
+        return StateIdentity(kind=kind, service_id=self._service_id, table_id=self.table_id)
+
+    def _write_json(self, name: str, kind: str, value: Mapping[str, Any]) -> None:
+        self._replace(name, kind, value)
+        with _failing("write to", self.directory / name):
+            self._filesystem.sync_directory(self.directory)
+
+    def _replace(self, name: str, kind: str, value: Mapping[str, Any]) -> None:
+        """Write a file whose name the caller makes durable."""
+        path = self.directory / name
+        with _failing("write to", path):
+            replace_durably(self._filesystem, path, [seal(self._identity(kind), value)])
+
+    def _read_json(self, name: str, kind: str) -> dict[str, Any]:
+        path = self.directory / name
+        data = self._filesystem.read(path, bytes_max=_JSON_BYTES_MAX)
+        identity = self._identity(kind)
+        return unseal(data, identity, where=str(path), is_former=self.is_former)
+
+    def _read(self, name: str, kind: str) -> dict[str, Any]:
+        try:
+            return self._read_json(name, kind)
+        except FileNotFoundError as error:
+            raise CorruptDataError(f"{self.directory / name} is missing") from error
+        except OSError as error:
+            raise CorruptDataError(f"{self.directory / name} is unreadable: {error}") from error
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Delete files; those that cannot be deleted are found again at the next start."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._filesystem.remove(self.directory / name)
+
+
+def next_decision_number(own: Iterable[Decision], *, folded: int, where: Path) -> int:
+    """Return the number of the next decision; raises `CorruptDataError` if one is missing."""
+    following = sorted(decision.number for decision in own if decision.number > folded)
+    for expected, number in enumerate(following, folded + 1):
+        if number != expected:
+            raise CorruptDataError(
+                f"{where}: decision number {expected} of the table's transactions is missing, or"
+                f" {OUTCOMES_FILE} is an old version"
+            )
+    return folded + len(following) + 1
+
+
+def _truncated_to_json(offsets: Mapping[int, int], timestamp_us: int) -> dict[str, Any]:
+    return {"offsets": {str(b): o for b, o in offsets.items()}, "timestamp_us": timestamp_us}
+
+
+def _truncated_from_json(value: Mapping[str, Any]) -> tuple[dict[int, int], int]:
+    try:
+        return {int(b): int(o) for b, o in value["offsets"].items()}, int(value["timestamp_us"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataError(f"no offsets at which rows begin: {error!r}") from error
+
+
+@contextlib.contextmanager
+def _failing(what: str, where: Path) -> Any:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailedError(
+            f"cannot {what} {where.name}: {error.strerror or error}; nothing was stored"
+        ) from error

@@ -1,0 +1,221 @@
+"""Deciding transactions of one table and carrying decisions out, one at a time.
+
+Event loop only. The order of a commit, each step durable before the next:
+
+1. the table's write gate is held: nothing else is written to the table until the end
+2. everything that could refuse the transaction is looked at
+3. `decision`: from here on the transaction happens, whatever breaks
+4. its rows are stored, piece by piece, in the logs (and applied to the rows by key), not visible
+5. `outcome`: the decision is replaced by where the rows are
+6. all buckets become visible in one step, and the gate opens
+7. the staged files are deleted
+
+A start of the service goes on at step 4 with what was decided, before the table is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.open_transaction import (
+    OpenTransaction,
+    digest_of,
+)
+from streamhouse.storage_service.engine.transactions.transaction_commit import (
+    CommitServices,
+    TransactionCommit,
+)
+from streamhouse.storage_service.engine.transactions.transaction_decision import check_and_start
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    TransactionFiles,
+)
+from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
+from streamhouse.storage_service.errors import (
+    InternalError,
+    StorageFailedError,
+    StreamhouseError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.log.staged_part import StagedPart
+from streamhouse.storage_service.model.transaction import (
+    CommitResult,
+    TransactionOperation,
+    TransactionStatus,
+)
+
+__all__ = ["TransactionRunner"]
+
+_logger = logging.getLogger(__name__)
+
+
+class TransactionRunner:
+    """See the module."""
+
+    def __init__(
+        self,
+        table: OpenTable,
+        files: TransactionFiles,
+        outcomes: TransactionOutcomes,
+        *,
+        config: ServiceConfig,
+        services: CommitServices,
+    ) -> None:
+        self._table = table
+        self._files = files
+        self._outcomes = outcomes
+        self._config = config
+        self._services = services
+        self._run_blocking = services.run_blocking
+
+    async def commit(
+        self, transaction: OpenTransaction, *, on_outcome: Callable[[Decision], None]
+    ) -> CommitResult:
+        """Commit the named parts; `on_outcome` is called before the next commit can begin.
+
+        UnknownOutcomeError says that only a restart goes on; any other error that nothing happened.
+        """
+        self._table.gate.check_open()
+        async with self._table.gate.alone():
+            self._table.gate.check_open()
+            parts = await self._run_blocking(self._open_parts, transaction)
+            decision = await self._decide(transaction, parts)
+            try:
+                outcome = await self._carry_out(transaction, decision, parts)
+            except StreamhouseError as error:
+                raise self._given_up(transaction, error) from error
+            except Exception as error:
+                _logger.exception("event=bug table=%s", self._table.path)
+                bug = InternalError("the commit met a bug; the service's log says which")
+                raise self._given_up(transaction, bug) from error
+            on_outcome(outcome)
+            return outcome.result
+
+    async def redo(self, transaction: OpenTransaction) -> Decision:
+        """Complete what was decided before the service ended."""
+        assert transaction.decision is not None
+        parts = await self._run_blocking(self._open_parts, transaction)
+        outcome = await self._carry_out(transaction, transaction.decision, parts)
+        _logger.info(
+            "event=transaction_completed table=%s transaction=%s rows=%d",
+            self._table.path,
+            transaction.transaction_id,
+            outcome.result.row_count,
+        )
+        return outcome
+
+    async def load_truncated(self, decisions: Iterable[Decision | None]) -> None:
+        """Truncate the table as the last overwrite left it, `decisions` being those on disk."""
+        offsets, timestamp_us = await self._run_blocking(self._files.load_truncated)
+        self._table.truncate(offsets, timestamp_us=timestamp_us)
+        for decision in decisions:
+            if decision is not None and decision.result.status is TransactionStatus.COMMITTED:
+                # Of the last overwrite only this may know where the rows begin.
+                self._table.truncate(
+                    decision.truncated_offsets, timestamp_us=decision.result.timestamp_us
+                )
+        if self._table.truncated_offsets != offsets:
+            await self._run_blocking(
+                self._files.save_truncated,
+                self._table.truncated_offsets,
+                self._table.truncated_at_us,
+            )
+
+    def _open_parts(self, transaction: OpenTransaction) -> list[StagedPart]:
+        return [
+            self._files.open_part(transaction.transaction_id, part) for part in transaction.named
+        ]
+
+    async def _decide(self, transaction: OpenTransaction, parts: Sequence[StagedPart]) -> Decision:
+        """Check what can be checked, then make it durable that the transaction happens."""
+        spec = transaction.spec
+        decision = Decision(
+            spec=spec,
+            parts=(),
+            parts_digest=digest_of(transaction.named),
+            starts={},
+            result=CommitResult(
+                status=TransactionStatus.SKIPPED, ranges={}, row_count=0, timestamp_us=clock_us()
+            ),
+        )
+        if not self._outcomes.is_stale(spec.app_id, spec.version):
+            starts = await check_and_start(
+                self._table, spec, parts, config=self._config, run_blocking=self._run_blocking
+            )
+            row_count = sum(part.row_count for part in parts)
+            committing = replace(
+                decision.result,
+                status=TransactionStatus.COMMITTING,
+                row_count=row_count,
+                # All its rows have this time: no cut by time has a part of a transaction.
+                timestamp_us=max(tablet.now_us() for tablet in self._table.tablets),
+            )
+            is_overwrite = spec.operation is TransactionOperation.OVERWRITE
+            decision = replace(
+                decision,
+                parts=transaction.named,
+                starts=starts,
+                result=committing,
+                is_truncating=is_overwrite and self._table.key_writer is None,
+            )
+        decision = replace(decision, number=self._files.next_number)
+        try:
+            await self._run_blocking(self._files.decide, decision)
+        except UnknownOutcomeError as error:
+            raise self._given_up(transaction, error) from error
+        return decision
+
+    async def _carry_out(
+        self, transaction: OpenTransaction, decision: Decision, parts: Sequence[StagedPart]
+    ) -> Decision:
+        """Store what is decided, remember that it is stored, show it; return the outcome."""
+        if decision.result.status is not TransactionStatus.COMMITTING:
+            return decision
+        transaction.progress.row_count = decision.result.row_count
+        commit = TransactionCommit(
+            self._table,
+            decision,
+            parts,
+            services=self._services,
+            progress=transaction.progress,
+        )
+        ranges = await commit.store()
+        result = replace(
+            decision.result,
+            status=TransactionStatus.COMMITTED,
+            ranges=ranges,
+        )
+        outcome = replace(decision, parts=(), result=result)
+        # Before it is visible: others write after that, and a redo must never follow them.
+        await commit.until_stored(lambda: self._run_blocking(self._files.decide, outcome))
+        if outcome.is_truncating:
+            # Before the outcome may be forgotten.
+            await commit.until_stored(
+                lambda: self._run_blocking(
+                    self._files.save_truncated, outcome.truncated_offsets, result.timestamp_us
+                )
+            )
+        # First what goes, for those who read while this runs, on other threads.
+        self._table.truncate(outcome.truncated_offsets, timestamp_us=result.timestamp_us)
+        commit.publish()
+        return outcome
+
+    def _given_up(
+        self, transaction: OpenTransaction, error: StreamhouseError
+    ) -> UnknownOutcomeError:
+        """Close the table to writes: it may have a part of a decided transaction."""
+        given_up = UnknownOutcomeError(
+            f"table '{self._table.path}': transaction {transaction.transaction_id} is decided, but"
+            f" completed only by the next start of the service, and until then the table takes no"
+            f" writes: {error.message}"
+        )
+        _logger.error("event=commit_interrupted why=%r", given_up.message)
+        transaction.progress.trouble = error.message
+        # Of others nothing is stored, which is no unknown outcome.
+        self._table.gate.refuse(StorageFailedError(given_up.message))
+        return given_up

@@ -1,0 +1,193 @@
+"""Deleting the rows of primary key tables that nobody has written for `table.datalake.ttl`.
+
+They are deleted as anybody's delete does it: a `-D` in the changelog, which lookups, streams, both
+lake layouts and the full history follow by what they do anyway. A delete is planned between other
+writes and takes effect only if the row still has the old version then, so that no row is lost that
+was written meanwhile. After a crash what was not deleted yet is found again.
+
+A row leaves once it has reached its time, at most a tenth of that later if the disk keeps up: a
+look at all rows of a bucket is worth its price only now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary
+
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.keys.key_request import KeyWrite, delete_of, halves
+from streamhouse.storage_service.engine.keys.key_writes import write_keys
+from streamhouse.storage_service.engine.keys.older_keys import older_keys
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
+from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
+
+__all__ = ["ExpiryObserver", "RowExpiry"]
+
+_logger = logging.getLogger(__name__)
+
+_LOOKS_PER_TTL: Final = 24
+# Looking takes at most this part of the time, whatever the time to live.
+_BUSY_PART_MAX: Final = 0.02
+# Other writes have their turn after so much, which takes some milliseconds.
+_PIECE_BYTES: Final = 256 << 10
+
+
+class ExpiryObserver(Protocol):
+    """Told of what was deleted, on the event loop."""
+
+    def rows_expired(self, count: int) -> None:
+        """Count rows that were deleted because of their age."""
+
+
+@dataclass
+class _Looked:
+    """What is known of one table since its time to live is `ttl_ms`."""
+
+    ttl_ms: int
+    ages: RowAges
+    next_s: float = 0.0
+    ends: dict[int, int] = field(default_factory=dict)
+    """bucket -> below which offset every row was looked at."""
+    deleted: int = 0
+    looking_s: float = 0.0
+    """What the last look did."""
+
+
+class RowExpiry:
+    """Looks after all tables of one service. Event loop only."""
+
+    def __init__(
+        self,
+        *,
+        tables: Callable[[], Iterable[OpenTable]],
+        ages_file: Callable[[OpenTable], StateFile],
+        check_room: Callable[[], None],
+        run_blocking: RunBlocking,
+        clock_us: Callable[[], int],
+        observer: ExpiryObserver,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tables = tables
+        self._ages_file = ages_file
+        self._check_room = check_room
+        self._run_blocking = run_blocking
+        self._clock_us = clock_us
+        self._observer = observer
+        self._monotonic_s = monotonic_s
+        self._looked: WeakKeyDictionary[OpenTable, _Looked] = WeakKeyDictionary()
+
+    async def run(self, *, interval_ms: int) -> None:
+        """Look each `interval_ms`, for ever."""
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            await self.look()
+
+    async def look(self) -> None:
+        """Delete what has reached its time in the tables that are due."""
+        for table in tuple(self._tables()):
+            ttl_ms = table.properties.datalake_ttl_ms
+            if ttl_ms is None or table.key_writer is None or table.lake.diverged:
+                continue
+            try:
+                await self._look_at(table, ttl_ms)
+            except StreamhouseError as error:
+                if not table.is_dropped:
+                    _logger.warning("event=expiry_failed table=%s why=%r", table.path, error)
+            except Exception as error:  # outermost loop: other tables go on
+                _logger.error("event=bug table=%s", table.path, exc_info=error)
+
+    async def _look_at(self, table: OpenTable, ttl_ms: int) -> None:
+        looked = self._looked.get(table)
+        if looked is None or looked.ttl_ms != ttl_ms:
+            ages = await self._run_blocking(RowAges, self._ages_file(table))
+            looked = self._looked[table] = _Looked(ttl_ms, ages)
+        now_us, age_us = self._clock_us(), ttl_ms * 1_000
+
+        def advance() -> None:
+            looked.ages.advance(table.tablets, now_us=now_us, age_us=age_us)
+
+        # Nothing may be lost of what the log knows, whether or not it is time to look.
+        await self._run_blocking(advance)
+        if self._monotonic_s() < looked.next_s:
+            return
+        ends = await self._run_blocking(_ends_before, table, looked.ages, now_us - age_us)
+        due = {b: end for b, end in ends.items() if end > looked.ends.get(b, 0)}
+        if not due:
+            return
+        await self._sweep_all(table, looked, due)
+
+    async def _sweep_all(self, table: OpenTable, looked: _Looked, due: Mapping[int, int]) -> None:
+        """Sweep the buckets of `due` up to their ends; raises when all had their turn."""
+        looked.deleted, looked.looking_s = 0, 0.0
+        failed: StreamhouseError | None = None
+        for bucket, end in due.items():
+            try:
+                await self._sweep(table, looked, bucket, end)
+            except StreamhouseError as error:
+                # One that takes no writes keeps no other from its turn.
+                failed = failed or error
+                continue
+            if not _is_asked_for(table, looked.ttl_ms):
+                break
+            looked.ends[bucket] = end
+        else:
+            # Only of looking there can be less: the rows that are old are deleted once, whenever.
+            pause_s = looked.looking_s / _BUSY_PART_MAX
+            if failed is None:
+                pause_s = max(looked.ttl_ms / 1_000 / _LOOKS_PER_TTL, pause_s)
+            looked.next_s = self._monotonic_s() + pause_s
+        if looked.deleted:
+            _logger.info("event=expired table=%s rows=%d", table.path, looked.deleted)
+        if failed is not None:
+            raise failed
+
+    async def _sweep(self, table: OpenTable, looked: _Looked, bucket: int, end: int) -> None:
+        """Delete every row of a bucket that has a version below `end`, while that is asked for."""
+        assert table.key_writer is not None
+        self._check_room()
+        rows = table.key_buckets[bucket].rows
+        pieces = older_keys(table.key_writer, rows, end, bytes_max=_PIECE_BYTES)
+        async with contextlib.aclosing(pieces):
+            while True:
+                started_s = self._monotonic_s()
+                keys = await anext(pieces, None)
+                looked.looking_s += self._monotonic_s() - started_s
+                # The owner may have said otherwise while rows were looked at.
+                if keys is None or not _is_asked_for(table, looked.ttl_ms):
+                    return
+                if keys.num_rows:
+                    self._check_room()
+                    count = await _delete(table, delete_of(bucket, keys, written_below=end))
+                    self._observer.rows_expired(count)
+                    looked.deleted += count
+
+
+def _is_asked_for(table: OpenTable, ttl_ms: int) -> bool:
+    return table.properties.datalake_ttl_ms == ttl_ms and not table.is_dropped
+
+
+def _ends_before(table: OpenTable, ages: RowAges, old_us: int) -> dict[int, int]:
+    return {
+        bucket: ages.end_before(bucket, tablet, old_us)
+        for bucket, tablet in enumerate(table.tablets)
+    }
+
+
+async def _delete(table: OpenTable, write: KeyWrite) -> int:
+    try:
+        appended = await write_keys(table, [write], columns=None, writer_id=0)
+    except RequestTooLargeError:
+        # A delete carries its row into the changelog.
+        if write.rows.num_rows == 1:
+            raise
+        return sum([await _delete(table, half) for half in halves(write)])
+    start, end = appended.ranges[write.bucket]
+    return end - start

@@ -1,1 +1,0 @@
-"""Tables as running things: their logs, lake state, waiters, retention and tiering rounds."""

@@ -1,0 +1,139 @@
+"""Which rows retention deletes: old ones, and only those that the lake has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.retention import apply_retention, run_retention
+from streamhouse.storage_service.model.lake import SideLakeState
+from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
+
+DAY_US = 86_400_000_000
+
+
+async def _filled(manager: TabletManager, **properties: str) -> OpenTable:
+    """A table with three appends of 3,000 rows, each in a segment of its own."""
+    table = await manager.create_table(
+        table_descriptor(
+            properties={"table.log.segment-bytes": "64kb", "table.log.ttl": "1d", **properties}
+        )
+    )
+    for _ in range(3):
+        await manager.append(table, [routed(0, event_rows(0, 3_000))], writer_id=0)
+    return table
+
+
+async def _tier(
+    manager: TabletManager, table: OpenTable, offset: int, *, batch: int | None = None
+) -> None:
+    claim = await manager.tiering.claim("w", tables=[table], force=True)
+    assert claim.assignment is not None
+    await manager.tiering.complete(
+        table,
+        table_id=table.info.table_id,
+        epoch=claim.assignment.epoch,
+        snapshot_id=offset,
+        table_uuid="u",
+        tiered_offsets={0: offset},
+        batch=None
+        if batch is None
+        else SideLakeState(snapshot_id=batch, table_uuid="b", tiered_offsets={0: batch}),
+    )
+
+
+async def _apply(manager: TabletManager, table: OpenTable, *, age_us: int) -> int:
+    return await apply_retention(
+        table, now_us=clock_us() + age_us, run_blocking=manager._run_blocking
+    )
+
+
+def test_rows_that_are_not_tiered_stay_however_old_they_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = await _filled(manager)
+
+            assert await _apply(manager, table, age_us=100 * DAY_US) == 0
+            await _tier(manager, table, 4_000)
+            assert await _apply(manager, table, age_us=100 * DAY_US) == 1
+
+            # Offset 4,000 lies in the second segment, which therefore stays.
+            assert table.tablet(0).log_start_offset == 3_000
+
+    asyncio.run(scenario())
+
+
+def test_tiered_rows_stay_until_their_time_is_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = await _filled(manager)
+            await _tier(manager, table, 9_000)
+
+            assert await _apply(manager, table, age_us=DAY_US // 2) == 0
+            assert await _apply(manager, table, age_us=2 * DAY_US) == 3
+
+            assert table.tablet(0).log_start_offset == table.tablet(0).high_watermark == 9_000
+
+    asyncio.run(scenario())
+
+
+def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = await _filled(manager, **{"table.datalake.enabled": "false"})
+
+            assert await _apply(manager, table, age_us=2 * DAY_US) == 3
+
+            appended = await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+            assert appended.ranges == {0: (9_000, 9_001)}
+
+    asyncio.run(scenario())
+
+
+def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
+    class Observer:
+        def __init__(self) -> None:
+            self.counted: asyncio.Queue[int] = asyncio.Queue()
+
+        def segments_deleted(self, count: int) -> None:
+            self.counted.put_nowait(count)
+
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            table = await _filled(manager)
+            await _tier(manager, table, 9_000)
+            observer = Observer()
+            loop = asyncio.ensure_future(
+                run_retention(
+                    manager.open_tables,
+                    run_blocking=manager._run_blocking,
+                    clock_us=lambda: clock_us() + 2 * DAY_US,
+                    interval_ms=1,
+                    observer=observer,
+                    changing_files=manager.changing_files,
+                )
+            )
+
+            assert await asyncio.wait_for(observer.counted.get(), 10) == 3
+            loop.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_rows_that_the_batch_layout_lacks_stay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_manager(tmp_path) as manager:
+            layout = {"table.datalake.batch-layout.sort": "id"}
+            table = await _filled(manager, **layout)
+
+            await _tier(manager, table, 9_000)
+            assert await _apply(manager, table, age_us=100 * DAY_US) == 0
+            await _tier(manager, table, 9_000, batch=3_000)
+            assert await _apply(manager, table, age_us=100 * DAY_US) == 1
+
+            assert table.tablet(0).log_start_offset == 3_000
+
+    asyncio.run(scenario())

@@ -1,0 +1,80 @@
+"""Marks of how old rows are, beside clocks that are set back and logs that are cut meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.engine import opener as table_opener
+from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
+from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, run
+from tests.support.in_process_service import table_descriptor
+from tests.support.state_files import content_of, state_file
+
+START_US = 1_800_000_000_000_000
+MINUTE_US = 60_000_000
+
+
+def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_us = START_US
+    monkeypatch.setattr(table_opener, "clock_us", lambda: now_us)
+
+    async def scenario(world: ExpiryWorld) -> None:
+        nonlocal now_us
+        table = await world.table()
+        (tablet,) = table.tablets
+        ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
+        await world.upsert(table, [0])
+        # The marks are made while the clock is a year ahead, but nothing is written then.
+        year_us = 365 * 24 * HOUR_US
+        monkeypatch.setattr(tablet, "now_us", lambda: now_us + year_us)
+        ages.advance(table.tablets, now_us=now_us + year_us, age_us=HOUR_US)
+        monkeypatch.setattr(tablet, "now_us", lambda: now_us)
+        # And the log forgets everything at once.
+        monkeypatch.setattr(tablet, "offset_for_timestamp", lambda _: tablet.log_start_offset)
+        for minute in range(1, 120):
+            now_us = START_US + minute * MINUTE_US
+            await world.upsert(table, [minute])
+            ages.advance(table.tablets, now_us=now_us, age_us=HOUR_US)
+
+        times = [time_us for time_us, _ in content_of(tmp_path / "ages.json")["0"]]
+        assert all(a < b for a, b in itertools.pairwise(times))
+        # Minute 59 is an hour ago; a mark may be missing in between.
+        assert ages.end_before(0, tablet, now_us - HOUR_US) in (58, 59)
+
+    run(tmp_path, scenario)
+
+
+def test_a_log_that_is_cut_while_its_ages_are_read_is_read_again_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: ExpiryWorld) -> None:
+        table = await world.manager.create_table(
+            table_descriptor("default.db", primary_key=("id",), bucket_count=2, properties=TTL)
+        )
+        cut, whole = table.tablets
+        for bucket in (0, 1):
+            await world.upsert(table, range(5), bucket=bucket)
+        monkeypatch.setattr(cut, "read", _refuse)
+        monkeypatch.setattr(type(cut), "log_start_offset", property(lambda t: 2 * (t is cut)))
+        ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
+        far_us = START_US * 2
+        ages.advance(table.tablets, now_us=START_US, age_us=HOUR_US)
+        monkeypatch.setattr(cut, "offset_for_timestamp", lambda _: 2)
+        assert ages.end_before(0, cut, far_us) == 0
+        assert ages.end_before(1, whole, far_us) == 5
+
+        monkeypatch.undo()
+        ages.advance(table.tablets, now_us=START_US, age_us=HOUR_US)
+        assert ages.end_before(0, cut, far_us) == 5
+
+    run(tmp_path, scenario)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise OffsetOutOfRangeError("offset 2 is outside the stored range")
