@@ -1,1 +1,1 @@
-"""Tables as running things: their rooms are the directory, keys, transactions, tiering desk, upkeep."""
+"""Tables as running things; each room of theirs says in its first line what it is for."""

@@ -23,12 +23,26 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
-from streamhouse.storage_service.server.access import is_about_service
-from streamhouse.storage_service.server.answer_memory import SMALL_ANSWER_BYTES
-from streamhouse.storage_service.server.append_route import answer_append
-from streamhouse.storage_service.server.control_plane import build_control_plane
-from streamhouse.storage_service.server.fetch_route import answer_fetch
-from streamhouse.storage_service.server.http_exchange import (
+from streamhouse.storage_service.server.access.access import is_about_service
+from streamhouse.storage_service.server.control.control_plane import build_control_plane
+from streamhouse.storage_service.server.control.iceberg_route import (
+    IcebergRoutes,
+    answer_iceberg_error,
+)
+from streamhouse.storage_service.server.data.append_route import answer_append
+from streamhouse.storage_service.server.data.fetch_route import answer_fetch
+from streamhouse.storage_service.server.data.key_read_route import (
+    answer_count,
+    answer_lookup,
+    answer_prefix_lookup,
+    answer_row,
+    row_in_memory,
+)
+from streamhouse.storage_service.server.data.key_write_route import answer_delete, answer_upsert
+from streamhouse.storage_service.server.data.stage_route import answer_stage
+from streamhouse.storage_service.server.data.subscribe_route import answer_subscribe
+from streamhouse.storage_service.server.http.answer_memory import SMALL_ANSWER_BYTES
+from streamhouse.storage_service.server.http.http_exchange import (
     EXCHANGE_KEY,
     ClientGone,
     HttpExchange,
@@ -37,23 +51,9 @@ from streamhouse.storage_service.server.http_exchange import (
     Scope,
     Send,
 )
-from streamhouse.storage_service.server.iceberg_route import (
-    IcebergRoutes,
-    answer_iceberg_error,
-)
-from streamhouse.storage_service.server.key_read_route import (
-    answer_count,
-    answer_lookup,
-    answer_prefix_lookup,
-    answer_row,
-    row_in_memory,
-)
-from streamhouse.storage_service.server.key_write_route import answer_delete, answer_upsert
-from streamhouse.storage_service.server.log_format import REQUEST_ID
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.stage_route import answer_stage
-from streamhouse.storage_service.server.status_page import STATUS_PAGE_PATH
-from streamhouse.storage_service.server.subscribe_route import answer_subscribe
+from streamhouse.storage_service.server.status.log_format import REQUEST_ID
+from streamhouse.storage_service.server.status.status_page import STATUS_PAGE_PATH
 
 __all__ = ["ServiceApp"]
 

@@ -28,13 +28,13 @@ from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
-from streamhouse.storage_service.server.http_protocol import bounded_protocol
-from streamhouse.storage_service.server.loop_lag import measure_loop_lag
-from streamhouse.storage_service.server.metrics import ServiceMetrics
-from streamhouse.storage_service.server.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.tls import tls_context
+from streamhouse.storage_service.server.http.tls_listener import TlsListener
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.tls import tls_context
-from streamhouse.storage_service.server.tls_listener import TlsListener
+from streamhouse.storage_service.server.status.loop_lag import measure_loop_lag
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["run_service"]
 

@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.server.grants import token_hash
+from streamhouse.storage_service.server.access.grants import token_hash
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows

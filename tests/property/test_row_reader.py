@@ -20,7 +20,7 @@ from streamhouse.storage_service.model.far_times import arrow_value
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.server.json_row import json_writers, key_reader, row_to_json
+from streamhouse.storage_service.server.data.json_row import json_writers, key_reader, row_to_json
 from tests.support.kv_rows import random_batch, random_keys, random_rules
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
-from streamhouse.storage_service.server.grants import token_hash
+from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.server.tls import certificate_fingerprint
+from streamhouse.storage_service.server.http.tls import certificate_fingerprint
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.service_process import ServiceProcess
 

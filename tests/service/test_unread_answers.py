@@ -16,7 +16,7 @@ import pytest
 import urllib3
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.server.grants import token_hash
+from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.in_process_service import append_body
 from tests.support.service_process import ServiceProcess
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from streamhouse.storage_service.server.http_exchange import ABORT_KEY, Message, Scope
+from streamhouse.storage_service.server.http.http_exchange import ABORT_KEY, Message, Scope
 
 __all__ = ["AsgiAnswer", "AsgiCall"]
 

@@ -16,7 +16,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.row_expiry import ExpiryObserver, RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
-from streamhouse.storage_service.server.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
 __all__ = ["HOUR_US", "TTL", "ExpiryWorld", "expiry_of", "ids_of", "run"]

@@ -19,8 +19,8 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.app import ServiceApp
-from streamhouse.storage_service.server.metrics import ServiceMetrics
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 

@@ -24,7 +24,7 @@ from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCata
 from streamhouse.storage_service.rest_catalog.live_tables import LiveTable
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
-from streamhouse.storage_service.server.iceberg_errors import iceberg_error
+from streamhouse.storage_service.server.control.iceberg_errors import iceberg_error
 from tests.support.fake_tiering_service import FakeTieringService
 from tests.support.tiering_world import TieringWorld
 

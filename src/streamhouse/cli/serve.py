@@ -199,7 +199,7 @@ def command(
     # Not at the top: a wrong option is told before all of the service is imported.
     from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
     from streamhouse.storage_service.server.listener import run_service
-    from streamhouse.storage_service.server.log_format import configure_logging
+    from streamhouse.storage_service.server.status.log_format import configure_logging
 
     configure_logging(log_level)
 
@@ -226,7 +226,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
-    from streamhouse.storage_service.server.tls import certificate_fingerprint
+    from streamhouse.storage_service.server.http.tls import certificate_fingerprint
     from streamhouse.tiering.embedded import EmbeddedTieringWorker
 
     if config.tls_certificate_file is not None:

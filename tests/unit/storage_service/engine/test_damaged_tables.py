@@ -16,7 +16,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
 )
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.server.iceberg_route import ServiceTables
+from streamhouse.storage_service.server.control.iceberg_route import ServiceTables
 from tests.support.in_process_service import (
     InProcessService,
     event_rows,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamhouse.storage_service.errors import OverloadedError
-from streamhouse.storage_service.server.fair_turns import SHARE
+from streamhouse.storage_service.server.http.fair_turns import SHARE
 from tests.support.asgi_call import AsgiCall
 from tests.support.in_process_service import (
     EVENTS,

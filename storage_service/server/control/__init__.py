@@ -1,0 +1,1 @@
+"""The control routes: tables, transactions, tiering, backups, and the Iceberg catalog."""

@@ -1,0 +1,229 @@
+"""The routes below `/iceberg`: the Iceberg REST catalog, answered on threads of their own.
+
+Catalogs, object stores and the Iceberg library block, so the event loop only hands requests over.
+The library is loaded, and the threads are started, by the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote
+
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    StreamhouseError,
+    UnauthorizedError,
+)
+from streamhouse.storage_service.model.lake import REST_CATALOG_PATH, VIA_HEADER
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.rest_catalog.live_tables import LiveTable
+from streamhouse.storage_service.rest_catalog.rest_request import (
+    RestAnswer,
+    RestRequest,
+)
+from streamhouse.storage_service.server.control.iceberg_errors import iceberg_error
+from streamhouse.storage_service.server.http.http_exchange import JSON, HttpExchange
+from streamhouse.storage_service.server.service import Service
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+
+__all__ = ["IcebergRoutes", "ServiceTables", "answer_iceberg_error"]
+
+_VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
+_SERVICES_PASSED_MAX: Final = 16
+
+
+class IcebergRoutes:
+    """Hands requests to the REST catalog; refuses them when too many are waiting."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._api: RestCatalogApi | None = None
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answer one request below `/iceberg`."""
+        exchange.route = "iceberg"
+        path = self._path(exchange)
+        via = self._services_passed(exchange)
+        async with self._service.control_body(exchange, content_type=_content_type(path)) as body:
+            await self._answer(exchange, self._request(exchange, path, via, body))
+
+    async def _answer(self, exchange: HttpExchange, request: RestRequest) -> None:
+        config = self._service.config
+        if self._service.catalog_requests >= config.catalog_requests_max:
+            raise OverloadedError(
+                f"{config.catalog_requests_max} requests to the lake catalog are in progress"
+                " (catalog_requests_max); try again later"
+            )
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
+        tables = ServiceTables(self._service)
+        self._service.catalog_requests += 1
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._blocking_answer, request, tables
+            )
+        finally:
+            self._service.catalog_requests -= 1
+        if request.method == "HEAD" or answer.status == 204:
+            await _answer_empty(exchange, answer.status)
+        else:
+            # Few are built at once: as many as there are threads.
+            self._service.answers.hold_built(
+                exchange, len(answer.body), is_done=exchange.is_changing
+            )
+            await exchange.answer(answer.status, b"application/json", [answer.body])
+
+    def _path(self, exchange: HttpExchange) -> str:
+        if not exchange.raw_path.startswith(_VERSION_PATH):
+            raise NotFoundError(
+                f"there is no route {exchange.path[:200]}; the REST catalog's routes begin with"
+                f" {_VERSION_PATH}"
+            )
+        return exchange.raw_path[len(_VERSION_PATH) :]
+
+    def _request(
+        self, exchange: HttpExchange, path: str, via: tuple[str, ...], body: bytes
+    ) -> RestRequest:
+        pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        delegation = exchange.header(b"x-iceberg-access-delegation") or b""
+        return RestRequest(
+            method=exchange.method,
+            segments=tuple(unquote(part) for part in path.split("/")),
+            query=dict(pairs),
+            wants_credentials=b"vended-credentials" in delegation
+            and exchange.caller.may_read_secrets(),
+            sees=exchange.caller.sees_database,
+            body=body,
+            via=via,
+        )
+
+    def _services_passed(self, exchange: HttpExchange) -> tuple[str, ...]:
+        """Return which services the request came through; raises if this one is among them."""
+        text = (exchange.header(VIA_HEADER.encode()) or b"").decode("latin-1")
+        passed = tuple(name.strip() for name in text.split(",") if name.strip())
+        own = self._service.manager.service_id
+        if passed[-1:] == (own,):
+            raise InvalidRequestError(
+                "the catalog of this service is this service itself: give --catalog-property that"
+                " lead elsewhere; for workers that go through the service, --catalog-access service"
+            )
+        if own in passed:
+            between = ", ".join(passed[passed.index(own) + 1 :])
+            raise InvalidRequestError(
+                f"the catalog of service {own} leads back to it, through {between}: give one of"
+                " these services --catalog-property that lead elsewhere"
+            )
+        if len(passed) >= _SERVICES_PASSED_MAX or not all(map(str.isalnum, passed)):
+            raise InvalidRequestError(
+                f"{VIA_HEADER} must name less than {_SERVICES_PASSED_MAX} services by their ids"
+            )
+        return passed
+
+    def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
+        with self._lock:
+            if self._api is None:
+                from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+
+                config = self._service.config
+                self._api = RestCatalogApi(
+                    config.lake_catalog(),
+                    service_id=tables.service_id,
+                    data_directory=str(config.data_dir.absolute()),
+                )
+        return self._api.answer(request, tables)
+
+    def close(self) -> None:
+        """Wait for the requests in progress and close the catalog."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        if self._api is not None:
+            self._api.close()
+
+
+class ServiceTables:
+    """The service's tables for one request. Made on the event loop, asked on other threads.
+
+    What is read there are single values that the event loop replaces as a whole.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service_id = service.manager.service_id
+        self._by_id: Mapping[int, OpenTable] = {
+            table.info.table_id: table for table in service.manager.open_tables()
+        }
+        self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
+
+    def with_id(self, table_id: int) -> LiveTable | None:
+        """See `LiveTables.with_id`; raises `TableDamagedError`: its lake tables are its own."""
+        if table_id in self._damaged:
+            raise self._damaged[table_id].error()
+        table = self._by_id.get(table_id)
+        return None if table is None or table.is_dropped else _live(table)
+
+    def named(self, path: str) -> LiveTable | None:
+        """See `LiveTables.named`."""
+        try:
+            wanted = TablePath.parse(path)
+        except StreamhouseError:
+            return None
+        for damaged in self._damaged.values():
+            if damaged.path == wanted:
+                raise damaged.error()
+        for table in self._by_id.values():
+            if table.path == wanted and not table.is_dropped:
+                return _live(table)
+        return None
+
+
+def _live(table: OpenTable) -> LiveTable:
+    return LiveTable(
+        info=table.info,
+        lake=table.lake,
+        high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
+        pinned=frozenset(pin.snapshot_id for pin in table.lake_pins.current()),
+    )
+
+
+def _content_type(path: str) -> bytes:
+    # Only OAuth's own route takes a form, to say that there is no OAuth.
+    return b"application/x-www-form-urlencoded" if path == "oauth/tokens" else JSON
+
+
+async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) -> None:
+    """Send `error` in the protocol's form."""
+    status, body = iceberg_error(error)
+    if exchange.method == "HEAD":
+        return await _answer_empty(exchange, status)
+    headers = []
+    if isinstance(error, UnauthorizedError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.retriable:
+        headers.append((b"retry-after", b"1"))
+    await _send(exchange, status, json.dumps(body).encode(), headers)
+
+
+async def _answer_empty(exchange: HttpExchange, status: int) -> None:
+    await _send(exchange, status, b"", [])
+
+
+async def _send(
+    exchange: HttpExchange, status: int, body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    if body:
+        headers = [*headers, (b"content-type", b"application/json")]
+    if status != 204:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await exchange.send({"type": "http.response.start", "status": status, "headers": headers})
+    await exchange.send({"type": "http.response.body", "body": body, "more_body": False})

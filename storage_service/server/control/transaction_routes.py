@@ -1,0 +1,111 @@
+"""The control routes of transactions; rows are staged by stage_route.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse, Response
+
+from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.model.merge_engine import DeleteBehavior
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.storage_service.server.control.request_bodies import (
+    BeginTransaction,
+    CommitTransaction,
+    TableName,
+)
+from streamhouse.storage_service.server.http.parameters import integer
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["transaction_routes"]
+
+
+def transaction_routes(service: Service) -> APIRouter:
+    """Return the routes below `/v1/tables/{path}/transactions`."""
+    routes = APIRouter(prefix="/v1/tables/{path}/transactions")
+    coordinator = service.manager.transactions
+
+    @routes.post("", summary="Begin a transaction.", status_code=201)
+    async def begin_transaction(path: TableName, body: BeginTransaction) -> dict[str, Any]:
+        table = service.table(path)
+        transaction_id, status = await coordinator.of(table).begin(
+            body.operation,
+            columns=_columns(body, table.info),
+            app_id=body.app_id,
+            version=body.version,
+            timeout_ms=body.timeout_ms,
+            join=body.join,
+        )
+        return {
+            "transaction_id": transaction_id,
+            "status": str(status),
+            "table_id": table.info.table_id,
+            "schema_id": table.info.schema_id,
+        }
+
+    @routes.get("/{transaction_id}", summary="How far a transaction is.")
+    async def transaction_status(path: TableName, transaction_id: str) -> dict[str, Any]:
+        return coordinator.of(service.table(path)).status(transaction_id)
+
+    @routes.post("/{transaction_id}/commit", summary="Commit staged parts, all or none.")
+    async def commit_transaction(
+        path: TableName,
+        transaction_id: str,
+        body: CommitTransaction,
+        max_wait_ms: Annotated[
+            str, Query(description="After that it answers 202 and the status; the commit goes on.")
+        ] = "60000",
+    ) -> Response:
+        table = service.table(path)
+        wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
+        wait_s = min(wait_ms, service.config.fetch_wait_ms_max) / 1000
+        transactions = coordinator.of(table)
+        try:
+            result = await transactions.commit(transaction_id, body.parts, wait_s=wait_s)
+        except StreamhouseError:
+            service.manager.check_open(table)
+            raise
+        if result is None:
+            return JSONResponse(transactions.status(transaction_id), status_code=202)
+        return JSONResponse(result.to_json())
+
+    @routes.post("/{transaction_id}/abort", summary="Drop a transaction, unless it is decided.")
+    async def abort_transaction(path: TableName, transaction_id: str) -> dict[str, str]:
+        return {"status": str(coordinator.of(service.table(path)).abort(transaction_id))}
+
+    return routes
+
+
+def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None:
+    """Check that the table can do what is asked; return the columns of a partial update."""
+    is_append = body.operation is TransactionOperation.APPEND
+    is_overwrite = body.operation is TransactionOperation.OVERWRITE
+    if table.is_primary_key_table and is_append:
+        raise UnsupportedError(
+            f"table '{table.path}' has a primary key: begin a transaction that upserts or deletes"
+        )
+    if is_overwrite and table.is_primary_key_table:
+        _check_overwritten(table)
+    if not table.is_primary_key_table and not (is_append or is_overwrite):
+        raise UnsupportedError(
+            f"table '{table.path}' has no primary key, so there is nothing to {body.operation};"
+            " begin a transaction that appends or overwrites"
+        )
+    if body.columns is None:
+        return None
+    if body.operation is not TransactionOperation.UPSERT:
+        raise UnsupportedError(
+            f"transaction of '{table.path}': only an upsert names columns to update"
+        )
+    return tuple(table.schema.select(body.columns, table=str(table.path)).names)
+
+
+def _check_overwritten(table: TableInfo) -> None:
+    behavior = table.descriptor.merge_rules().delete_behavior
+    if behavior is not DeleteBehavior.ALLOW:
+        raise UnsupportedError(
+            f"table '{table.path}' has table.delete.behavior = {behavior}, so rows of it stay, and"
+            " it cannot be overwritten; drop it and create it anew"
+        )

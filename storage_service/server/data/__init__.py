@@ -1,0 +1,1 @@
+"""The data routes: rows in and out, by offset and by key."""

@@ -1,0 +1,162 @@
+"""GET .../subscribe: one answer that goes on for ever, pushed as rows become durable.
+
+Nothing is queued per subscriber: each has a position per bucket and reads the log from there once
+its connection takes more. A slow one falls behind in the log, never in memory.
+The answer ends cleanly when the service stops or the position has left the log; subscribing again
+from the position reached then says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.errors import OverloadedError, StreamhouseError
+from streamhouse.storage_service.server.data.fetch_route import check_offset
+from streamhouse.storage_service.server.data.log_page import (
+    ARROW_STREAM,
+    LogPage,
+    as_views,
+    projected_schema,
+    read_page,
+)
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.http.parameters import (
+    log_column_names,
+    offsets,
+    schema_version,
+)
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.wire.arrow_body import encode_fetch_body
+
+__all__ = ["answer_subscribe"]
+
+_logger = logging.getLogger(__name__)
+
+
+class _Wanted(NamedTuple):
+    """What of each row a subscriber gets."""
+
+    columns: Sequence[str] | None
+    schema_id: int
+
+
+async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Stream batches of all wanted buckets from their start offsets on."""
+    query = exchange.query(["start", "columns", "schema_id"])
+    table = service.table(path)
+    # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
+    schema_id = schema_version(query.get("schema_id"), table.info)
+    columns = log_column_names(query.get("columns"), table.info, schema_id)
+    wanted = _Wanted(columns, schema_id)
+    positions = _start(table, query.get("start", "latest"))
+    with service.subscription(exchange):
+        await exchange.start(200, content_type=ARROW_STREAM, length=None)
+        await _push(exchange, service, table, positions, wanted)
+
+
+def _start(table: OpenTable, text: str) -> dict[int, int]:
+    if text == "latest":
+        return {b: tablet.high_watermark for b, tablet in enumerate(table.tablets)}
+    if text == "earliest":
+        return {b: tablet.log_start_offset for b, tablet in enumerate(table.tablets)}
+    start = offsets("start", text, table.info)
+    for bucket, offset in start.items():
+        check_offset(table, bucket, offset)
+    return start
+
+
+async def _push(
+    exchange: HttpExchange,
+    service: Service,
+    table: OpenTable,
+    positions: dict[int, int],
+    wanted: _Wanted,
+) -> None:
+    """Send pages while there are any, then wait for rows or for the next heartbeat."""
+    loop = asyncio.get_running_loop()
+    heartbeat_s = service.config.subscription_heartbeat_ms / 1000
+    # The first answer is a heartbeat at once: it tells the client that it is subscribed.
+    heartbeat_at = loop.time()
+    # A subscription may last for weeks: a token revoked meanwhile ends it.
+    while (
+        not service.is_draining
+        and not table.is_dropped
+        and service.access.is_still_admitted(exchange)
+    ):
+        is_behind = False
+        for bucket, offset in positions.items():
+            end = table.tablet(bucket).high_watermark
+            if offset < end:
+                is_behind = True
+                try:
+                    page = await _next_page(exchange, service, table, bucket, offset, wanted)
+                except OverloadedError:
+                    # No room for answers for a while: the client is told that it is still served.
+                    await exchange.push(_heartbeat(table, positions, wanted))
+                    continue
+                if page is None:
+                    return await exchange.finish()
+                await exchange.push(page.pieces)
+                exchange.release()
+                positions[bucket] = page.next_offset
+                table.read_rows += page.row_count
+                service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
+        if is_behind:
+            heartbeat_at = loop.time() + heartbeat_s
+        elif loop.time() >= heartbeat_at:
+            await exchange.push(_heartbeat(table, positions, wanted))
+            heartbeat_at = loop.time() + heartbeat_s
+        else:
+            await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=heartbeat_at)
+    return await exchange.finish()
+
+
+async def _next_page(
+    exchange: HttpExchange,
+    service: Service,
+    table: OpenTable,
+    bucket: int,
+    offset: int,
+    wanted: _Wanted,
+) -> LogPage | None:
+    """Return the page at `offset`, or None when it cannot be had and the client must ask anew.
+
+    Raises `OverloadedError` when there is no room for it.
+    """
+    try:
+        check_offset(table, bucket, offset)
+        return await read_page(
+            exchange,
+            service,
+            table,
+            bucket,
+            offset=offset,
+            end=table.tablet(bucket).high_watermark,
+            bytes_max=service.config.subscription_page_bytes_max,
+            columns=wanted.columns,
+            schema_id=wanted.schema_id,
+        )
+    except OverloadedError:
+        raise
+    except StreamhouseError as error:
+        # The status line is long sent; a fetch or a new subscription reports the same error.
+        _logger.warning(
+            "event=subscription_ended request_id=%s code=%s", exchange.request_id, error.code
+        )
+        return None
+
+
+def _heartbeat(
+    table: OpenTable, positions: Mapping[int, int], wanted: _Wanted
+) -> list[bytes | memoryview]:
+    seen = {
+        bucket: (table.tablet(bucket).log_start_offset, table.tablet(bucket).high_watermark)
+        for bucket in positions
+    }
+    schema = projected_schema(table.log_schema_of(wanted.schema_id), wanted.columns)
+    return as_views(encode_fetch_body(schema, [], positions=seen))

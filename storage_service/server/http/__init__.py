@@ -1,0 +1,1 @@
+"""Connections, requests and answers, and the bounds on their number, time and memory."""

@@ -1,0 +1,403 @@
+"""One HTTP request and its answer on bare ASGI: parameters, bounded bodies, errors as JSON.
+
+FastAPI serves the control routes; the data routes and everything around both use this, because
+it costs a third per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    StreamhouseError,
+    UnauthorizedError,
+)
+from streamhouse.storage_service.server.access.grants import UNKNOWN
+from streamhouse.storage_service.server.http.answer_memory import AnswerHold
+from streamhouse.storage_service.server.http.body_memory import HeldBody
+
+__all__ = [
+    "ARROW_STREAM",
+    "JSON",
+    "AnswerFlow",
+    "ClientGone",
+    "HttpExchange",
+    "Message",
+    "Receive",
+    "Scope",
+    "Send",
+    "error_to_json",
+    "exchange_of",
+]
+
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Piece: TypeAlias = bytes | memoryview
+
+JSON: Final = b"application/json"
+ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
+ABORT_KEY: Final = "streamhouse.abort"
+EXCHANGE_KEY: Final = "streamhouse.exchange"
+FLOW_KEY: Final = "streamhouse.flow"
+MESSAGE_CHARACTERS_MAX: Final = 2_000
+_JOIN_BYTES_MAX: Final = 128 << 10
+# What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
+_PROGRESS_BYTES_MIN: Final = 64 << 10
+
+
+class AnswerFlow(Protocol):
+    """What a connection tells of the bytes that it was given and that have not left."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether so many have not left that no more should be given."""
+        ...
+
+    async def drain(self) -> None:
+        """Return when few are left, or the connection is lost."""
+        ...
+
+    def unsent_bytes(self) -> int:
+        """How many have not left."""
+        ...
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class HttpExchange:
+    """One request being answered. `route` names it in metrics, `status` is 0 until answered."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        request_id: str,
+        stall_timeout_ms: int,
+    ) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.request_id = request_id
+        self._stall_timeout_s = stall_timeout_ms / 1000
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.route = "unknown"
+        self.caller = UNKNOWN
+        self.share = ""
+        """Whose share of what is shared the request uses; see `AccessControl`."""
+        self.status = 0
+        self.hold: AnswerHold | None = None
+        """What the answer holds of the memory for answers."""
+        self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
+        self._watcher: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_gone = False
+
+    async def send(self, message: Message) -> None:
+        """Pass an ASGI message on, with the request id among the headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+            ]
+        await self._send(message)
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header called `name` (lower case)."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    def query(self, known: Iterable[str]) -> dict[str, str]:
+        """Return the query parameters; raises for one that is not `known` or given twice."""
+        if not self.scope["query_string"]:
+            return {}
+        pairs = parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        found = dict(pairs)
+        allowed = set(known)
+        for name in found:
+            if name not in allowed:
+                raise InvalidRequestError(
+                    f"{self.path}: unknown parameter '{name[:100]}'"
+                    f" (known: {', '.join(sorted(allowed))})"
+                )
+        if len(found) < len(pairs):
+            raise InvalidRequestError(f"{self.path}: a parameter is given twice")
+        return found
+
+    @property
+    def raw_path(self) -> str:
+        """The path as it was sent, percent-encoded."""
+        raw: bytes | None = self.scope.get("raw_path")
+        return self.path if raw is None else raw.decode("latin-1")
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the request may change something: an answer to it tells of what was done."""
+        return self.method not in ("GET", "HEAD")
+
+    def content_length(self) -> int | None:
+        """Return the announced length of the body, or None for a chunked one."""
+        text = self.header(b"content-length")
+        if text is None:
+            return None
+        if not text.isdigit():
+            raise InvalidRequestError(f"{self.path}: content-length is not a number")
+        return int(text)
+
+    async def read_body(
+        self,
+        held: HeldBody,
+        *,
+        content_type: bytes,
+        bytes_max: int,
+        limit_name: str,
+        timeout_ms: int,
+    ) -> bytes:
+        """Return the whole body, whose memory is `held`.
+
+        Raises `InvalidRequestError` for a body of another content type, or one that takes too long;
+        `RequestTooLargeError` as soon as the limit is known to be passed, `OverloadedError` when
+        there is no room for it, `ClientGone` when it never ends.
+        """
+        length = self.content_length()
+        if length is not None and length > bytes_max:
+            raise self._too_large(bytes_max, limit_name)
+        chunks: list[bytes] = []
+        received = 0
+        try:
+            async with asyncio.timeout(timeout_ms / 1000) as limit:
+                held.begin(lambda: None if limit.expired() else limit.reschedule(0))
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunk = message.get("body", b"")
+                    if chunk:
+                        if not chunks:
+                            self._check_content_type(content_type)
+                        received += len(chunk)
+                        if received > bytes_max:
+                            raise self._too_large(bytes_max, limit_name)
+                        await held.add(len(chunk))
+                        chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            if held.is_refused:
+                raise held.refusal() from None
+            raise InvalidRequestError(
+                f"{self.path}: the request body did not arrive within {timeout_ms} ms"
+                " (body_read_timeout_ms)"
+            ) from None
+        held.end()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _check_content_type(self, wanted: bytes) -> None:
+        """Refuse what a web page may send anywhere without asking: forms, text, untyped bytes."""
+        given = self.header(b"content-type")
+        if given == wanted:
+            return
+        given = given or b""
+        if given.partition(b";")[0].strip().lower() != wanted:
+            raise InvalidRequestError(
+                f"{self.path[:200]}: the body's content type is '{given.decode('latin-1')[:200]}';"
+                f" send it with the header 'Content-Type: {wanted.decode()}'"
+            )
+
+    def _too_large(self, bytes_max: int, limit_name: str) -> RequestTooLargeError:
+        return RequestTooLargeError(
+            f"{self.path}: the request body is larger than {bytes_max} bytes ({limit_name});"
+            " send less at once"
+        )
+
+    async def wait(self, waiter: asyncio.Future[None]) -> None:
+        """Await `waiter`; raises `ClientGone` if the client goes away meanwhile.
+
+        Only after the body was read: until `close` this is the only reader of the connection.
+        """
+        if self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._waiting = waiter
+        try:
+            await waiter
+        finally:
+            self._waiting = None
+        if self._is_gone:
+            raise ClientGone
+
+    async def _watch(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def delivered(self) -> None:
+        """Return when the answer has left, or the connection is given up; then hold nothing."""
+        try:
+            if self._flow is not None and self._flow.write_paused:
+                await self._drained(self._flow)
+        except ClientGone:
+            pass
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Hold no memory for an answer any more."""
+        if self.hold is not None:
+            self.hold.release()
+            self.hold = None
+
+    async def _drained(self, flow: AnswerFlow) -> None:
+        """Wait until what was sent has left; cuts the connection of a client that reads nothing."""
+        unsent = flow.unsent_bytes()
+        while flow.write_paused:
+            try:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await flow.drain()
+            except TimeoutError:
+                left = flow.unsent_bytes()
+                if left > unsent - _PROGRESS_BYTES_MIN:
+                    self.abort()
+                    raise ClientGone from None
+                unsent = left
+
+    def close(self) -> None:
+        """Stop watching for the client to go away."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def start(
+        self, status: int, *, content_type: bytes, length: int | None, close: bool = False
+    ) -> None:
+        """Send the status line and headers; without a `length` the body is chunked."""
+        headers = [(b"content-type", content_type)]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        if close:
+            headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def answer(self, status: int, content_type: bytes, pieces: Sequence[Piece]) -> None:
+        """Send a whole answer made of `pieces`; large ones are not copied."""
+        total = sum(len(piece) for piece in pieces)
+        await self.start(status, content_type=content_type, length=total)
+        if total <= _JOIN_BYTES_MAX:
+            pieces = [b"".join(pieces)]
+        for piece in pieces[:-1]:
+            await self._send_piece(piece)
+        await self._send_piece(pieces[-1], is_last=True)
+
+    async def answer_small(self, status: int, content_type: bytes, body: bytes) -> None:
+        """Send a whole answer of few bytes, as `answer` does, for a fraction of its cost."""
+        await self.start(status, content_type=content_type, length=len(body))
+        await self._send_piece(body, is_last=True)
+
+    async def push(self, pieces: Sequence[Piece]) -> None:
+        """Send the next part of a chunked answer; returns once the connection takes more.
+
+        Raises `ClientGone` if it is closed.
+        """
+        if self._is_gone:
+            raise ClientGone
+        if sum(len(piece) for piece in pieces) <= _JOIN_BYTES_MAX:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            await self._send_piece(piece)
+        if self._flow is not None and self._flow.write_paused:
+            await self._drained(self._flow)
+
+    async def finish(self) -> None:
+        """End a chunked answer cleanly."""
+        await self._send_piece(b"", is_last=True)
+
+    async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
+        message = {"type": "http.response.body", "body": piece, "more_body": not is_last}
+        if self._flow is not None:
+            if self._flow.write_paused:
+                await self._drained(self._flow)
+            # Given to a connection that takes more, it never waits.
+            await self._send(message)
+            return
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self.abort()
+            raise ClientGone from None
+
+    def abort(self) -> None:
+        """Cut the connection; whoever answers this request meets `ClientGone`."""
+        self._is_gone = True
+        abort = self.scope.get(ABORT_KEY)
+        if abort is not None:
+            abort()
+
+    async def answer_json(self, value: Any, *, status: int = 200) -> None:
+        """Send a JSON answer."""
+        await self.answer(status, b"application/json", [json.dumps(value).encode()])
+
+    async def answer_error(self, error: StreamhouseError, *, close: bool = False) -> None:
+        """Send `error` as every route does; `close` after a request that was not read fully."""
+        body = json.dumps(error_to_json(error, request_id=self.request_id)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        if close:
+            headers.append((b"connection", b"close"))
+        if isinstance(error, UnauthorizedError):
+            headers.append((b"www-authenticate", b"Bearer"))
+        if error.retriable:
+            headers.append((b"retry-after", b"1"))
+        await self.send(
+            {"type": "http.response.start", "status": error.http_status, "headers": headers}
+        )
+        await self._send_piece(body, is_last=True)
+
+
+def exchange_of(request: Request) -> HttpExchange:
+    """Return the exchange that FastAPI answers as `request`."""
+    exchange: HttpExchange = request.scope[EXCHANGE_KEY]
+    return exchange
+
+
+def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]:
+    """Return the JSON form of an error, the same on every route.
+
+    What it quotes of a request is cut off: a message is a sentence, not an echo.
+    """
+    return {
+        "error": {
+            "code": error.code,
+            # Half a surrogate pair, quoted from a request, cannot be sent.
+            "message": short(error.message).encode("utf-8", "backslashreplace").decode(),
+            "retriable": error.retriable,
+            "request_id": request_id,
+        }
+    }
+
+
+def short(message: str) -> str:
+    """Return `message`, or its first part if it is a long one."""
+    if len(message) <= MESSAGE_CHARACTERS_MAX:
+        return message
+    return f"{message[:MESSAGE_CHARACTERS_MAX]}... ({len(message)} characters)"

@@ -1,0 +1,103 @@
+"""Accepts TLS connections, and counts them from the first packet on.
+
+uvicorn knows a connection once its handshake is done. Until then it has a file open that nobody
+counts, so connections that never shake hands would take all of them, also those of the log. Here
+they are among the others: bounded in all and of one address, and closed for new ones while idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+
+__all__ = ["TlsListener"]
+
+_logger = logging.getLogger(__name__)
+
+_HANDSHAKE_TIMEOUT_S: Final = 10
+# When the system refuses another open file.
+_PAUSE_S: Final = 0.1
+
+
+class TlsListener:
+    """Hands connections over to `make_protocol` when their handshake is done. Event loop only."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        backlog: int,
+        connections: OpenConnections,
+        make_protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._listening = listening
+        self._context = context
+        self._connections = connections
+        self._make_protocol = make_protocol
+        listening.setblocking(False)
+        listening.listen(backlog)
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    async def close(self) -> None:
+        """Accept no more, and end the handshakes in progress."""
+        tasks = [self._accepting, *self._handshakes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(self._listening)
+            except OSError as error:
+                _logger.warning("event=cannot_accept message='%s'", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            handshake = _Handshake()
+            try:
+                self._connections.opened(handshake, peer[0])
+            except OverloadedError:
+                # It could be told why only after a handshake.
+                accepted.close()
+                continue
+            task = loop.create_task(self._shake_hands(handshake, accepted, peer[0]))
+            handshake.task = task
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, handshake: _Handshake, peer: socket.socket, address: str) -> None:
+        # Answers are small and have to leave at once.
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            # Whoever does not speak TLS, or goes away, is nobody's loss.
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._make_protocol,
+                    peer,
+                    ssl=self._context,
+                    ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S,
+                )
+        finally:
+            self._connections.closed(handshake, address)
+
+
+class _Handshake:
+    """A connection before it is one of the protocol's."""
+
+    task: asyncio.Task[None]
+
+    def drop(self) -> None:
+        """Close at once."""
+        self.task.cancel()

@@ -1,0 +1,1 @@
+"""What people look at: metrics, the status page, log lines."""

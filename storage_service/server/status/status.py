@@ -1,0 +1,207 @@
+"""What people look at: every table's rows, rates, bytes and lake lag, with a short history.
+
+One sample every few seconds, a bounded number of them for a bounded number of tables; nothing is
+read from disk for it but, once each, the timestamp of the oldest batch that a lake does not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from streamhouse.storage_service.engine.blocking import RunBlocking
+from streamhouse.storage_service.engine.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.server.status.loop_slices import in_slices
+
+__all__ = ["StatusSampler"]
+
+_logger = logging.getLogger(__name__)
+
+SAMPLES_MAX: Final = 120
+"""Samples kept of each table: ten minutes at the default interval."""
+
+_SEPARATORS: Final = (",", ":")
+_ROUND_FACTS: Final = ("round_ms", "untiered_rows", "lease_left_ms", "progress")
+
+
+class _Sample(NamedTuple):
+    """One moment of a table. `lag_ms`: age of the oldest row outside the lake, by bucket."""
+
+    at_s: float
+    written_rows: int
+    read_rows: int
+    lag_ms: tuple[int, ...]
+
+
+@dataclass
+class _History:
+    samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+
+    def rate(self, name: str) -> float:
+        """Rows a second between the last two samples."""
+        if len(self.samples) < 2:
+            return 0.0
+        before, now = self.samples[-2], self.samples[-1]
+        seconds = now.at_s - before.at_s
+        return (getattr(now, name) - getattr(before, name)) / seconds if seconds > 0 else 0.0
+
+    def rates(self, name: str) -> list[float]:
+        """Rows a second between all samples that follow each other."""
+        pairs = zip(self.samples, list(self.samples)[1:], strict=False)
+        return [
+            round((getattr(now, name) - getattr(before, name)) / max(now.at_s - before.at_s, 1e-3))
+            for before, now in pairs
+        ]
+
+
+class StatusSampler:
+    """Samples the tables of one service. Event loop only, besides what `run_blocking` runs."""
+
+    def __init__(
+        self,
+        *,
+        tables: Callable[[], Iterable[OpenTable]],
+        damaged_tables: Callable[[], Iterable[DamagedTable]],
+        strangers: Sequence[str],
+        coordinator: TieringCoordinator,
+        run_blocking: RunBlocking,
+        clock_us: Callable[[], int],
+        interval_ms: int,
+        tables_max: int,
+    ) -> None:
+        self._tables = tables
+        self._damaged_tables = damaged_tables
+        self._strangers = strangers
+        self._coordinator = coordinator
+        self._run_blocking = run_blocking
+        self._clock_us = clock_us
+        self._interval_ms = interval_ms
+        self._tables_max = tables_max
+        self._histories: dict[int, _History] = {}
+        self._writing: asyncio.Future[str] | None = None
+
+    async def run(self) -> None:
+        """Sample every interval, for ever."""
+        while True:
+            await self.sample()
+            await asyncio.sleep(self._interval_ms / 1000)
+
+    async def sample(self) -> None:
+        """Take one sample of every table; those beyond the limit are left out."""
+        tables = self._sampled()
+        unread = [table for table in tables if not table.is_age_known]
+        if unread:
+            await self._run_blocking(_read_ages, unread)
+        now_s, now_us = time.monotonic(), self._clock_us()
+        kept = {}
+        async for table in in_slices(tables):
+            if table.is_dropped:
+                continue
+            history = self._histories.get(table.info.table_id) or _History()
+            history.samples.append(_sample(table, now_s=now_s, now_us=now_us))
+            kept[table.info.table_id] = history
+        self._histories = kept
+
+    async def text(self) -> str:
+        """Return everything that is known, as JSON; callers at the same time share it."""
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._text())
+        return await asyncio.shield(self._writing)
+
+    async def _text(self) -> str:
+        # Written table by table: a large one takes milliseconds.
+        tables = [
+            json.dumps(self._table(table), separators=_SEPARATORS)
+            async for table in in_slices(self._sampled())
+            if not table.is_dropped
+        ]
+        every = list(self._tables())
+        rest = {
+            "now_us": self._clock_us(),
+            "sample_interval_ms": self._interval_ms,
+            "table_count": len(every),
+            "damaged_tables": [damaged.to_json() for damaged in self._damaged_tables()],
+            "strangers": list(self._strangers),
+            "workers": [
+                {"worker_id": status["worker_id"], "table": str(table.path)}
+                | {name: status[name] for name in _ROUND_FACTS}
+                for table in every
+                if (status := self._coordinator.status(table))["lease_left_ms"]
+            ],
+            "idle_workers": [
+                {"worker_id": worker, "reason": reason}
+                for worker, reason in sorted(self._coordinator.idle_workers().items())
+            ],
+        }
+        begin = json.dumps(rest, separators=_SEPARATORS)[:-1]
+        return f'{begin},"tables":[{",".join(tables)}]}}'
+
+    def _sampled(self) -> list[OpenTable]:
+        return sorted(self._tables(), key=lambda table: table.path)[: self._tables_max]
+
+    def _table(self, table: OpenTable) -> dict[str, Any]:
+        history = self._histories.get(table.info.table_id) or _History()
+        properties = table.properties
+        lags = history.samples[-1].lag_ms if history.samples else ()
+        return {
+            "table": str(table.path),
+            "is_primary_key_table": table.info.is_primary_key_table,
+            "row_count": table.row_count,
+            "log_bytes": sum(tablet.size_bytes for tablet in table.tablets),
+            "written_rows_per_s": history.rate("written_rows"),
+            "read_rows_per_s": history.rate("read_rows"),
+            "is_tiered": properties.datalake_enabled,
+            "freshness_ms": properties.datalake_freshness_ms,
+            "lag_ms": max(lags, default=0),
+            "lake_snapshot_id": table.lake.snapshot_id and str(table.lake.snapshot_id),
+            "tiering": self._coordinator.status(table),
+            "unusable": [bucket.failure for bucket in table.key_buckets if bucket.failure],
+            "buckets": [
+                {
+                    "bucket": bucket,
+                    "log_start_offset": positions.log_start_offset,
+                    "high_watermark": positions.high_watermark,
+                    "tiered_offset": positions.tiered_offset,
+                    "lag_ms": lags[bucket] if bucket < len(lags) else 0,
+                }
+                for bucket, positions in table.positions().items()
+            ],
+            "history": {
+                "written_rows_per_s": history.rates("written_rows"),
+                "read_rows_per_s": history.rates("read_rows"),
+                "lag_ms": [list(sample.lag_ms) for sample in history.samples],
+            },
+        }
+
+
+def _sample(table: OpenTable, *, now_s: float, now_us: int) -> _Sample:
+    since = {}
+    if table.properties.datalake_enabled and table.is_age_known:
+        since = table.untiered_since_us()
+    return _Sample(
+        at_s=now_s,
+        written_rows=sum(tablet.high_watermark for tablet in table.tablets),
+        read_rows=table.read_rows,
+        lag_ms=tuple(
+            max(0, now_us - since[bucket]) // 1000 if bucket in since else 0
+            for bucket in range(len(table.tablets))
+        ),
+    )
+
+
+def _read_ages(tables: Iterable[OpenTable]) -> None:
+    for table in tables:
+        try:
+            table.untiered_since_us()
+        except StreamhouseError as error:
+            # A damaged log shows up where it is read; the page must not fail for it.
+            _logger.debug("event=status_unreadable table=%s why=%r", table.path, error.message)

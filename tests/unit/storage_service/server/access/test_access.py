@@ -1,0 +1,257 @@
+"""Which caller may use which route: every route is walked, also those added later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamhouse.storage_service.server import app as app_module
+from streamhouse.storage_service.server.access.access import Level, need_of
+from streamhouse.storage_service.server.access.grants import token_hash
+from tests.support.in_process_service import (
+    EVENTS,
+    InProcessService,
+    append_body,
+    event_rows,
+    in_process_service,
+    table_descriptor,
+)
+
+OWNER_TOKEN = "owner-token"
+# The page has no data in it; it asks for /v1/status with a token.
+OPEN_PATHS = {"/health", "/"}
+_DATA_ROUTE = re.compile(r'case "(\w+)", \[(.*)\]:')
+
+
+def _data_routes() -> set[tuple[str, str]]:
+    """Method and path of the routes that app.py answers itself."""
+    source = Path(app_module.__file__).read_text(encoding="utf-8")
+    routes = set()
+    for method, parts in _DATA_ROUTE.findall(source):
+        names = [part.strip() for part in parts.split(",")]
+        filled = [part.strip('"') if part.startswith('"') else "{x}" for part in names]
+        routes.add((method, "/v1/tables/" + "/".join(filled)))
+    return routes
+
+
+async def _routes(service: InProcessService) -> set[tuple[str, str]]:
+    answer = await service.call("GET", "/openapi.json", headers=_bearer(OWNER_TOKEN))
+    control = {(m.upper(), p) for p, methods in answer.json()["paths"].items() for m in methods}
+    return control | _data_routes() | {("GET", "/docs"), ("GET", "/openapi.json")}
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def _grants(path: Path, **tokens: list[str]) -> Path:
+    entries = [
+        f'[[token]]\nname = "{name}"\nsha256 = "{token_hash(name.encode())}"\ngrants = {grants}\n'
+        for name, grants in tokens.items()
+    ]
+    path.write_text("".join(entries).replace("'", '"'))
+    path.chmod(0o600)
+    return path
+
+
+def _run(
+    tmp_path: Path,
+    scenario: Callable[[InProcessService], Awaitable[None]],
+    **tokens: list[str],
+) -> None:
+    async def run() -> None:
+        async with in_process_service(
+            tmp_path / "data", token=OWNER_TOKEN, grants_file=_grants(tmp_path / "g", **tokens)
+        ) as service:
+            await scenario(service)
+
+    asyncio.run(run())
+
+
+def _filled(path: str) -> str:
+    """A path with something in place of its parameters."""
+    return re.sub(r"\{\w+\}", "sales", path)
+
+
+def test_the_data_routes_are_found() -> None:
+    assert {("POST", "/v1/tables/{x}/append"), ("GET", "/v1/tables/{x}/subscribe")} < _data_routes()
+
+
+def test_every_route_but_the_open_ones_refuses_callers_without_a_token(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        for method, path in await _routes(service):
+            answer = await service.call(method, _filled(path))
+            expected = 200 if path in OPEN_PATHS else 401
+            assert answer.status == expected, (method, path)
+
+    _run(tmp_path, scenario)
+
+
+def test_every_route_names_what_it_needs(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        for method, path in await _routes(service):
+            if path in OPEN_PATHS:
+                continue
+            need = need_of(method, _filled(path))
+            assert need.scope != "*", f"{method} {path} is not listed in access.need_of"
+
+    _run(tmp_path, scenario)
+
+
+def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        for method, path in await _routes(service):
+            if path in OPEN_PATHS or need_of(method, _filled(path)).scope is None:
+                continue
+            answer = await service.call(method, _filled(path), headers=_bearer("nobody"))
+            assert answer.error()[:2] == (403, "forbidden"), (method, path)
+        assert (await service.call("GET", "/v1/tables", headers=_bearer("nobody"))).json() == {
+            "tables": []
+        }
+        assert (await service.call("GET", "/v1/databases", headers=_bearer("nobody"))).json() == {
+            "databases": []
+        }
+
+    _run(tmp_path, scenario, nobody=[])
+
+
+async def _append(service: InProcessService, token: str, path: str) -> int:
+    body = append_body(EVENTS, [(0, 0, event_rows(0, 3))])
+    answer = await service.call(
+        "POST", f"/v1/tables/{path}/append", headers=_bearer(token), body=body
+    )
+    return answer.status
+
+
+async def _create(service: InProcessService, token: str, path: str) -> int:
+    answer = await service.call(
+        "POST",
+        "/v1/tables",
+        headers=_bearer(token),
+        json_body=table_descriptor(path).to_json(),
+    )
+    return answer.status
+
+
+def test_levels_on_tables_and_databases(tmp_path: Path) -> None:
+    async def scenario(service: InProcessService) -> None:
+        async def get(token: str, path: str) -> Any:
+            return await service.call("GET", path, headers=_bearer(token))
+
+        async def new_database(token: str, name: str) -> int:
+            answer = await service.call(
+                "POST", "/v1/databases", headers=_bearer(token), json_body={"name": name}
+            )
+            return answer.status
+
+        assert await new_database("writer", "sales") == 403
+        assert await new_database("admin", "stock") == 403
+        assert await new_database("admin", "sales") == 201
+        assert await _create(service, "writer", "sales.orders") == 403
+        assert await _create(service, "admin", "sales.orders") == 201
+        assert await _create(service, "admin", "default.orders") == 403
+        assert await _create(service, OWNER_TOKEN, "default.orders") == 201
+        assert await _append(service, "reader", "sales.orders") == 403
+        assert await _append(service, "writer", "sales.orders") == 200
+        assert await _append(service, "writer", "default.orders") == 403
+        assert (await get("reader", "/v1/tables/sales.orders/state")).status == 200
+        # Whether a table exists is nobody's business who may not read it.
+        assert (await get("reader", "/v1/tables/default.orders/state")).status == 403
+        assert (await get("reader", "/v1/tables/default.nope/state")).status == 403
+        assert (await get("reader", "/v1/tables")).json() == {"tables": ["sales.orders"]}
+        assert (await get("reader", "/v1/databases")).json() == {"databases": ["sales"]}
+        assert (await get("reader", "/metrics")).status == 403
+        assert (await get("watcher", "/metrics")).status == 200
+        assert (await get("watcher", "/v1/tiering")).status == 200
+        drop = ("DELETE", "/v1/tables/sales.orders")
+        assert (await service.call(*drop, headers=_bearer("writer"))).status == 403
+        assert (await service.call(*drop, headers=_bearer("admin"))).status == 204
+
+    _run(
+        tmp_path,
+        scenario,
+        reader=["read:sales.orders"],
+        writer=["write:sales.orders"],
+        admin=["admin:sales.*"],
+        watcher=["read:service"],
+    )
+
+
+def test_a_refused_call_leaves_an_audit_line_and_no_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(service: InProcessService) -> None:
+        await service.call("GET", "/v1/tables", headers=_bearer("wr0ng-secret"))
+        await service.call("DELETE", "/v1/tables/a.b", headers=_bearer("reader"))
+
+    with caplog.at_level(logging.DEBUG):
+        _run(tmp_path, scenario, reader=["read:a.b"])
+
+    lines = [r.getMessage() for r in caplog.records if r.name == "streamhouse.audit"]
+    assert lines == [
+        "event=refused code=unauthorized client=test token_name=- method=GET path='/v1/tables'",
+        "event=refused code=forbidden client=test token_name=reader method=DELETE"
+        " path='/v1/tables/a.b'",
+    ]
+    assert "wr0ng-secret" not in caplog.text
+    assert OWNER_TOKEN not in caplog.text
+
+
+def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
+    async def run() -> None:
+        grants = _grants(tmp_path / "g", reader=["read:default.events"])
+        async with in_process_service(
+            tmp_path / "data",
+            token=OWNER_TOKEN,
+            grants_file=grants,
+            grants_check_interval_ms=1,
+            subscription_heartbeat_ms=5,
+        ) as service:
+            assert await _create(service, OWNER_TOKEN, "default.events") == 201
+            call, answering = service.start(
+                "GET", "/v1/tables/events/subscribe", headers=_bearer("reader")
+            )
+            await call.sent(0)
+            grants.write_text("")
+            answer = await asyncio.wait_for(answering, 30)
+            assert answer.status == 200
+            assert answer.is_complete
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "level", "scope"),
+    [
+        ("GET", "/v1/tables/t", Level.READ, "default.t"),
+        ("POST", "/v1/tables/t/transactions/1/commit", Level.WRITE, "default.t"),
+        ("PUT", "/v1/tables/t/lake/pins/me", Level.READ, "default.t"),
+        ("POST", "/v1/tables/t/something_new", Level.ADMIN, "default.t"),
+        ("POST", "/v1/tiering/claim", Level.WRITE, "service"),
+        ("POST", "/v1/admin/backup", Level.ADMIN, "service"),
+        ("GET", "/something_new", Level.ADMIN, "*"),
+        ("GET", "/iceberg/v1/config", Level.READ, None),
+        ("GET", "/iceberg/v1/namespaces", Level.READ, None),
+        ("POST", "/iceberg/v1/namespaces", Level.WRITE, "*"),
+        ("POST", "/iceberg/v1/transactions/commit", Level.WRITE, "*"),
+        ("POST", "/iceberg/v1/tables/rename", Level.ADMIN, "*"),
+        ("DELETE", "/iceberg/v1/namespaces/db", Level.ADMIN, "db.*"),
+        ("GET", "/iceberg/v1/namespaces/db/tables", Level.READ, "db.*"),
+        ("POST", "/iceberg/v1/namespaces/db/register", Level.ADMIN, "db.*"),
+        ("HEAD", "/iceberg/v1/namespaces/db/tables/t", Level.READ, "db.t"),
+        ("POST", "/iceberg/v1/namespaces/db/tables/t", Level.WRITE, "db.t"),
+        ("POST", "/iceberg/v1/namespaces/db/tables/t/metrics", Level.READ, "db.t"),
+        ("GET", "/iceberg/v1/namespaces/db/tables/t/credentials", Level.READ, "lake"),
+        ("DELETE", "/iceberg/v1/namespaces/db/tables/t", Level.ADMIN, "db.t"),
+    ],
+)
+def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | None) -> None:
+    need = need_of(method, path)
+
+    assert (need.level, need.scope) == (level, scope)
