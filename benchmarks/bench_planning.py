@@ -36,10 +36,10 @@ _PLANNER = """
 import sys, time
 started = time.perf_counter()
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector import lake_planner
-from streamhouse.connector.options import BATCH, read_options
-from streamhouse.connector.scan_schema import output_columns
-from streamhouse.connector.union_read import plan_batch_read
+from streamhouse.connector.lake import lake_planner
+from streamhouse.connector.options.options import BATCH, read_options
+from streamhouse.connector.plan.scan_schema import output_columns
+from streamhouse.connector.plan.union_read import plan_batch_read
 
 endpoint, table = sys.argv[1:3]
 options = read_options(

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.parquet_writer import FileFormat, open_parquet
-from streamhouse.tiering.service import TieringService
-from streamhouse.tiering.thread_runner import ThreadRunner
+from streamhouse.storage_service.lake.files.parquet_writer import FileFormat, open_parquet
+from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess
 
 BATCH_ROWS = 10_000

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.service import TieringService
-from streamhouse.tiering.thread_runner import ThreadRunner
+from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess
 
 KEYS = 1_000_000

@@ -11,11 +11,11 @@ from typing import Final
 
 # Public name -> the module that defines it.
 _HOMES: Final = {
-    "StreamhouseDataSource": "streamhouse.connector.data_source",
-    "TableImport": "streamhouse.connector.table_import",
-    "attach": "streamhouse.connector.registration",
-    "register": "streamhouse.connector.registration",
-    "write_batch": "streamhouse.connector.foreach_batch",
+    "StreamhouseDataSource": "streamhouse.connector.format.data_source",
+    "TableImport": "streamhouse.connector.imports.table_import",
+    "attach": "streamhouse.connector.format.registration",
+    "register": "streamhouse.connector.format.registration",
+    "write_batch": "streamhouse.connector.format.foreach_batch",
 }
 
 __all__ = ["StreamhouseDataSource", "TableImport", "attach", "register", "write_batch"]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintenance import Claim, Maintainer
-from streamhouse.tiering.maintenance_policy import MaintenancePolicy
-from streamhouse.tiering.maintenance_report import MaintenanceReport
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
 from tests.support.key_tiering_world import KeyTieringWorld
 
 pytestmark = pytest.mark.slow

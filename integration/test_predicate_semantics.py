@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from streamhouse.connector.predicate import parse_predicate
-from streamhouse.connector.predicate_eval import filter_batch
+from streamhouse.connector.where.evaluation import filter_batch
+from streamhouse.connector.where.predicate import parse_predicate
 from streamhouse.storage_service.model.schema import Schema
 
 pytestmark = pytest.mark.spark

@@ -19,16 +19,16 @@ from pyspark.sql import SparkSession
 
 from integration.spark_world import spark_session
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import TableNotFoundError, UnavailableError
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.parquet_writer import FileFormat
+from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.tiering import spark_job
-from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.lake_task import SplitResult, TieringSplit
-from streamhouse.tiering.maintain_job import maintain_table
-from streamhouse.tiering.parquet_writer import FileFormat
-from streamhouse.tiering.service import TieringService
-from streamhouse.tiering.spark_runner import SparkRunner
+from streamhouse.tiering.maintain.maintain_job import maintain_table
+from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker.spark_runner import SparkRunner
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.tiering.job import JobOptions, job_options, run_job
+from streamhouse.tiering.worker.job import JobOptions, job_options, run_job
 
 __all__ = ["run_on_spark"]
 
@@ -26,7 +26,7 @@ def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
-    from streamhouse.tiering.spark_runner import SparkRunner
+    from streamhouse.tiering.worker.spark_runner import SparkRunner
 
     builder = SparkSession.builder.appName("streamhouse-tiering")
     if master is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from streamhouse.client import StreamhouseClient
-    from streamhouse.connector.registration import attach, register
+    from streamhouse.connector.format.registration import attach, register
     from streamhouse.storage_service.client.producer import Producer
 
 __version__: Final = "0.1.0"
@@ -20,8 +20,8 @@ __version__: Final = "0.1.0"
 _HOMES: Final = {
     "Producer": "streamhouse.storage_service.client.producer",
     "StreamhouseClient": "streamhouse.client",
-    "attach": "streamhouse.connector.registration",
-    "register": "streamhouse.connector.registration",
+    "attach": "streamhouse.connector.format.registration",
+    "register": "streamhouse.connector.format.registration",
 }
 
 __all__ = ["Producer", "StreamhouseClient", "__version__", "attach", "register"]

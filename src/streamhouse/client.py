@@ -33,8 +33,8 @@ class StreamhouseClient(StorageClient):
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
         # Applications that only write never load what reading the lake needs.
-        from streamhouse.connector.options import BATCH, as_options, read_options
-        from streamhouse.connector.union_read import read_table
+        from streamhouse.connector.options.options import BATCH, as_options, read_options
+        from streamhouse.connector.plan.union_read import read_table
 
         given = as_options(options) | {"table": path, "endpoint": self.endpoint}
         if columns is not None:

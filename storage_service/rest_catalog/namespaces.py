@@ -6,7 +6,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.lake.guarded_catalog import check_namespace
+from streamhouse.storage_service.lake.catalogs.guarded_catalog import check_namespace
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,

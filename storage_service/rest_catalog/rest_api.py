@@ -19,16 +19,16 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
+from streamhouse.storage_service.lake.catalogs.rest_catalog import passed_through
 from streamhouse.storage_service.lake.errors import catalog_errors
+from streamhouse.storage_service.lake.guards.live_tables import LiveTables
+from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog import namespaces
 from streamhouse.storage_service.rest_catalog.hidden_values import HiddenValues
-from streamhouse.storage_service.rest_catalog.lake_rest_catalog import passed_through
-from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
 from streamhouse.storage_service.rest_catalog.namespaces import namespace_of
-from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
-from streamhouse.storage_service.rest_catalog.table_commits import TableCommits
 from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
 from streamhouse.storage_service.rest_catalog.tables import TableRoutes, identifier_of
 

@@ -17,16 +17,20 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.lake.table_files import check_registration, delete_files, own_files
-from streamhouse.storage_service.rest_catalog.commit_guard import is_left_layout, protecting_table
-from streamhouse.storage_service.rest_catalog.live_tables import LiveTables
+from streamhouse.storage_service.lake.guards.commit_guard import is_left_layout, protecting_table
+from streamhouse.storage_service.lake.guards.live_tables import LiveTables
+from streamhouse.storage_service.lake.guards.table_commits import check_new_table
+from streamhouse.storage_service.lake.snapshots.table_files import (
+    check_registration,
+    delete_files,
+    own_files,
+)
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
     page_of,
     texts_of,
 )
-from streamhouse.storage_service.rest_catalog.table_commits import check_new_table
 from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
 
 __all__ = ["TableRoutes", "identifier_of"]

@@ -78,11 +78,11 @@ def test_the_log_loads_no_web_framework_and_no_lake() -> None:
     "module",
     [
         # What Spark unpickles on an executor: a source, its readers, its writers.
-        "streamhouse.connector.data_source",
-        "streamhouse.connector.batch_reader",
-        "streamhouse.connector.stream_reader",
-        "streamhouse.connector.split_reader",
-        "streamhouse.connector.writers",
+        "streamhouse.connector.format.data_source",
+        "streamhouse.connector.format.batch_reader",
+        "streamhouse.connector.stream.stream_reader",
+        "streamhouse.connector.scan.split_reader",
+        "streamhouse.connector.write.writers",
     ],
 )
 def test_an_executor_loads_no_engine_and_no_sql_parser(module: str) -> None:
@@ -93,7 +93,7 @@ def test_an_executor_loads_no_engine_and_no_sql_parser(module: str) -> None:
 
 
 def test_a_tiering_task_is_plain_python() -> None:
-    loaded = _loaded_by("streamhouse.tiering.lake_task")
+    loaded = _loaded_by("streamhouse.tiering.tasks.lake_task")
 
     assert not loaded & (ENGINES | {"pyspark", "py4j", "sqlglot"})
 

@@ -18,7 +18,7 @@ from tests.architecture.source_files import ROOT, library_files
 DOORS: Final[dict[str, tuple[str, ...]]] = {
     "click": (
         "streamhouse.cli*",
-        "streamhouse.tiering.job",
+        "streamhouse.tiering.worker.job",
         "streamhouse.tiering.spark_job",
     ),
     "crc32c": (
@@ -29,21 +29,25 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "fastapi": ("streamhouse.storage_service.server.*",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": (
-        "streamhouse.tiering.iceberg_*",
-        "streamhouse.connector.lake_*",
-        "streamhouse.connector.predicate_iceberg",
+        "streamhouse.tiering.maintain.*",
+        "streamhouse.connector.lake.*",
+        "streamhouse.connector.where.iceberg_expression",
         "streamhouse.storage_service.lake.*",
         "streamhouse.storage_service.rest_catalog.*",
     ),
     "pyiceberg_core": (
         "streamhouse.storage_service.model.bucketing",
-        "streamhouse.tiering.partition_layout",
+        "streamhouse.storage_service.lake.files.partition_layout",
     ),
-    "pyspark": ("streamhouse.connector*", "streamhouse.tiering.spark_*"),
-    "rich": ("streamhouse.cli*", "streamhouse.tiering.progress"),
+    "pyspark": (
+        "streamhouse.connector*",
+        "streamhouse.tiering.spark_job",
+        "streamhouse.tiering.worker.spark_runner",
+    ),
+    "rich": ("streamhouse.cli*", "streamhouse.tiering.worker.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
-    "sqlglot": ("streamhouse.connector.predicate*",),
-    "sqlalchemy": ("streamhouse.storage_service.rest_catalog.sql_*",),
+    "sqlglot": ("streamhouse.connector.where.*",),
+    "sqlalchemy": ("streamhouse.storage_service.lake.catalogs.sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
     "urllib3": ("streamhouse.storage_service.client.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
@@ -54,8 +58,8 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
 # What makes catalogs, file IOs and tables of what a table says: only behind the policy for them.
 LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
     "load_catalog": (
-        "streamhouse.storage_service.rest_catalog.lake_sql_catalog",
-        "streamhouse.connector.lake_planner",
+        "streamhouse.storage_service.lake.catalogs.sql_catalog",
+        "streamhouse.connector.lake.lake_planner",
     ),
     "load_file_io": ("streamhouse.storage_service.lake.*",),
     "load_location_provider": (),
@@ -76,7 +80,7 @@ def test_lake_tables_are_opened_through_their_door_only(name: str) -> None:
 
     strangers = {m for m in users if not any(fnmatchcase(m, p) for p in LAKE_DOORS[name])}
 
-    assert not strangers, f"{name} would pass by storage_service/lake/guarded_catalog.py"
+    assert not strangers, f"{name} would pass by storage_service/lake/catalogs/guarded_catalog.py"
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_spark_can_discover_the_format() -> None:
 def test_a_broken_connector_does_not_break_discovery_of_other_formats() -> None:
     """Spark asks `hasattr`; anything but False from it would lose every other format too."""
     program = (
-        "import sys; sys.modules['streamhouse.connector.data_source'] = None\n"
+        "import sys; sys.modules['streamhouse.connector.format.data_source'] = None\n"
         "import pyspark_streamhouse\n"
         "print(hasattr(pyspark_streamhouse, 'DefaultSource'))"
     )

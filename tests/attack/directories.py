@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector import lake_planner
+from streamhouse.connector.lake import lake_planner
 from tests.attack.judge import Verdict, Violation, judge_old_table, judge_table
 from tests.attack.mutations import Damage, damage_directory
 from tests.attack.world import SERVICE_OPTIONS, AttackedTable, World

@@ -14,15 +14,15 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.predicate import parse_predicate
-from streamhouse.connector.predicate_eval import predicate_mask
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
+from streamhouse.connector.where.evaluation import predicate_mask
+from streamhouse.connector.where.predicate import parse_predicate
 from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.lake_values import LakeLimits
-from streamhouse.tiering.maintenance import Maintainer
-from streamhouse.tiering.maintenance_claim import Claim
-from streamhouse.tiering.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance_claim import Claim
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.support.extreme_values import decimals, extreme_rows, same_rows
 from tests.support.union_world import UnionWorld
 

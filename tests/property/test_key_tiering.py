@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.errors import InvalidSchemaError
 from streamhouse.storage_service.kv.write_input import TableRules
 from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.tiering.round import ROUND_STEPS
-from streamhouse.tiering.round_planner import PlanLimits
+from streamhouse.tiering.round.round import ROUND_STEPS
+from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.kv_rows import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules
 from tests.support.tiering_world import Killed

@@ -23,16 +23,16 @@ from hypothesis import strategies as st
 from pyiceberg.exceptions import NoSuchTableError
 
 from integration.judges.duckdb_read import connect
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.lake import landing
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.lease import Lease
-from streamhouse.tiering.maintenance import Maintainer
-from streamhouse.tiering.maintenance_plan import RewriteLimits
-from streamhouse.tiering.maintenance_policy import MaintenancePolicy
-from streamhouse.tiering.round_maintenance import ClaimedMaintenance
+from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
+from streamhouse.tiering.worker.lease import Lease
 from tests.support.faulty_catalog import (
     FaultyCatalog,
     conflict_after_landed,

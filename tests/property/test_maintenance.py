@@ -17,10 +17,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintenance import Claim, Maintainer
-from streamhouse.tiering.maintenance_plan import RewriteLimits
-from streamhouse.tiering.maintenance_policy import MaintenancePolicy
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
+from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.property.test_key_tiering import TYPES, partitionings
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.kv_rows import batches, table_rules

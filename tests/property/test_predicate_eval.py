@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.predicate import Node, Predicate
-from streamhouse.connector.predicate_eval import filter_batch, predicate_mask
-from streamhouse.connector.predicate_pruning import (
+from streamhouse.connector.where.evaluation import filter_batch, predicate_mask
+from streamhouse.connector.where.predicate import Node, Predicate
+from streamhouse.connector.where.pruning import (
     batch_statistics,
     may_match,
     row_group_statistics,

@@ -12,8 +12,8 @@ import pyarrow as pa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.predicate import Operator, parse_predicate
-from streamhouse.connector.predicate_eval import predicate_mask
+from streamhouse.connector.where.evaluation import predicate_mask
+from streamhouse.connector.where.predicate import Operator, parse_predicate
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.schema import Schema

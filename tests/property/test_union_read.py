@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.options import STREAM, read_options
-from streamhouse.connector.scan_schema import output_columns
-from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.stream_plan import plan_stream_range
+from streamhouse.connector.options.options import STREAM, read_options
+from streamhouse.connector.plan.scan_schema import output_columns
+from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.connector.stream.stream_plan import plan_stream_range
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.round_planner import PlanLimits
+from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.union_world import ModelRow, UnionWorld, die_in_round
 
 BUCKETS = 2

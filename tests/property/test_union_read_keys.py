@@ -17,16 +17,16 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.options import STREAM, read_options
-from streamhouse.connector.row_form import table_columns
-from streamhouse.connector.scan import LakePiece, LogPiece
-from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.stream_plan import plan_bootstrap_range, plan_stream_range
-from streamhouse.connector.stream_position import Bootstrap
-from streamhouse.connector.tier_plan import ReadPlan
+from streamhouse.connector.options.options import STREAM, read_options
+from streamhouse.connector.plan.row_form import table_columns
+from streamhouse.connector.plan.tier_plan import ReadPlan
+from streamhouse.connector.scan.scan import LakePiece, LogPiece
+from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.connector.stream.stream_plan import plan_bootstrap_range, plan_stream_range
+from streamhouse.connector.stream.stream_position import Bootstrap
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.round_planner import PlanLimits
+from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.key_world import Address, KeyWorld
 from tests.support.union_world import die_in_round
 

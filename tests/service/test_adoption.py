@@ -110,8 +110,8 @@ main()
 @pytest.mark.parametrize(
     "step",
     [
-        "rest_catalog.adoptable_lake hand_over before",
-        "rest_catalog.adoptable_lake hand_over after",
+        "lake.guards.adoptable_lake hand_over before",
+        "lake.guards.adoptable_lake hand_over after",
         "engine.table_adoption begin_log after",
         "engine.opener save_lake_state after",
         "engine.opener remake_rows before",

@@ -16,15 +16,15 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector import lake_planner
+from streamhouse.connector.lake import lake_planner
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.service import TieringService
-from streamhouse.tiering.thread_runner import ThreadRunner
+from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 from tests.support.state_files import reseal

@@ -17,8 +17,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector import import_progress
-from streamhouse.connector.table_import import ImportedStep, TableImport
+from streamhouse.connector.imports import import_progress
+from streamhouse.connector.imports.table_import import ImportedStep, TableImport
 from streamhouse.storage_service.client import Transaction
 from streamhouse.storage_service.errors import (
     InvalidRequestError,

@@ -14,9 +14,9 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.storage_service.client import StorageClient, TieringIdle
-from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.service import TieringService
-from streamhouse.tiering.thread_runner import ThreadRunner
+from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
 

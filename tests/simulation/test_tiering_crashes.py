@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from pyiceberg.table import Table
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError, UnknownOutcomeError
+from streamhouse.storage_service.lake.snapshots.coverage import covered_offsets
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.iceberg_offsets import covered_offsets
-from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS, TieringRound
+from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS, TieringRound
 from tests.support.tiering_world import Killed, TieringWorld, rows
 
 BUCKETS = 2

@@ -14,12 +14,12 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import Record
 
-from streamhouse.connector.append_stream import AppendStreamReader
-from streamhouse.connector.iceberg_read import source_context, source_state
-from streamhouse.connector.options import BATCH, STREAM, as_options, read_options
-from streamhouse.connector.row_form import table_columns
-from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.union_read import read_table
+from streamhouse.connector.options.options import BATCH, STREAM, as_options, read_options
+from streamhouse.connector.plan.iceberg_read import source_context, source_state
+from streamhouse.connector.plan.row_form import table_columns
+from streamhouse.connector.plan.union_read import read_table
+from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake import LakeCatalog
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file

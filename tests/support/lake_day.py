@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintenance import Maintainer
-from streamhouse.tiering.round import TieringRound
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.round.round import TieringRound
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.maintenance_world import MaintenanceWorld
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from streamhouse.connector.options import BATCH, as_options, read_options
-from streamhouse.connector.scan_schema import output_columns
-from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.union_read import plan_batch_read
+from streamhouse.connector.options.options import BATCH, as_options, read_options
+from streamhouse.connector.plan.scan_schema import output_columns
+from streamhouse.connector.plan.union_read import plan_batch_read
+from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.table_state import TableState
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.iceberg_committer import IcebergLakeTable
-from streamhouse.tiering.maintenance import Maintainer
-from streamhouse.tiering.maintenance_claim import Claim
-from streamhouse.tiering.maintenance_policy import MaintenancePolicy
-from streamhouse.tiering.maintenance_report import MaintenanceReport
-from streamhouse.tiering.round import RoundResult
+from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance_claim import Claim
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
+from streamhouse.tiering.round.round import RoundResult
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.tiering_world import TieringWorld, rows
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from streamhouse.connector.predicate import (
+from streamhouse.connector.where.predicate import (
     And,
     Compare,
     CompareColumns,

@@ -20,8 +20,8 @@ from requests import PreparedRequest, Response, Session
 from requests.adapters import BaseAdapter
 
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
-from streamhouse.storage_service.rest_catalog.live_tables import LiveTable
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.control.iceberg_errors import iceberg_error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from streamhouse.storage_service.client import StorageClient, TieringIdle
 
 if TYPE_CHECKING:
-    from streamhouse.tiering.service import TieringService
+    from streamhouse.tiering.worker.service import TieringService
 
 __all__ = ["run_due", "tier_once"]
 
@@ -44,9 +44,9 @@ def run_due(client: StorageClient, *tables: str) -> list[str]:
 def _worker(
     client: StorageClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> Iterator[TieringService]:
-    from streamhouse.tiering.iceberg_lake import IcebergLake
-    from streamhouse.tiering.service import TieringService
-    from streamhouse.tiering.thread_runner import ThreadRunner
+    from streamhouse.storage_service.lake.lake_tables import IcebergLake
+    from streamhouse.tiering.worker.service import TieringService
+    from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     lake = IcebergLake(client.lake_catalog())
     try:

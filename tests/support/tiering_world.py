@@ -13,16 +13,16 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.iceberg_lake import IcebergLake
-from streamhouse.tiering.lake_task import run_split
-from streamhouse.tiering.round import RoundResult, TieringRound
-from streamhouse.tiering.service import TieringService
-from streamhouse.tiering.thread_runner import ThreadRunner
+from streamhouse.tiering.round.round import RoundResult, TieringRound
+from streamhouse.tiering.tasks.lake_task import run_split
+from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.fake_tiering_service import FakeTieringService
 
 __all__ = ["SCHEMA", "Killed", "TieringWorld", "rows"]

@@ -15,16 +15,16 @@ from typing import Any, cast
 import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-from streamhouse.connector.options import BATCH, as_options, read_options
-from streamhouse.connector.union_read import read_table
+from streamhouse.connector.options.options import BATCH, as_options, read_options
+from streamhouse.connector.plan.union_read import read_table
 from streamhouse.storage_service.client import LogBatch, StorageClient
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
-from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.fake_tiering_service import FakeTieringService
 from tests.support.layout_reads import read_layouts
 from tests.support.tiering_world import Killed, TieringWorld

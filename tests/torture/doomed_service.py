@@ -59,7 +59,7 @@ def _removes_files(_: Any, commits: Any) -> bool:
 _SERVICE: Final = "streamhouse.storage_service"
 _FILES: Final = f"{_SERVICE}.engine.transactions.transaction_files"
 _LAKE_STORE: Final = f"{_SERVICE}.engine.directory.lake_store"
-_CATALOG: Final = f"{_SERVICE}.rest_catalog.sql_commits"
+_CATALOG: Final = f"{_SERVICE}.lake.catalogs.sql_commits"
 
 SERVICE_STEPS: Final = {
     "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),

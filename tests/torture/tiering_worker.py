@@ -13,9 +13,9 @@ import sys
 
 def main(endpoint: str, deadly_step: str, count: str) -> None:
     from streamhouse.storage_service.client import StorageClient
-    from streamhouse.tiering.iceberg_lake import IcebergLake
-    from streamhouse.tiering.service import TieringService
-    from streamhouse.tiering.thread_runner import ThreadRunner
+    from streamhouse.storage_service.lake.lake_tables import IcebergLake
+    from streamhouse.tiering.worker.service import TieringService
+    from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     reached = itertools.count(1)
 

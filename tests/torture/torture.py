@@ -35,7 +35,7 @@ from typing import Final
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.tiering.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
+from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once

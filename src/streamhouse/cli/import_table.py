@@ -22,7 +22,7 @@ from streamhouse.storage_service.model.secret_sources import read_secret
 from streamhouse.storage_service.model.table import TablePath
 
 if TYPE_CHECKING:
-    from streamhouse.connector.table_import import TableImport
+    from streamhouse.connector.imports.table_import import TableImport
 
 __all__ = ["command"]
 
@@ -104,9 +104,9 @@ def command(
     read.
     """
     # Not at the top: `--help` must not wait for pyarrow.
-    from streamhouse.connector.option_values import parse_expressions, parse_names
-    from streamhouse.connector.source_options import SKIP_OPTIONS
-    from streamhouse.connector.table_import import TableImport
+    from streamhouse.connector.imports.table_import import TableImport
+    from streamhouse.connector.options.option_values import parse_expressions, parse_names
+    from streamhouse.connector.options.source_options import SKIP_OPTIONS
 
     token = None if token_file is None else read_secret(token_file, kind="token")
     if _is_adoption(source, target, adopt=adopt, copy=copy):

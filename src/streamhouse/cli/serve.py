@@ -218,7 +218,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket
 
     def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        from streamhouse.connector.lake_bucket import lake_bucket_rows
+        from streamhouse.connector.lake.lake_bucket import lake_bucket_rows
 
         return LakeBucket(*lake_bucket_rows(catalog, table, lake, bucket))
 
@@ -227,7 +227,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
     from streamhouse.storage_service.server.http.tls import certificate_fingerprint
-    from streamhouse.tiering.embedded import EmbeddedTieringWorker
+    from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
 
     if config.tls_certificate_file is not None:
         # The name in the certificate need not be the address that this process calls itself by.

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 
 from streamhouse.cli.tables import states_of_tables
-from streamhouse.connector.lake_planner import open_lake_table
+from streamhouse.connector.lake.lake_planner import open_lake_table
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_sizes import TableSizes

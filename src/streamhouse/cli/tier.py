@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from streamhouse.tiering.job import JobOptions, job_options, run_job
+from streamhouse.tiering.worker.job import JobOptions, job_options, run_job
 
 __all__ = ["command"]
 
@@ -52,7 +52,7 @@ def command(
     )
     job = JobOptions.from_command_line(**options)
     if master is None:
-        from streamhouse.tiering.thread_runner import ThreadRunner
+        from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
         sys.exit(run_job(job, ThreadRunner(threads)))
     sys.exit(_run_on_spark(job, master))

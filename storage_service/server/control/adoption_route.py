@@ -25,8 +25,8 @@ from streamhouse.storage_service.server.control.request_bodies import AdoptTable
 from streamhouse.storage_service.server.service import Service
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.rest_catalog.adoptable_lake import AdoptableLake
-    from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
+    from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
+    from streamhouse.storage_service.lake.guards.adoptable_lake import AdoptableLake
 
 __all__ = ["adoption_routes"]
 
@@ -109,8 +109,8 @@ class _Search:
     def run(self) -> AdoptableLake:
         """Return what is to be adopted; raises as `find_adoptable`."""
         # Not at the top: a service that adopts nothing does not load the lake library.
-        from streamhouse.storage_service.rest_catalog.adoptable_lake import find_adoptable
-        from streamhouse.storage_service.rest_catalog.open_catalog import OpenCatalog
+        from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
+        from streamhouse.storage_service.lake.guards.adoptable_lake import find_adoptable
 
         self._catalog = OpenCatalog(
             self._described,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streamhouse.connector import table_name
-from streamhouse.connector.options import OPTIONS
+from streamhouse.connector.options import table_name
+from streamhouse.connector.options.options import OPTIONS
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
 

@@ -13,9 +13,9 @@ import pytest
 
 _PROGRAM = """
 import json, os, sys
-from streamhouse.connector.scan import LakePiece, ScanColumn, ScanContext, Split
-from streamhouse.connector.scan_schema import SYSTEM_COLUMNS, change_type_column
-from streamhouse.connector.split_reader import read_split
+from streamhouse.connector.scan.scan import LakePiece, ScanColumn, ScanContext, Split
+from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
+from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.model.offsets import OffsetRange
 import pyarrow as pa
 

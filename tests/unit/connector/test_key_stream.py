@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector import stream_reader
-from streamhouse.connector.options import STREAM, ShapeOptions, read_options, shape_options
-from streamhouse.connector.row_form import shape_columns, stream_form
-from streamhouse.connector.split_reader import read_split
-from streamhouse.connector.stream_reader import StreamhouseStreamReader
+from streamhouse.connector.options.options import STREAM, ShapeOptions, read_options, shape_options
+from streamhouse.connector.plan.row_form import shape_columns, stream_form
+from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.connector.stream import stream_reader
+from streamhouse.connector.stream.stream_reader import StreamhouseStreamReader
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.connector import options, scan
-from streamhouse.connector.options import BATCH, connection_options, read_options
+from streamhouse.connector.options import options
+from streamhouse.connector.options.options import BATCH, connection_options, read_options
+from streamhouse.connector.scan import scan
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.tiering import job, lake_task
-from streamhouse.tiering import round as tiering_round
-from streamhouse.tiering import service as tiering_service
+from streamhouse.tiering.round import round as tiering_round
+from streamhouse.tiering.tasks import lake_task
+from streamhouse.tiering.worker import job
+from streamhouse.tiering.worker import service as tiering_service
 
 SECRET = "s3cret-t0ken"
 

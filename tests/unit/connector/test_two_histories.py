@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamhouse.storage_service.errors import HistoryDivergedError
+from streamhouse.storage_service.lake.commits.committer import LakeCommit
 from streamhouse.storage_service.model.lake import LakeState
-from streamhouse.tiering.iceberg_committer import LakeCommit
 from tests.support.tiering_world import rows
 from tests.support.union_world import UnionWorld
 

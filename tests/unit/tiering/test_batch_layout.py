@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError, UnavailableError
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.maintenance import Claim, Maintainer, MaintenancePolicy
-from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS
-from streamhouse.tiering.round_planner import PlanLimits
+from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
+from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
+from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.tiering_world import Killed
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StorageFailedError
-from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.tiering_world import Killed
 

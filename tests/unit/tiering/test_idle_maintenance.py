@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.maintenance import IDLE_PAUSE_MS, Maintainer
+from streamhouse.tiering.maintain.maintenance import IDLE_PAUSE_MS, Maintainer
 from tests.support.maintenance_world import MaintenanceWorld
 
 HOUR_MS = 3_600_000

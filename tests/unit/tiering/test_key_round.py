@@ -13,8 +13,8 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.tiering.round import ROUND_STEPS
-from streamhouse.tiering.round_planner import PlanLimits
+from streamhouse.tiering.round.round import ROUND_STEPS
+from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.tiering_world import Killed
 

@@ -15,8 +15,8 @@ from streamhouse.storage_service.model.lake import (
     TIERED_OFFSETS_PROPERTY,
 )
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.maintenance import Maintainer
-from streamhouse.tiering.maintenance_report import plan_text, report_text
+from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
 from tests.support.maintenance_world import Address, MaintenanceWorld
 from tests.support.tiering_world import Killed
 

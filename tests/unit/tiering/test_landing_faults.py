@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pyiceberg.table import CommitTableResponse
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
 from streamhouse.storage_service.lake import landing
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.maintenance import Maintainer
-from streamhouse.tiering.maintenance_claim import Claim
-from streamhouse.tiering.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance_claim import Claim
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,

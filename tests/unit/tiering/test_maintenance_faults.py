@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake import landing
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole, LakeState
-from streamhouse.tiering.maintenance import Maintainer
+from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.options import BATCH, read_options
-from streamhouse.connector.scan_schema import output_columns
-from streamhouse.connector.union_read import plan_batch_read
+from streamhouse.connector.options.options import BATCH, read_options
+from streamhouse.connector.plan.scan_schema import output_columns
+from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.round import BATCH_STEPS, ROUND_STEPS
+from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from tests.support.tiering_world import SCHEMA, Killed, rows
 from tests.support.union_world import UnionWorld
 

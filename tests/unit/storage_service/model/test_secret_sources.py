@@ -10,8 +10,8 @@ from pathlib import Path
 import pyiceberg
 import pytest
 
-from streamhouse.storage_service.client.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.secret_sources import (
     WITHHELD_PROPERTY,
     catalog_properties_from,

@@ -19,8 +19,8 @@ from pyiceberg.table import CommitTableRequest
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate
 
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
-from streamhouse.storage_service.rest_catalog.table_commits import TableCommits
 from tests.support.fake_tiering_service import FakeTieringService
 from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld
 from tests.support.table_changes import adding_column, change_of

@@ -1,0 +1,1 @@
+"""Spark's side: the format `streamhouse`, its readers and its registration."""

@@ -1,0 +1,1 @@
+"""An existing Iceberg table as the history of a new table."""

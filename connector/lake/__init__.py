@@ -1,0 +1,1 @@
+"""Which files of the lake a read needs: planning and pruning. Driver only."""

@@ -1,0 +1,1 @@
+"""Every option of the format, read and checked; names of tables."""

@@ -1,0 +1,381 @@
+"""Every option of the format `streamhouse`: key, default, unit and meaning in one place.
+
+Spark hands options over as strings with keys in lower case. Unknown keys are errors with a
+suggestion, and so is an option that its use would ignore; keys that Spark adds by itself pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from streamhouse.connector.options.offset_option import (
+    StartingPosition,
+    parse_ending_offsets,
+    parse_starting_offsets,
+    parse_timestamp_us,
+)
+from streamhouse.connector.options.option_values import (
+    parse_boolean,
+    parse_long_poll_ms,
+    parse_names,
+    parse_positive,
+    parse_size,
+    parse_snapshot_id,
+)
+from streamhouse.connector.options.source_options import SKIP_OPTIONS, check_source_options
+from streamhouse.connector.options.table_name import TableName
+from streamhouse.storage_service.client import (
+    DEFAULT_ENDPOINT,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    with_ca_file,
+)
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    UnknownOptionError,
+    suggestion,
+)
+
+__all__ = [
+    "OPTIONS",
+    "ConnectionOptions",
+    "Option",
+    "ReadOptions",
+    "ShapeOptions",
+    "connection_options",
+    "read_options",
+    "shape_options",
+]
+
+BATCH: Final = "batch read"
+STREAM: Final = "stream read"
+WRITE: Final = "write"
+_READS: Final = (BATCH, STREAM)
+TRANSACTION_TIMEOUT: Final = "6h"
+ALL_USES: Final = (BATCH, STREAM, WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as users see it; an empty default means unset."""
+
+    key: str
+    default: str
+    uses: tuple[str, ...]
+    meaning: str
+
+
+OPTIONS: Final = (
+    Option("endpoint", "", ALL_USES, "URL of the service; else `STREAMHOUSE_ENDPOINT`, else"
+           f" `{DEFAULT_ENDPOINT}`."),
+    Option("token", "", ALL_USES, "Bearer token; else `STREAMHOUSE_TOKEN`."),
+    Option("tls.ca", "", ALL_USES, "File of CA certificates that vouch for an `https` endpoint, on"
+           " every machine; else `STREAMHOUSE_CA_FILE`, else those the machine trusts."),
+    Option("table", "", ALL_USES, "The table, where there is no path to give: `database.table`."),
+    Option("columns", "", _READS, "Only these columns, as `a,b`: nothing else is read from Parquet"
+           " or sent by the service. Backticks around a name that holds a comma."),
+    Option("where", "", _READS, "Only rows for which this SQL predicate is true. Exact; skips lake"
+           " partitions, files and row groups."),
+    Option("includeMetadata", "false", _READS, "Add the columns `__bucket`, `__offset` and"
+           " `__timestamp`."),
+    Option("startingOffsets", "full", _READS, "Where to start: `full`, `earliest`, `latest`"
+           " (streams), a time as ISO-8601 or epoch milliseconds, or JSON like"
+           ' `{"0": 12, "1": "earliest"}`. A stream uses it only without a checkpoint.'),
+    Option("endingOffsets", "latest", (BATCH,), "Where to end (exclusive): `latest`, or JSON like"
+           ' `{"0": 99, "1": "latest"}`.'),
+    Option("startingTimestamp", "", _READS, "Only rows written at or after this time: ISO-8601 or"
+           " epoch milliseconds."),
+    Option("endingTimestamp", "", (BATCH,), "Only rows written before this time: ISO-8601 or epoch"
+           " milliseconds."),
+    Option("asOfTimestamp", "", (BATCH,), "The table as it was at this time: rows written at or"
+           " before it. ISO-8601 or epoch milliseconds."),
+    Option("asOfSnapshot", "", (BATCH,), "The rows of this lake snapshot (see"
+           " `table$snapshots`), without the log."),
+    Option("readChangeFeed", "", (STREAM,), "Rows are changes, each with its"
+           " `__change_type`: so unless told otherwise where the table has a primary key. `false`:"
+           " only new versions of rows, without that column."),
+    Option("failOnDataLoss", "true", _READS, "Fail when wanted rows are gone from log and lake;"
+           " `false` skips them with a warning."),
+    Option("minPartitions", "", _READS, "Split large reads into at least about this many tasks;"
+           " default: twice the driver's cores."),
+    Option("maxSplitBytes", "128mb", _READS, "Split files over this size at row groups."),
+    Option("maxOffsetsPerTrigger", "10000000", (STREAM,), "At most this many rows per micro-batch,"
+           " spread fairly over the buckets."),
+    Option("longPollMs", "300", (STREAM,), "How long a trigger waits for new rows at the service,"
+           " in milliseconds; other sources of the same query wait too. 0 to 10000."),
+    Option("streaming-skip-overwrite-snapshots", "false", (STREAM,), "Only `$iceberg`: pass over"
+           " snapshots that overwrite rows, which are an error else. The name is Iceberg's."),
+    Option("streaming-skip-delete-snapshots", "false", (STREAM,), "Only `$iceberg`: pass over"
+           " snapshots that delete rows, which are an error else. The name is Iceberg's."),
+    Option("write.mode", "", (WRITE,), "What rows do: `append` (log tables, their default),"
+           " `upsert` (primary key tables, their default), `delete` the rows with these keys,"
+           " `partial`: update only the columns the DataFrame has. `direct`: the default, with"
+           " `write.transactional` off."),
+    Option("write.transactional", "true", (WRITE,), "Write all rows of a job, or of a micro-batch,"
+           " or none, once; `false` sends them straight to the table: at-least-once."),
+    Option("app.id", "", (WRITE,), "Who writes, for writes that must not happen twice; default for"
+           " streams: the query's id, which its checkpoint keeps."),
+    Option("app.version", "", (WRITE,), "Number of this write of `app.id`: the table skips it"
+           " unless it is greater than the last one committed. Streams number their batches."),
+    Option("transaction.timeout", TRANSACTION_TIMEOUT, (WRITE,), "After this long without a row or"
+           " a commit the service drops a transaction; at most its `transaction_timeout_ms_max`."),
+    Option("sequence.column", "", (WRITE,), "Of several rows with one key the one with the greater"
+           " value here wins."),
+    Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns to the table,"
+           " widens types, and writes null for columns that it lacks."),
+    Option("bucket.num", "1", (WRITE,), "Buckets of the table, if this write creates it."),
+    Option("bucket.key", "", (WRITE,), "Columns `a,b` whose equal rows share a bucket, if this"
+           " write creates the table."),
+    Option("primary.key", "", (WRITE,), "Primary key columns `a,b`, if this write creates the"
+           " table."),
+    Option("partitioned.by", "", (WRITE,), "Lake partitioning like `region, day(ts)`, if this write"
+           " creates the table."),
+)  # fmt: skip
+"""All options; table properties are accepted by writes beside these."""
+
+_BY_KEY: Final = {option.key.lower(): option for option in OPTIONS}
+# Those of a table, and those of its columns under the aggregation engine.
+PROPERTY_PREFIXES: Final = ("table.", "fields.")
+
+STREAM_MARK: Final = "__streamhouse_stream"
+"""What `readStream` adds, so that the source can give a stream its columns (stream_mark.py)."""
+
+# What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
+_SPARK_KEYS: Final = frozenset(
+    {
+        "path",
+        "paths",
+        "checkpointlocation",
+        "serialization.format",
+        "owner",
+        "location",
+        "provider",
+        "external",
+        "is_managed_location",
+        "queryname",
+        "__sourcename",
+        STREAM_MARK,
+    }
+)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """Which service, and the table there."""
+
+    name: TableName
+    endpoint: str
+    token: str | None
+
+    def __repr__(self) -> str:
+        # A Spark plan or log shows this; the token never.
+        return f"ConnectionOptions(name='{self.name}', endpoint={self.endpoint!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a batch or stream read wants; times in microseconds since the epoch."""
+
+    connection: ConnectionOptions
+    columns: tuple[str, ...] | None
+    where: str | None
+    include_metadata: bool
+    starting: StartingPosition
+    ending: Mapping[int, int] | None
+    from_timestamp_us: int | None
+    to_timestamp_us: int | None
+    as_of_timestamp_us: int | None
+    as_of_snapshot: int | None
+    read_change_feed: bool | None
+    fail_on_data_loss: bool
+    min_partitions: int | None
+    max_split_bytes: int
+    max_offsets_per_trigger: int
+    long_poll_ms: int
+    skipped_snapshots: frozenset[str] = frozenset()
+
+
+def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
+    """Return the options with keys in lower case; raises for one that none of `uses` has."""
+    given = {str(key).lower(): value for key, value in options.items()}
+    for key in given:
+        option = _BY_KEY.get(key)
+        if option is not None and not _shared(option, uses):
+            raise InvalidRequestError(
+                f"option '{option.key}' has no meaning for a {uses[0]} (only for:"
+                f" {', '.join(option.uses)}); remove it"
+            )
+        if option is None and key not in _SPARK_KEYS and not key.startswith(PROPERTY_PREFIXES):
+            known = [option.key for option in OPTIONS if _shared(option, uses)]
+            raise UnknownOptionError(
+                f"unknown option '{key}'{suggestion(key, known)} (known: {', '.join(known)})"
+            )
+        if key.startswith(PROPERTY_PREFIXES) and WRITE not in uses:
+            raise InvalidRequestError(
+                f"option '{key}' has no meaning for a {uses[0]}: table properties are set when a"
+                " write creates the table, or by the client's alter_properties"
+            )
+    return given
+
+
+def applicable(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
+    """Return only the options that have a meaning for one of `uses`."""
+    return {
+        key: value
+        for key, value in options.items()
+        if (
+            _shared(option, uses)
+            if (option := _BY_KEY.get(key.lower())) is not None
+            else WRITE in uses or not key.lower().startswith(PROPERTY_PREFIXES)
+        )
+    }
+
+
+def _shared(option: Option, uses: Sequence[str]) -> bool:
+    return not set(uses).isdisjoint(option.uses)
+
+
+def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
+    """Read which table of which service is meant."""
+    given = {str(key).lower(): value for key, value in options.items()}
+    path, table = given.get("path"), given.get("table")
+    if given.get("paths"):
+        raise InvalidRequestError(
+            f"load one table at a time, not {given['paths']}; union the DataFrames instead"
+        )
+    name = table or path
+    if not name:
+        raise InvalidRequestError("no table given: call load('database.table')")
+    endpoint = given.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+    ca_file = given.get("tls.ca")
+    return ConnectionOptions(
+        name=TableName.parse(name),
+        # Everything that travels to executors has the endpoint; so has the name of its CA file.
+        endpoint=with_ca_file(endpoint, ca_file) if ca_file else endpoint,
+        token=given.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeOptions:
+    """What decides a read's columns, before Spark says whether it is a batch or a stream."""
+
+    connection: ConnectionOptions
+    columns: tuple[str, ...] | None
+    include_metadata: bool
+    read_change_feed: bool | None
+    is_stream: bool = False
+
+
+def shape_options(options: Mapping[str, str]) -> ShapeOptions:
+    """Read the options that decide a read's columns; refuses keys that no read has."""
+    given = check_keys(options, uses=(BATCH, STREAM))
+    return ShapeOptions(
+        connection=connection_options(options),
+        columns=_optional(given, "columns", parse_names),
+        include_metadata=_value(given, "includeMetadata", parse_boolean),
+        read_change_feed=_optional(given, "readChangeFeed", parse_boolean),
+        is_stream=STREAM_MARK in given,
+    )
+
+
+def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
+    """Read and check the options of a read; `use` is `BATCH` or `STREAM`."""
+    given = check_keys(options, uses=(use,))
+    _check_part(given, connection_options(options).name)
+    starting = _value(given, "startingOffsets", parse_starting_offsets)
+    from_us = _optional(given, "startingTimestamp", parse_timestamp_us)
+    if starting.kind == "timestamp":
+        if from_us is not None:
+            raise InvalidRequestError(
+                "options 'startingOffsets' and 'startingTimestamp' both give a time; use one"
+            )
+        from_us = starting.timestamp_us
+    if starting.kind == "latest" and use == BATCH:
+        raise InvalidRequestError(
+            "option 'startingOffsets' = 'latest' would read nothing; it is for streams"
+        )
+    _check_conflicts(given, is_bounded=from_us is not None or starting.kind != "full")
+    to_us = _optional(given, "endingTimestamp", parse_timestamp_us)
+    if (as_of_us := _optional(given, "asOfTimestamp", parse_timestamp_us)) is not None:
+        to_us = as_of_us + 1
+    return ReadOptions(
+        connection=connection_options(options),
+        columns=_optional(given, "columns", parse_names),
+        where=(given.get("where") or "").strip() or None,
+        include_metadata=_value(given, "includeMetadata", parse_boolean),
+        starting=starting,
+        ending=_optional(given, "endingOffsets", parse_ending_offsets),
+        from_timestamp_us=from_us,
+        to_timestamp_us=to_us,
+        as_of_timestamp_us=as_of_us,
+        as_of_snapshot=_optional(given, "asOfSnapshot", parse_snapshot_id),
+        read_change_feed=_optional(given, "readChangeFeed", parse_boolean),
+        fail_on_data_loss=_value(given, "failOnDataLoss", parse_boolean),
+        min_partitions=_optional(given, "minPartitions", parse_positive),
+        max_split_bytes=_value(given, "maxSplitBytes", parse_size),
+        max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_positive),
+        long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
+        skipped_snapshots=frozenset(
+            key for key in SKIP_OPTIONS if _value(given, key, parse_boolean)
+        ),
+    )
+
+
+def _check_part(given: Mapping[str, str], name: TableName) -> None:
+    """Raise for options that have no meaning for this part of a table."""
+    if name.is_iceberg:
+        own = [key for key in given if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
+        check_source_options(given, [_BY_KEY[key].key for key in own], name)
+        return
+    for key in SKIP_OPTIONS:
+        if key in given:
+            raise InvalidRequestError(
+                f"option '{key}' is for reads of '{name.path}$iceberg'; remove it"
+            )
+    if not name.is_metadata:
+        return
+    for key in given:
+        option = _BY_KEY.get(key)
+        if option is not None and option.uses != ALL_USES and option.key != "columns":
+            raise InvalidRequestError(
+                f"option '{option.key}' has no meaning for '{name}', which describes the table;"
+                " filter the DataFrame"
+            )
+
+
+def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:
+    if given.get("asofsnapshot"):
+        others = ("asOfTimestamp", "endingOffsets", "endingTimestamp")
+        bad = [key for key in others if given.get(key.lower())]
+        if bad or is_bounded:
+            raise InvalidRequestError(
+                "option 'asOfSnapshot' reads a whole lake snapshot and cannot be combined with"
+                f" '{bad[0] if bad else 'startingOffsets'}'"
+            )
+    if given.get("asoftimestamp") and given.get("endingtimestamp"):
+        raise InvalidRequestError(
+            "options 'asOfTimestamp' (inclusive) and 'endingTimestamp' (exclusive) both end the"
+            " read; use one"
+        )
+
+
+def _value(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T:
+    return parse(given.get(key.lower()) or _BY_KEY[key.lower()].default, key=key)
+
+
+def _optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
+    text = given.get(key.lower())
+    return None if text is None or not text.strip() else parse(text, key=key)
+
+
+def as_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return keyword arguments as Spark would hand them over: booleans in lower case."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in options.items()
+    }

@@ -1,0 +1,132 @@
+"""The options of a write, read and checked; what they mean is in `options.OPTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from streamhouse.connector.options.option_values import (
+    parse_boolean,
+    parse_expressions,
+    parse_names,
+    parse_positive,
+    parse_version,
+)
+from streamhouse.connector.options.options import (
+    PROPERTY_PREFIXES,
+    TRANSACTION_TIMEOUT,
+    WRITE,
+    ConnectionOptions,
+    check_keys,
+    connection_options,
+)
+from streamhouse.storage_service.errors import InvalidRequestError, suggestion
+from streamhouse.storage_service.model.properties import parse_duration_ms
+
+__all__ = ["WriteMode", "WriteOptions", "write_options"]
+
+_T = TypeVar("_T")
+
+
+class WriteMode(StrEnum):
+    """What the rows of a write do to the table."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+    DELETE = "delete"
+    PARTIAL = "partial"
+
+
+_DIRECT: Final = "direct"
+"""`write.mode` of a write that does what its table does by default, without a transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What a write wants; None is what was not given.
+
+    The fields from `bucket_count` on describe the table: one that does not exist is created so, one
+    that does must not be another.
+    """
+
+    connection: ConnectionOptions
+    mode: WriteMode | None
+    is_transactional: bool
+    app_id: str | None
+    app_version: int | None
+    timeout_ms: int
+    sequence_column: str | None
+    merges_schema: bool
+    bucket_count: int | None
+    bucket_key: tuple[str, ...] | None
+    primary_key: tuple[str, ...] | None
+    partitioned_by: tuple[str, ...] | None
+    properties: Mapping[str, str]
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Read and check the options of a write."""
+    given = check_keys(options, uses=(WRITE,))
+    connection = connection_options(options)
+    if connection.name.part:
+        raise InvalidRequestError(
+            f"'{connection.name}' can only be read; write to '{connection.name.path}'"
+        )
+    mode = _optional(given, "write.mode", _parse_mode)
+    app_id = (given.get("app.id") or "").strip() or None
+    app_version = _optional(given, "app.version", parse_version)
+    is_transactional = _is_transactional(given, mode, app_id=app_id)
+    if app_version is not None and app_id is None:
+        raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
+    return WriteOptions(
+        connection=connection,
+        mode=None if mode in (None, _DIRECT) else WriteMode(mode),
+        is_transactional=is_transactional,
+        app_id=app_id,
+        app_version=app_version,
+        timeout_ms=parse_duration_ms(
+            given.get("transaction.timeout") or TRANSACTION_TIMEOUT,
+            name="option 'transaction.timeout'",
+        ),
+        sequence_column=(given.get("sequence.column") or "").strip() or None,
+        merges_schema=parse_boolean(given.get("mergeschema", "false"), key="mergeSchema"),
+        bucket_count=_optional(given, "bucket.num", parse_positive),
+        bucket_key=_optional(given, "bucket.key", parse_names),
+        primary_key=_optional(given, "primary.key", parse_names),
+        partitioned_by=_optional(given, "partitioned.by", parse_expressions),
+        properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
+    )
+
+
+def _is_transactional(given: Mapping[str, str], mode: str | None, *, app_id: str | None) -> bool:
+    chosen = _optional(given, "write.transactional", parse_boolean)
+    if mode == _DIRECT and chosen:
+        raise InvalidRequestError(
+            "options 'write.mode' = 'direct' and 'write.transactional' = 'true' contradict each"
+            " other; use one"
+        )
+    is_transactional = mode != _DIRECT and chosen is not False
+    if app_id is not None and not is_transactional:
+        raise InvalidRequestError(
+            "option 'app.id' makes a write happen once, which needs a transaction: remove"
+            f" '{'write.mode' if mode == _DIRECT else 'write.transactional'}'"
+        )
+    return is_transactional
+
+
+def _parse_mode(text: str, *, key: str) -> str:
+    lowered = text.strip().lower()
+    known = [*(mode.value for mode in WriteMode), _DIRECT]
+    if lowered not in known:
+        raise InvalidRequestError(
+            f"option '{key}' = '{text}' is not one of {', '.join(known)}"
+            f"{suggestion(lowered, known)}"
+        )
+    return lowered
+
+
+def _optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
+    text = given.get(key)
+    return None if text is None or not text.strip() else parse(text, key=key)

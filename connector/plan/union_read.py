@@ -1,0 +1,145 @@
+"""Planning a batch read of both tiers on one cut of a table, and running it without Spark.
+
+One `TableState` pins everything: the lake snapshot and, from the same instant, the positions of all
+buckets. Planning never asks the service again, except to turn a time into log offsets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.connector.options.options import ReadOptions, ShapeOptions
+from streamhouse.connector.options.table_name import LAKE
+from streamhouse.connector.plan.iceberg_read import plan_source_read, source_state
+from streamhouse.connector.plan.key_table_read import plan_key_table_rows
+from streamhouse.connector.plan.layout_choice import choose_layout
+from streamhouse.connector.plan.read_plan import pack
+from streamhouse.connector.plan.row_form import RowForm, batch_form, check_columns, shape_columns
+from streamhouse.connector.plan.tier_plan import (
+    ReadPlan,
+    plan_lake,
+    plan_ranges,
+    read_context,
+    split_sizes,
+)
+from streamhouse.connector.plan.tier_ranges import (
+    TierRanges,
+    cut_by_tier,
+    narrowed,
+    readable,
+    refuse_loss,
+    resolve_starts,
+    wanted_ranges,
+)
+from streamhouse.connector.scan.scan import ScanColumn, Split
+from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.table_state import TableState
+
+__all__ = ["plan_batch_read", "read_table"]
+
+_THREADS_MAX: Final = 8
+
+
+def plan_batch_read(
+    client: StorageClient,
+    state: TableState,
+    options: ReadOptions,
+    output: Sequence[ScanColumn],
+) -> ReadPlan:
+    """Plan a batch read of a table, or of one tier of it, on exactly the cut of `state`."""
+    name = options.connection.name
+    if name.is_iceberg:
+        return plan_source_read(client, state, options, output)
+    form = batch_form(state.table, name)
+    context = read_context(state, options, output)
+    check_columns(context, form, name)
+    if form is RowForm.ROWS:
+        state = choose_layout(client, state, context, options)
+    if options.as_of_snapshot is None and form is RowForm.ROWS and context.has_changelog:
+        return plan_key_table_rows(client, state, context, options)
+    context = replace(
+        context,
+        lake_is_changelog=context.has_changelog and form is RowForm.CHANGES,
+        from_timestamp_us=options.from_timestamp_us,
+        to_timestamp_us=options.to_timestamp_us,
+    )
+    if context.has_changelog and options.as_of_timestamp_us is not None:
+        raise InvalidRequestError(
+            f"option 'asOfTimestamp' cannot be used with '{name}', which has changes; use"
+            " endingTimestamp"
+        )
+    if options.as_of_snapshot is None:
+        return plan_ranges(client, state, context, _tier_ranges(client, state, options), options)
+    if name.part not in ("", LAKE):
+        raise InvalidRequestError(f"option 'asOfSnapshot' cannot be used with '{name}'")
+    scan = plan_lake(
+        client,
+        state,
+        context,
+        None,
+        snapshot_id=options.as_of_snapshot,
+        allow_successor=False,
+        is_union=False,
+    )
+    return ReadPlan(context=scan.context, splits=pack(scan.pieces, split_sizes(options)))
+
+
+def _tier_ranges(client: StorageClient, state: TableState, options: ReadOptions) -> TierRanges:
+    table = str(state.table.path)
+    buckets = readable(state, part=options.connection.name.part)
+    starts = resolve_starts(options.starting, buckets, table=table)
+    ranges = wanted_ranges(starts, options.ending, buckets, table=table)
+    tiers = cut_by_tier(ranges, buckets)
+    refuse_loss(tiers.lost, buckets, table=table, fail_on_data_loss=options.fail_on_data_loss)
+    from_us, to_us = options.from_timestamp_us, options.to_timestamp_us
+    if not tiers.log or (from_us is None and to_us is None):
+        return tiers
+    log = narrowed(
+        tiers.log,
+        starts=None if from_us is None else client.offsets_for_timestamp(table, from_us),
+        ends=None if to_us is None else client.offsets_for_timestamp(table, to_us),
+    )
+    return replace(tiers, log=log)
+
+
+def read_table(client: StorageClient, options: ReadOptions) -> pa.Table:
+    """Read a table, or a part of it, into memory without Spark."""
+    from streamhouse.connector.plan.metadata_tables import metadata_rows, metadata_schema
+
+    name = options.connection.name
+    if name.is_iceberg:
+        state = source_state(client, name, columns=options.columns)
+    else:
+        state = client.table_state(str(name.path))
+    if name.is_metadata:
+        schema = metadata_schema(name.part, options.columns)
+        return metadata_rows(client, state, name.part).select(schema.names)
+    shape = ShapeOptions(
+        connection=options.connection,
+        columns=options.columns,
+        include_metadata=options.include_metadata,
+        read_change_feed=None,
+    )
+    output = shape_columns(state.table, shape)
+    plan = plan_batch_read(client, state, options, output)
+    return pa.Table.from_batches(_batches(client, plan), schema=plan.context.output_schema)
+
+
+def _batches(client: StorageClient, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    """Yield all rows, reading splits in parallel: Parquet decoding leaves the interpreter free."""
+
+    def read(split: Split) -> list[pa.RecordBatch]:
+        return list(read_split(split, plan.context, client=client))
+
+    threads = min(_THREADS_MAX, os.cpu_count() or 1, max(1, len(plan.splits)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-read") as pool:
+        for batches in pool.map(read, plan.splits):
+            yield from batches

@@ -1,0 +1,1 @@
+"""Streams: where one starts, what a micro-batch consists of, what its checkpoint says."""

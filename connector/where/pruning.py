@@ -1,0 +1,321 @@
+"""Whether any row of a file, row group or log batch can match, from its column statistics.
+
+Invariant: `may_match` is False only if `filter_batch` would keep no row. What is not known
+(a missing column, a missing bound, a possible NaN) counts as possible.
+
+Statistics are kept by `PredicateColumn.key`: the column's name, or `a.b` for a field of a struct.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.connector.where.predicate import (
+    NEGATED_OPERATOR,
+    And,
+    Compare,
+    CompareColumns,
+    Constant,
+    In,
+    IsNull,
+    Like,
+    Node,
+    Not,
+    Operator,
+    Or,
+    PlainValue,
+    Predicate,
+    comparison_type,
+    statistics_key,
+)
+from streamhouse.storage_service.model.calendar import DAY_US
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+__all__ = ["ColumnStatistics", "batch_statistics", "may_match", "row_group_statistics"]
+
+_UNITS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnStatistics:
+    """What is known of a column's values in some rows; None is "not known".
+
+    `minimum` and `maximum` are plain values (see predicate.py) that no non-NULL value is below or
+    above; they need not occur. Of a float or double column they bound the numbers only: NaN
+    is always taken as possible.
+    """
+
+    minimum: PlainValue | None = None
+    maximum: PlainValue | None = None
+    null_count: int | None = None
+    row_count: int | None = None
+
+
+UNKNOWN: Final = ColumnStatistics()
+
+
+class _Possible(NamedTuple):
+    """Which truth values some row may have."""
+
+    true: bool
+    false: bool
+    null: bool
+
+
+def may_match(predicate: Predicate, statistics: Mapping[str, ColumnStatistics]) -> bool:
+    """Return False if the statistics prove that no row matches `predicate`."""
+    return _possible(predicate.root, statistics).true
+
+
+def batch_statistics(batch: pa.RecordBatch, columns: Iterable[str]) -> dict[str, ColumnStatistics]:
+    """Return the statistics of the named top-level columns of `batch`; nested ones are left out."""
+    found = {}
+    for name in columns:
+        index = batch.schema.get_field_index(name)
+        if index < 0 or pa.types.is_nested(batch.schema.field(index).type):
+            continue
+        array = batch.column(index)
+        minimum, maximum = _min_max(array)
+        found[statistics_key((name,))] = ColumnStatistics(
+            minimum=minimum,
+            maximum=maximum,
+            null_count=array.null_count,
+            row_count=len(array),
+        )
+    return found
+
+
+def row_group_statistics(
+    metadata: pq.FileMetaData, row_group: int, *, columns: Iterable[str] | None = None
+) -> dict[str, ColumnStatistics]:
+    """Return the statistics of one row group of a Parquet file, of `columns` (top level) or of all.
+
+    Bounds that cannot be trusted or read are left unknown. The keys are the file's own names;
+    a caller whose table has renamed columns since must rename them.
+    """
+    wanted = None if columns is None else set(columns)
+    group = metadata.row_group(row_group)
+    found = {}
+    leaves = _leaves(metadata.schema.to_arrow_schema())
+    for index, (path, data_type) in enumerate(leaves):
+        if data_type is None or (wanted is not None and path[0] not in wanted):
+            continue
+        statistics = group.column(index).statistics
+        if statistics is None:
+            continue
+        minimum = maximum = None
+        if statistics.has_min_max:
+            minimum = _parquet_bound(statistics.min_raw, data_type, is_upper=False)
+            maximum = _parquet_bound(statistics.max_raw, data_type, is_upper=True)
+        found[statistics_key(path)] = ColumnStatistics(
+            minimum=minimum,
+            maximum=maximum,
+            null_count=statistics.null_count if statistics.has_null_count else None,
+            row_count=group.num_rows,
+        )
+    return found
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:
+    """Yield path and type of every Parquet leaf in file order; type None inside lists and maps."""
+
+    def walk(
+        path: tuple[str, ...], data_type: pa.DataType, *, is_repeated: bool
+    ) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:
+        if pa.types.is_struct(data_type):
+            for field in data_type:
+                yield from walk((*path, field.name), field.type, is_repeated=is_repeated)
+        elif pa.types.is_map(data_type):
+            yield from walk((*path, "key"), data_type.key_type, is_repeated=True)
+            yield from walk((*path, "value"), data_type.item_type, is_repeated=True)
+        elif pa.types.is_nested(data_type):
+            yield from walk((*path, "element"), data_type.value_type, is_repeated=True)
+        else:
+            yield path, None if is_repeated else data_type
+
+    for field in schema:
+        yield from walk((field.name,), field.type, is_repeated=False)
+
+
+def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | None:
+    """Return a raw Parquet bound as a plain value, widened where units differ, or None."""
+    if pa.types.is_decimal(t):
+        if isinstance(raw, bytes):
+            raw = int.from_bytes(raw, "big", signed=True)
+        # From a tuple: arithmetic would round to the context's precision.
+        digits = tuple(int(digit) for digit in str(abs(raw)))
+        return Decimal((int(raw < 0), digits, -t.scale))
+    if pa.types.is_timestamp(t):
+        if not isinstance(raw, int):
+            return None
+        units = _UNITS_A_SECOND[t.unit]
+        micros = raw * 1_000_000
+        return -(-micros // units) if is_upper else micros // units
+    if pa.types.is_floating(t):
+        return None if math.isnan(raw) else float(raw)
+    if pa.types.is_string(t) or pa.types.is_large_string(t):
+        try:
+            return bytes(raw).decode()
+        except UnicodeDecodeError:
+            # A writer cut the bound inside a character.
+            return None
+    if pa.types.is_binary(t) or pa.types.is_large_binary(t):
+        return bytes(raw)
+    if pa.types.is_boolean(t):
+        return bool(raw)
+    return int(raw) if pa.types.is_signed_integer(t) or pa.types.is_date32(t) else None
+
+
+def _min_max(array: pa.Array) -> tuple[PlainValue | None, PlainValue | None]:
+    t = array.type
+    if pa.types.is_timestamp(t) and t.unit == "us":
+        array = array.cast(pa.int64())
+    elif pa.types.is_date32(t):
+        array = array.cast(pa.int32())
+    elif not (
+        pa.types.is_boolean(t)
+        or pa.types.is_signed_integer(t)
+        or pa.types.is_floating(t)
+        or pa.types.is_decimal(t)
+        or pa.types.is_string(t)
+        or pa.types.is_binary(t)
+    ):
+        return None, None
+    bounds = pc.min_max(array)
+    minimum, maximum = bounds["min"].as_py(), bounds["max"].as_py()
+    if isinstance(minimum, float) and math.isnan(minimum):
+        return None, None
+    return minimum, maximum
+
+
+def _possible(node: Node, statistics: Mapping[str, ColumnStatistics]) -> _Possible:
+    match node:
+        case Constant(truth):
+            return _Possible(truth is True, truth is False, truth is None)
+        case Not(child):
+            inner = _possible(child, statistics)
+            return _Possible(inner.false, inner.true, inner.null)
+        case And(children):
+            found = [_possible(child, statistics) for child in children]
+            return _Possible(
+                all(p.true for p in found),
+                any(p.false for p in found),
+                any(p.null for p in found),
+            )
+        case Or(children):
+            found = [_possible(child, statistics) for child in children]
+            return _Possible(
+                any(p.true for p in found),
+                all(p.false for p in found),
+                any(p.null for p in found),
+            )
+        case CompareColumns():
+            return _possible_columns(node, statistics)
+    known = statistics.get(node.column.key, UNKNOWN)
+    may_be_null, may_be_valid = _nulls(known)
+    match node:
+        case IsNull():
+            return _Possible(may_be_null, may_be_valid, False)
+        case Compare(column, operator, value):
+            is_float = pa.types.is_floating(column.type)
+            true = _may(known, operator, value, is_float=is_float)
+            false = _may(known, NEGATED_OPERATOR[operator], value, is_float=is_float)
+        case In(column, values):
+            is_float = pa.types.is_floating(column.type)
+            true = any(_may(known, "=", value, is_float=is_float) for value in values)
+            false = len(values) != 1 or _may(known, "!=", values[0], is_float=is_float)
+        case Like():
+            true = _may_start_with(known, node.prefix)
+            false = node.parts != (None,)
+    return _Possible(true and may_be_valid, false and may_be_valid, may_be_null)
+
+
+def _nulls(known: ColumnStatistics) -> tuple[bool, bool]:
+    """Return whether a row may be NULL, and whether one may be something else."""
+    if known.null_count is None:
+        return True, True
+    return known.null_count > 0, known.row_count is None or known.null_count < known.row_count
+
+
+def _may(known: ColumnStatistics, operator: Operator, value: Any, *, is_float: bool) -> bool:
+    """Return whether some non-NULL value may compare TRUE with `value`."""
+    low: Any = known.minimum
+    high: Any = known.maximum
+    if is_float and math.isnan(value):
+        return operator != ">"
+    match operator:
+        case "=":
+            return (low is None or low <= value) and (high is None or high >= value)
+        case "!=":
+            return is_float or low is None or high is None or not low == value == high
+        case "<":
+            return low is None or bool(low < value)
+        case "<=":
+            return low is None or bool(low <= value)
+        case ">":
+            return is_float or high is None or bool(high > value)
+        case ">=":
+            return is_float or high is None or bool(high >= value)
+
+
+def _may_start_with(known: ColumnStatistics, prefix: str) -> bool:
+    low, high = known.minimum, known.maximum
+    if isinstance(high, str) and high < prefix:
+        return False
+    # Every string with the prefix is below any `low` whose own beginning is above the prefix.
+    return not (isinstance(low, str) and low[: len(prefix)] > prefix)
+
+
+def _possible_columns(
+    node: CompareColumns, statistics: Mapping[str, ColumnStatistics]
+) -> _Possible:
+    common = comparison_type(node.left.type, node.right.type)
+    sides = [statistics.get(column.key, UNKNOWN) for column in (node.left, node.right)]
+    nulls = [_nulls(side) for side in sides]
+    bounds = [
+        [_to_common(value, column.type, common) for value in (side.minimum, side.maximum)]
+        for side, column in zip(sides, (node.left, node.right), strict=True)
+    ]
+    is_float = pa.types.is_floating(common)
+
+    def may(operator: Operator) -> bool:
+        (left_low, left_high), (right_low, right_high) = bounds
+        may_be_less = left_low is None or right_high is None or left_low < right_high
+        may_be_greater = left_high is None or right_low is None or left_high > right_low
+        touches = (left_low is None or right_high is None or left_low <= right_high) and (
+            left_high is None or right_low is None or left_high >= right_low
+        )
+        may_be_equal = is_float or touches
+        possible = {
+            "<": is_float or may_be_less,
+            ">": is_float or may_be_greater,
+            "=": may_be_equal,
+        }
+        if operator == "!=":
+            return possible["<"] or possible[">"]
+        return any(possible[symbol] for symbol in operator)
+
+    may_be_valid = all(valid for _, valid in nulls)
+    return _Possible(
+        may(node.operator) and may_be_valid,
+        may(NEGATED_OPERATOR[node.operator]) and may_be_valid,
+        any(null for null, _ in nulls),
+    )
+
+
+def _to_common(value: PlainValue | None, t: pa.DataType, common: pa.DataType) -> Any:
+    """Cast a bound as the evaluation casts the column; each cast keeps the order of values."""
+    if value is None:
+        return None
+    if pa.types.is_floating(common):
+        return float(value)
+    return int(value) * DAY_US if pa.types.is_date32(t) and common != t else value

@@ -1,0 +1,1 @@
+"""Writes: checked before any task starts, then direct or as one transaction."""

@@ -1,0 +1,208 @@
+"""Everything about a write that can be settled before its first row: one value for all tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from streamhouse.connector.options.options import ConnectionOptions
+from streamhouse.connector.options.write_options import WriteMode, WriteOptions
+from streamhouse.connector.write.schema_merge import merge_schema, missing_columns
+from streamhouse.connector.write.write_rows import CHANGELOG_COLUMNS, RowShape
+from streamhouse.connector.write.write_table import existing_or_created
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    SchemaMismatchError,
+    UnknownColumnError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema
+from streamhouse.storage_service.model.schema_change import version_of
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["WriteTarget", "resolve_target"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTarget:
+    """Where the rows go and what they do there. Small: it is pickled to every task.
+
+    `columns` are those of a partial update, else None. `ordered_by` is the column in whose order
+    rows must come, when that decides which of them wins. With `is_overwrite` they replace all rows.
+    """
+
+    connection: ConnectionOptions
+    table_id: int
+    mode: WriteMode
+    columns: tuple[str, ...] | None
+    shape: RowShape
+    ordered_by: str | None = None
+    is_overwrite: bool = False
+
+    @property
+    def path(self) -> str:
+        """The table's path."""
+        return str(self.connection.name.path)
+
+
+def resolve_target(
+    client: StorageClient,
+    options: WriteOptions,
+    schema: pa.Schema,
+    *,
+    is_stream: bool,
+    is_overwrite: bool = False,
+) -> WriteTarget:
+    """Check the write as a whole against the table, which is created if there is none.
+
+    `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
+    """
+    info = existing_or_created(client, options, schema, is_stream=is_stream)
+    mode = _mode(options, info)
+    ordered_by = _ordering(options, info, mode, schema)
+    has_changes = CHANGE_TYPE_COLUMN in schema.names
+    dropped = set(CHANGELOG_COLUMNS) if has_changes else set()
+    if ordered_by is not None and ordered_by not in info.schema.names:
+        dropped.add(ordered_by)
+    columns = [name for name in schema.names if name not in dropped | {CHANGE_TYPE_COLUMN}]
+    if has_changes:
+        _check_takes_changes(info, mode)
+    data = pa.schema([field for field in schema if field.name in columns])
+    if options.merges_schema and mode is not WriteMode.DELETE:
+        info = merge_schema(client, info, data)
+    filled = _filled(options, info, mode, data)
+    _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
+    return WriteTarget(
+        connection=options.connection,
+        table_id=info.table_id,
+        mode=mode,
+        columns=tuple(columns) if mode is WriteMode.PARTIAL else None,
+        shape=RowShape(types=info.schema.to_arrow(), dropped=frozenset(dropped), filled=filled),
+        ordered_by=ordered_by,
+        is_overwrite=is_overwrite,
+    )
+
+
+def _filled(
+    options: WriteOptions, info: TableInfo, mode: WriteMode, data: pa.Schema
+) -> tuple[pa.Field, ...]:
+    """Return the table's columns that rows with the columns of `data` get as nulls.
+
+    Those a DataFrame lacks that merges its schema, and those that were added to the table since a
+    program was written that has exactly the columns of an earlier version.
+    """
+    is_whole = mode in (WriteMode.APPEND, WriteMode.UPSERT)
+    if not is_whole or set(data.names) <= set(info.descriptor.primary_key):
+        return ()
+    is_earlier = version_of(info, data) != info.schema_id and set(data.names) < set(
+        info.schema.names
+    )
+    return missing_columns(info, data) if options.merges_schema or is_earlier else ()
+
+
+def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:
+    mode = options.mode
+    if not info.is_primary_key_table:
+        if mode not in (None, WriteMode.APPEND):
+            raise UnsupportedError(
+                f"table '{info.path}' has no primary key, so write.mode = '{mode}' has no rows to"
+                " find; rows are appended to it: remove the option"
+            )
+        return WriteMode.APPEND
+    if mode is WriteMode.APPEND:
+        raise UnsupportedError(
+            f"table '{info.path}' has a primary key, so rows replace those with the same key; use"
+            " write.mode = 'upsert', which is its default"
+        )
+    mode = mode or WriteMode.UPSERT
+    rules = info.descriptor.merge_rules()
+    if mode is WriteMode.PARTIAL and rules.engine in (
+        MergeEngine.FIRST_ROW,
+        MergeEngine.VERSIONED,
+    ):
+        raise UnsupportedError(
+            f"table '{info.path}': table.merge-engine = {rules.engine} takes whole rows, no partial"
+            " updates"
+        )
+    if mode is WriteMode.DELETE and rules.delete_behavior is not DeleteBehavior.ALLOW:
+        raise UnsupportedError(
+            f"table '{info.path}' has table.delete.behavior = {rules.delete_behavior}, so"
+            " write.mode = 'delete' would delete nothing"
+        )
+    return mode
+
+
+def _ordering(
+    options: WriteOptions, info: TableInfo, mode: WriteMode, schema: pa.Schema
+) -> str | None:
+    """Return the column whose order this write must keep; None if the table keeps it itself."""
+    name = options.sequence_column
+    if name is None:
+        return None
+    if not info.is_primary_key_table:
+        raise InvalidRequestError(
+            f"table '{info.path}' has no primary key, so 'sequence.column' has nothing to decide;"
+            " remove the option"
+        )
+    if name not in schema.names:
+        raise UnknownColumnError(
+            f"option 'sequence.column' = '{name}': the DataFrame has no such column (columns:"
+            f" {', '.join(schema.names)})"
+        )
+    if mode is WriteMode.DELETE:
+        raise InvalidRequestError(
+            "option 'sequence.column' has no meaning for write.mode = 'delete', whose rows are"
+            " keys alone; remove it"
+        )
+    version_column = info.descriptor.merge_rules().version_column
+    if version_column is None:
+        return name
+    if version_column != name:
+        raise InvalidRequestError(
+            f"option 'sequence.column' = '{name}': in table '{info.path}' the greater"
+            f" '{version_column}' wins already (table.merge-engine = versioned); remove the option"
+        )
+    return None
+
+
+def _check_takes_changes(info: TableInfo, mode: WriteMode) -> None:
+    if mode is WriteMode.APPEND:
+        raise UnsupportedError(
+            f"table '{info.path}' has no primary key, so changes cannot be applied to it; drop"
+            f" column '{CHANGE_TYPE_COLUMN}', or rename it to append the changes as rows"
+        )
+    if mode is WriteMode.DELETE:
+        raise InvalidRequestError(
+            f"write.mode = 'delete' takes the key columns only; drop '{CHANGE_TYPE_COLUMN}', or"
+            " remove the option to apply the changes"
+        )
+
+
+def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_changes: bool) -> None:
+    table = str(info.path)
+    key = info.descriptor.primary_key
+    wanted: Schema = info.schema
+    is_keys_alone = has_changes and set(data.names) == set(key)
+    if mode is WriteMode.DELETE:
+        others = [name for name in data.names if name not in key]
+        if others:
+            raise SchemaMismatchError(
+                f"table '{table}': write.mode = 'delete' takes the key columns only"
+                f" ({', '.join(key)}); drop column '{others[0]}'"
+            )
+    if mode is WriteMode.PARTIAL:
+        missing = [name for name in key if name not in data.names]
+        if missing:
+            raise SchemaMismatchError(
+                f"table '{table}': write.mode = 'partial' needs the key column '{missing[0]}'"
+                f" (given: {', '.join(data.names)})"
+            )
+        wanted = wanted.select(data.names, table=table)
+    elif mode is WriteMode.DELETE or is_keys_alone:
+        # Deletes need no more; a change that does is refused by the service, with its row.
+        wanted = wanted.select(key, table=table)
+    check_schema(data, wanted, table=table)

@@ -1,0 +1,1 @@
+"""Commits to lake tables: a round's snapshot, expiry, and the files nobody needs."""

@@ -1,0 +1,304 @@
+"""Commits to tables through the REST catalog: checked against the live tables, then landed.
+
+What a commit promises:
+- its requirements hold for the very metadata that it replaces, and so do the checks of
+  `commit_guard.py` and `added_files.py`
+- several tables change together or not at all
+- an error other than `UnknownOutcomeError` means that nothing was committed
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableRequest, StagedTable, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCreate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    TableRequirement,
+    update_table_metadata,
+)
+
+from streamhouse.storage_service.errors import (
+    CommitConflictError,
+    InvalidRequestError,
+    TableExistsError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.lake.catalogs.guarded_catalog import check_updates, guard_of
+from streamhouse.storage_service.lake.catalogs.sql_catalog import LakeSqlCatalog
+from streamhouse.storage_service.lake.catalogs.sql_commits import StagedCommit, commit_staged
+from streamhouse.storage_service.lake.errors import catalog_errors, sentence_of
+from streamhouse.storage_service.lake.guards.added_files import check_added_files
+from streamhouse.storage_service.lake.guards.commit_guard import (
+    check_commit,
+    covered_offsets,
+    new_foreign_snapshots,
+    owner_of,
+    protecting_table,
+)
+from streamhouse.storage_service.lake.guards.live_tables import LiveTables
+from streamhouse.storage_service.lake.snapshots.table_files import check_new_files
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
+
+__all__ = ["Landed", "TableCommits", "check_new_table"]
+
+_logger = logging.getLogger(__name__)
+
+Identifier = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """A table's metadata after a commit."""
+
+    metadata_location: str | None
+    metadata: TableMetadata
+
+
+class TableCommits:
+    """Commits to one catalog. Thread-safe as far as the catalog is."""
+
+    def __init__(self, catalog: Catalog, tables: LiveTables) -> None:
+        self._catalog = catalog
+        self._tables = tables
+
+    def commit(self, identifier: Identifier, request: CommitTableRequest) -> Landed:
+        """Commit to one table; see the module for what errors mean."""
+        if isinstance(self._catalog, SqlCatalog):
+            return self._commit_sql(self._catalog, [(identifier, request)])[0]
+        with catalog_errors(f"prepare a commit to {_names([identifier])}"):
+            base, checked = self._checked(identifier, request)
+            if base is None:
+                base = self._catalog.create_table_transaction(identifier, Schema())._table
+        with catalog_errors(f"commit to {_names([identifier])}", is_commit=True, is_checked=True):
+            try:
+                done = self._catalog.commit_table(base, checked.requirements, checked.updates)
+            except CommitFailedException:
+                found = self._landed_before([(identifier, request)])
+                if found is None:
+                    raise
+                return Landed(metadata_location=found.metadata_location, metadata=found.metadata)
+        return Landed(metadata_location=done.metadata_location, metadata=done.metadata)
+
+    def _landed_before(
+        self, changes: Sequence[tuple[Identifier, CommitTableRequest]]
+    ) -> Table | None:
+        """Return a table that shows that a commit has landed which is refused; None if none does.
+
+        Something between may have sent it twice: the first landed, the second is refused for it.
+        Raises `UnknownOutcomeError` when nobody can be asked.
+        """
+        for identifier, request in changes:
+            added = [u.snapshot for u in request.updates if isinstance(u, AddSnapshotUpdate)]
+            if added:
+                try:
+                    found = self._catalog.load_table(identifier)
+                except Exception as error:
+                    raise UnknownOutcomeError(
+                        f"a commit to {_names([identifier])} was refused, perhaps because it had"
+                        f" landed, and the catalog cannot be asked: {sentence_of(error)}"
+                    ) from error
+                has_it = found.metadata.snapshot_by_id(added[0].snapshot_id) is not None
+                return found if has_it else None
+        return None
+
+    def commit_all(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
+        """Commit to every table, or to none; see the module for what errors mean.
+
+        Raises `UnsupportedError` when the catalog can change only one table at a time.
+        """
+        names = [identifier for identifier, _ in changes]
+        if not changes or len(set(names)) < len(names):
+            raise InvalidRequestError("a commit must name its tables, each once")
+        if isinstance(self._catalog, SqlCatalog):
+            self._commit_sql(self._catalog, changes)
+        elif len(changes) == 1:
+            self.commit(*changes[0])
+        else:
+            self._commit_through(changes)
+
+    def _commit_sql(
+        self, catalog: SqlCatalog, changes: Sequence[tuple[Identifier, CommitTableRequest]]
+    ) -> list[Landed]:
+        names = _names([identifier for identifier, _ in changes])
+        with catalog_errors(f"prepare a commit to {names}"):
+            commits = [self._stage(catalog, *change) for change in changes]
+        changed = [c for c in commits if c.base is None or c.staged.metadata != c.base.metadata]
+        if changed:
+            with catalog_errors(f"commit to {names}", is_commit=True, is_checked=True):
+                commit_staged(catalog, changed)
+            self._remember(changed)
+            self._delete_old_metadata(changed)
+        return [_landed(commit) for commit in commits]
+
+    def _commit_through(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
+        """Commit through a catalog that is itself a REST catalog, asserting what was checked."""
+        # A service with another catalog does not load the HTTP library.
+        from pyiceberg.catalog.rest import RestCatalog
+
+        from streamhouse.storage_service.lake.catalogs.rest_commits import (
+            commit_many,
+            offers_commit_many,
+        )
+
+        catalog = self._catalog
+        one_by_one = f"catalog '{catalog.name}' commits one table at a time: "
+        if not isinstance(catalog, RestCatalog):
+            raise UnsupportedError(
+                f"{one_by_one}{type(catalog).__name__} cannot change several tables together, which"
+                " needs a SQL catalog, or a REST catalog that can"
+            )
+        if not offers_commit_many(catalog):
+            raise UnsupportedError(
+                f"{one_by_one}the REST server behind it does not offer transactions/commit"
+            )
+        names = _names([identifier for identifier, _ in changes])
+        with catalog_errors(f"prepare a commit to {names}"):
+            checked = [self._checked(*change)[1] for change in changes]
+        with catalog_errors(f"commit to {names}", is_commit=True, is_checked=True):
+            try:
+                commit_many(catalog, checked)
+            except CommitFailedException:
+                if self._landed_before(changes) is None:
+                    raise
+
+    def _stage(
+        self, catalog: SqlCatalog, identifier: Identifier, request: CommitTableRequest
+    ) -> StagedCommit:
+        base = self._load(identifier, request.requirements)
+        staged = catalog._update_and_stage_table(
+            base, identifier, request.requirements, request.updates
+        )
+        self._check(identifier, base, staged.metadata)
+        return StagedCommit(base=base, staged=staged)
+
+    def _checked(
+        self, identifier: Identifier, request: CommitTableRequest
+    ) -> tuple[Table | None, CommitTableRequest]:
+        """Return the table, None for a new one, and the commit to exactly the state checked here.
+
+        For catalogs that apply the updates themselves.
+        """
+        base = self._load(identifier, request.requirements)
+        if base is None:
+            check_updates(identifier, None, request.updates)
+            empty = MetastoreCatalog._empty_table_metadata()
+            new = update_table_metadata(empty, request.updates, enforce_validation=True)
+            guard_of(self._catalog).check_new_location(identifier, new.location)
+            self._check(identifier, None, new)
+            return None, request
+        check_updates(identifier, base, request.updates)
+        for requirement in request.requirements:
+            requirement.validate(base.metadata)
+        new = update_table_metadata(base.metadata, request.updates)
+        self._check(identifier, base, new)
+        requirements = (*request.requirements, *_state_of(base.metadata))
+        return base, request.model_copy(update={"requirements": requirements})
+
+    def _load(
+        self, identifier: Identifier, requirements: Sequence[TableRequirement]
+    ) -> Table | None:
+        is_creation = any(isinstance(r, AssertCreate) for r in requirements)
+        try:
+            table = self._catalog.load_table(identifier)
+        except NoSuchTableError:
+            if not is_creation:
+                raise
+            return None
+        if is_creation:
+            raise CommitConflictError(f"lake table '{'.'.join(identifier)}' exists")
+        return table
+
+    def _check(self, identifier: Identifier, base: Table | None, new: TableMetadata) -> None:
+        name = ".".join(identifier)
+        if base is None:
+            check_new_table(identifier, new.properties, self._tables)
+            io = self._catalog._load_file_io({}, new.location)
+            check_new_files(name, None, new, catalog=self._catalog, io=io)
+            return
+        check_new_files(name, base.metadata, new, catalog=self._catalog, io=base.io)
+        live = protecting_table(base.metadata, self._tables)
+        if live is None:
+            if protecting_table(new, self._tables) is not None:
+                check_new_table(identifier, new.properties, self._tables)
+            return
+        check_commit(name, base.metadata, new, live)
+        covered = covered_offsets(base.metadata, live)
+        foreign = new_foreign_snapshots(base.metadata, new, live)
+        check_added_files(name, new, foreign, live, covered=covered, io=base.io)
+
+    def _remember(self, commits: Sequence[StagedCommit]) -> None:
+        if isinstance(self._catalog, LakeSqlCatalog):
+            for commit in commits:
+                location, metadata = commit.staged.metadata_location, commit.staged.metadata
+                assert location is not None, "it was written there"
+                self._catalog.committed(location, metadata, before=commit.base)
+
+    def _delete_old_metadata(self, commits: Sequence[StagedCommit]) -> None:
+        for commit in commits:
+            if commit.base is None:
+                continue
+            try:
+                self._catalog._delete_old_metadata(
+                    commit.staged.io, commit.base.metadata, commit.staged.metadata
+                )
+            except Exception:  # noqa: BLE001 - the commit has landed; a file too many is harmless
+                _logger.warning("event=metadata_left table=%s", ".".join(commit.staged.name()))
+
+
+def check_new_table(identifier: Identifier, properties: dict[str, str], tables: LiveTables) -> None:
+    """Refuse a new lake table under the name of a live table, but not tiering's own.
+
+    Raises `TableExistsError`.
+    """
+    name = ".".join(identifier)
+    owner = owner_of(properties)
+    # A table's full history lies beside it, as in db.t$changelog.
+    live = tables.named(name.partition("$")[0])
+    if live is None:
+        is_ours = properties.get(SERVICE_ID_PROPERTY) == tables.service_id
+        live = tables.with_id(owner) if is_ours and owner is not None else None
+        if live is None or name.startswith(str(live.info.path)):
+            return
+    elif owner == live.info.table_id:
+        return
+    raise TableExistsError(
+        f"lake table '{name}' belongs to the streamhouse table '{live.info.path}', which tiering"
+        " makes it for; choose another name"
+    )
+
+
+def _state_of(metadata: TableMetadata) -> tuple[TableRequirement, ...]:
+    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+    current = {
+        "ref": MAIN_BRANCH,
+        "snapshot-id": None if snapshot is None else snapshot.snapshot_id,
+    }
+    return (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        AssertRefSnapshotId.model_validate(current),
+    )
+
+
+def _landed(commit: StagedCommit) -> Landed:
+    if commit.base is not None and commit.staged.metadata == commit.base.metadata:
+        kept: Table = commit.base
+        return Landed(metadata_location=kept.metadata_location, metadata=kept.metadata)
+    staged: StagedTable = commit.staged
+    return Landed(metadata_location=staged.metadata_location, metadata=staged.metadata)
+
+
+def _names(identifiers: Sequence[Identifier]) -> str:
+    return ", ".join(f"lake table '{'.'.join(identifier)}'" for identifier in identifiers)

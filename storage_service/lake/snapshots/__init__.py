@@ -1,0 +1,1 @@
+"""What a snapshot consists of: manifests, live files, ancestors, the offsets it covers."""

@@ -1,0 +1,247 @@
+"""A table as Iceberg sees it: schema, partition spec, sort order and properties of its lake table.
+
+Field ids are those of `field_ids`. pyiceberg numbers the schema of a new table afresh, so the
+committer creates it from explicit metadata updates and checks what the catalog made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table.sorting import (
+    UNSORTED_SORT_ORDER,
+    NullOrder,
+    SortDirection,
+    SortField,
+    SortOrder,
+)
+from pyiceberg.transforms import IdentityTransform, parse_transform
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
+from streamhouse.storage_service.lake.tables.field_ids import (
+    FIELD_ID_KEY,
+    FieldPath,
+    lake_arrow_schema,
+)
+from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.lake import (
+    LAKE_SYSTEM_FIELDS,
+    SERVICE_ID_PROPERTY,
+    LakeRole,
+)
+from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, description_of
+from streamhouse.storage_service.model.schema import (
+    BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    Schema,
+)
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = [
+    "METADATA_PROPERTIES",
+    "description_properties",
+    "known_nested_ids",
+    "lake_partition_spec",
+    "lake_properties",
+    "lake_schema",
+    "lake_sort_order",
+]
+
+METADATA_PROPERTIES: Final = {
+    # Every round is a commit: without this, old metadata files would pile up.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+"""Properties of every lake table; maintenance gives them to those made without."""
+
+SORT_ORDER_ID: Final = 1
+_SIMPLE_TYPES: Final[dict[pa.DataType, IcebergType]] = {
+    pa.bool_(): BooleanType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.float32(): FloatType(),
+    pa.float64(): DoubleType(),
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    pa.date32(): DateType(),
+    pa.timestamp("us", tz="UTC"): TimestamptzType(),
+    pa.timestamp("us"): TimestampType(),
+}
+
+
+def lake_schema(
+    schema: Schema,
+    nested_ids: Mapping[FieldPath, int],
+    *,
+    primary_key: Sequence[str],
+    role: LakeRole = LakeRole.ROWS,
+) -> IcebergSchema:
+    """Return the Iceberg schema of a table's lake table: its columns, then the system columns.
+
+    That of a full history has no identifier: a key has many changes.
+    """
+    comments = {column.name: column.comment or None for column in schema.columns}
+    comments |= {
+        CHANGE_TYPE_COLUMN: "+I insert, -U before and +U after an update, -D delete.",
+        BUCKET_COLUMN: "Bucket of the row in the Streamhouse log.",
+        OFFSET_COLUMN: "Offset of the row in its bucket; with the bucket, the row's address.",
+        TIMESTAMP_COLUMN: "When the row was written to the Streamhouse log.",
+    }
+    fields = [
+        _field(field, doc=comments[field.name])
+        for field in lake_arrow_schema(schema, nested_ids, role=role)
+    ]
+    keys = {column.name: column.column_id for column in schema.columns}
+    identifier = [] if role is LakeRole.CHANGES else [keys[name] for name in primary_key]
+    return IcebergSchema(*fields, schema_id=0, identifier_field_ids=identifier)
+
+
+def _field(field: pa.Field, *, doc: str | None = None) -> NestedField:
+    return NestedField(
+        field_id=_id(field),
+        name=field.name,
+        field_type=_type(field.type),
+        required=not field.nullable,
+        doc=doc,
+    )
+
+
+def _id(field: pa.Field) -> int:
+    return int(field.metadata[FIELD_ID_KEY])
+
+
+def _type(data_type: pa.DataType) -> IcebergType:
+    if data_type in _SIMPLE_TYPES:
+        return _SIMPLE_TYPES[data_type]
+    if pa.types.is_decimal(data_type):
+        return DecimalType(data_type.precision, data_type.scale)
+    if pa.types.is_list(data_type):
+        element = data_type.value_field
+        return ListType(
+            element_id=_id(element),
+            element_type=_type(element.type),
+            element_required=not element.nullable,
+        )
+    if pa.types.is_map(data_type):
+        key, value = data_type.key_field, data_type.item_field
+        return MapType(
+            key_id=_id(key),
+            key_type=_type(key.type),
+            value_id=_id(value),
+            value_type=_type(value.type),
+            value_required=not value.nullable,
+        )
+    assert pa.types.is_struct(data_type), data_type
+    return StructType(*[_field(field) for field in data_type])
+
+
+def lake_partition_spec(
+    partitioning: Sequence[LakePartitionField], schema: IcebergSchema
+) -> PartitionSpec:
+    """Return the partition spec of `partitioning`, bound to the schema's field ids."""
+    return PartitionSpec(
+        *[
+            PartitionField(
+                source_id=schema.find_field(field.source).field_id,
+                field_id=PARTITION_FIELD_ID_START + position,
+                transform=parse_transform(field.iceberg_transform),
+                name=field.name,
+            )
+            for position, field in enumerate(partitioning)
+        ],
+        spec_id=0,
+    )
+
+
+def lake_sort_order(schema: IcebergSchema, clustering: Clustering) -> SortOrder:
+    """Return the order of a lake table: by `clustering`, else by offset; none for a Z-order."""
+    if clustering.is_z_order:
+        # Iceberg has no word for it; files are clustered all the same.
+        return UNSORTED_SORT_ORDER
+    fields = [
+        SortField(
+            source_id=schema.find_field(name).field_id,
+            transform=IdentityTransform(),
+            direction=SortDirection.ASC,
+            null_order=NullOrder.NULLS_LAST if clustering.columns else NullOrder.NULLS_FIRST,
+        )
+        for name in clustering.columns or (OFFSET_COLUMN,)
+    ]
+    return SortOrder(*fields, order_id=SORT_ORDER_ID)
+
+
+def lake_properties(
+    table: TableInfo, *, service_id: str, role: LakeRole = LakeRole.ROWS
+) -> dict[str, str]:
+    """Return the properties a new lake table of `table` gets; other engines go by them too."""
+    target_bytes = table.properties().datalake_target_file_bytes
+    return {
+        "format-version": "2",
+        "write.format.default": "parquet",
+        "write.parquet.compression-codec": "zstd",
+        "write.target-file-size-bytes": str(target_bytes),
+        **METADATA_PROPERTIES,
+        # Bounds of the system columns find rows by offset, however many columns come before.
+        **{f"write.metadata.metrics.column.{field.name}": "full" for field in LAKE_SYSTEM_FIELDS},
+        role.owner_property: str(table.table_id),
+        **({SERVICE_ID_PROPERTY: service_id} if service_id else {}),
+        **description_properties(table, {}, role=role),
+    }
+
+
+def description_properties(
+    table: TableInfo, known: Mapping[str, str], *, role: LakeRole
+) -> dict[str, str]:
+    """Return what to set so that a lake table with the properties `known` describes `table`.
+
+    Only that of the rows does, and of a table that is described already there is nothing to set.
+    """
+    if role is not LakeRole.ROWS:
+        return {}
+    description = description_of(table)
+    return {} if known.get(TABLE_PROPERTY) == description else {TABLE_PROPERTY: description}
+
+
+def known_nested_ids(schema: IcebergSchema) -> dict[FieldPath, int]:
+    """Return the ids of all fields inside nested columns of a lake table's schema."""
+    ids: dict[FieldPath, int] = {}
+    for field in schema.fields:
+        _collect(field.field_type, (field.field_id,), ids)
+    return ids
+
+
+def _collect(iceberg_type: IcebergType, path: FieldPath, ids: dict[FieldPath, int]) -> None:
+    children: tuple[NestedField, ...] = ()
+    if isinstance(iceberg_type, StructType):
+        children = iceberg_type.fields
+    elif isinstance(iceberg_type, ListType):
+        children = (iceberg_type.element_field,)
+    elif isinstance(iceberg_type, MapType):
+        children = (iceberg_type.key_field, iceberg_type.value_field)
+    for child in children:
+        ids[(*path, child.name)] = child.field_id
+        _collect(child.field_type, (*path, child.name), ids)

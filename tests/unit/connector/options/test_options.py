@@ -1,0 +1,212 @@
+"""Options: read once, checked, named in errors with a suggestion."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from streamhouse.connector.options.offset_option import EARLIEST, LATEST
+from streamhouse.connector.options.options import (
+    ALL_USES,
+    BATCH,
+    STREAM,
+    WRITE,
+    applicable,
+    as_options,
+    check_keys,
+    connection_options,
+    read_options,
+    shape_options,
+)
+from streamhouse.connector.options.write_options import write_options
+from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
+
+TABLE = {"path": "db.t"}
+
+
+def test_defaults_of_a_read() -> None:
+    options = read_options(TABLE, use=STREAM)
+
+    assert options.columns is None
+    assert options.where is None
+    assert options.starting.kind == "full"
+    assert options.fail_on_data_loss
+    assert options.max_offsets_per_trigger == 10_000_000
+    assert options.long_poll_ms == 300
+    assert options.max_split_bytes == 128 << 20
+
+
+def test_keys_come_in_any_case() -> None:
+    given = {"PATH": "db.t", "includemetadata": "TRUE", "StartingOffsets": "Earliest"}
+
+    options = read_options(given, use=BATCH)
+
+    assert options.include_metadata
+    assert options.starting.kind == "earliest"
+
+
+@pytest.mark.parametrize(
+    ("key", "closest"),
+    [("colums", "columns"), ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"), ("bucket.nun", "")],
+)
+def test_an_unknown_option_is_an_error_with_a_suggestion(key: str, closest: str) -> None:
+    with pytest.raises(UnknownOptionError, match=f"unknown option '{key.lower()}'") as caught:
+        read_options(TABLE | {key: "x"}, use=STREAM)
+
+    assert f"did you mean '{closest}'" in caught.value.message or not closest
+
+
+@pytest.mark.parametrize(
+    ("use", "key"),
+    [(BATCH, "maxOffsetsPerTrigger"), (STREAM, "asOfSnapshot"), (BATCH, "bucket.num")],
+)
+def test_an_option_its_use_would_ignore_is_an_error(use: str, key: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"'{key}' has no meaning for a {use}"):
+        read_options(TABLE | {key: "1"}, use=use)
+
+
+def test_a_table_property_belongs_to_writes() -> None:
+    with pytest.raises(InvalidRequestError, match=r"'table.log.ttl' has no meaning for a batch"):
+        read_options(TABLE | {"table.log.ttl": "1d"}, use=BATCH)
+
+    assert write_options(TABLE | {"table.log.ttl": "1d"}).properties == {"table.log.ttl": "1d"}
+
+
+def test_keys_of_spark_itself_pass() -> None:
+    spark = {"checkpointLocation": "/c", "owner": "me", "provider": "x", "queryName": "q"}
+
+    assert set(check_keys(TABLE | spark, uses=(STREAM,))) == {"path", *map(str.lower, spark)}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"includeMetadata": "1"}, "'includeMetadata' = '1' must be true or false"),
+        ({"minPartitions": "0"}, "'minPartitions' = '0' must be a whole number from 1"),
+        ({"longPollMs": "10001"}, "must be a whole number from 0 to 10000"),
+        ({"maxSplitBytes": "big"}, "option 'maxSplitBytes' = 'big' is not a size"),
+        ({"columns": "a,,b"}, "'columns' = 'a,,b' must name columns"),
+        ({"columns": "a,a"}, "must name columns, each once"),
+        ({"columns": "`a"}, "open backtick"),
+    ],
+)
+def test_a_bad_value_names_option_and_value(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        read_options(TABLE | options, use=STREAM)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"startingOffsets": "latest"}, "would read nothing"),
+        ({"startingOffsets": "2026-01-01", "startingTimestamp": "1"}, "both give a time"),
+        ({"asOfSnapshot": "1", "asOfTimestamp": "2"}, "cannot be combined with 'asOfTimestamp'"),
+        ({"asOfSnapshot": "1", "startingOffsets": "earliest"}, "with 'startingOffsets'"),
+        ({"asOfTimestamp": "1", "endingTimestamp": "2"}, "both end the read"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        read_options(TABLE | options, use=BATCH)
+
+
+@pytest.mark.parametrize("key", ["where", "includeMetadata", "asOfSnapshot", "minPartitions"])
+def test_options_that_choose_rows_mean_nothing_to_metadata(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"'{key}' has no meaning for 'db.t\$files'"):
+        read_options({"path": "db.t$files", key: "1"}, use=BATCH)
+
+    assert read_options({"path": "db.t$files", "columns": "path"}, use=BATCH).columns == ("path",)
+
+
+def test_times_become_microseconds_and_as_of_includes_its_instant() -> None:
+    options = read_options(
+        TABLE | {"startingTimestamp": "1970-01-01T00:00:01+01:00", "asOfTimestamp": "5"}, use=BATCH
+    )
+
+    assert options.from_timestamp_us == (1 - 3600) * 1_000_000
+    assert options.to_timestamp_us == 5_001
+
+
+def test_offsets_may_name_ends() -> None:
+    options = read_options(
+        TABLE
+        | {"startingOffsets": '{"0": 5, "1": "earliest"}', "endingOffsets": '{"0": "latest"}'},
+        use=BATCH,
+    )
+
+    assert options.starting.offsets == {0: 5, 1: EARLIEST}
+    assert options.ending == {0: LATEST}
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": 1}', '{"0": -3}', '{"0": 1.5}', '{"0": true}', "[1]"])
+def test_offsets_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="'startingOffsets'"):
+        read_options(TABLE | {"startingOffsets": text}, use=BATCH)
+
+
+@pytest.mark.parametrize("text", ["earliest", '{"0": "earliest"}', "12"])
+def test_a_read_ends_at_no_such_place(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="'endingOffsets'"):
+        read_options(TABLE | {"endingOffsets": text}, use=BATCH)
+
+
+def test_columns_may_hold_commas_in_backticks() -> None:
+    assert shape_options(TABLE | {"columns": "a, `b,c` ,d"}).columns == ("a", "b,c", "d")
+
+
+def test_how_to_create_a_table() -> None:
+    options = write_options(
+        TABLE
+        | {"bucket.num": "4", "bucket.key": "a,b", "partitioned.by": "bucket(16, id), day(ts)"}
+    )
+
+    assert options.bucket_count == 4
+    assert options.bucket_key == ("a", "b")
+    assert options.partitioned_by == ("bucket(16, id)", "day(ts)")
+
+
+def test_a_part_of_a_table_cannot_be_written() -> None:
+    with pytest.raises(InvalidRequestError, match=r"'db.t\$log' can only be read; write to 'db.t'"):
+        write_options({"path": "db.t$log"})
+
+
+def test_which_service_and_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMHOUSE_ENDPOINT", "http://env:1")
+    monkeypatch.setenv("STREAMHOUSE_TOKEN", "from-env")
+
+    assert connection_options(TABLE).endpoint == "http://env:1"
+    assert connection_options(TABLE).token == "from-env"
+    given = connection_options(TABLE | {"endpoint": "http://opt:2", "table": "other.t"})
+    assert given.endpoint == "http://opt:2"
+    assert str(given.name) == "other.t"
+
+
+@pytest.mark.parametrize("options", [{}, {"path": ""}])
+def test_no_table(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"call load\('database.table'\)"):
+        connection_options(options)
+
+
+def test_several_tables() -> None:
+    with pytest.raises(InvalidRequestError, match="one table at a time"):
+        connection_options({"paths": '["a","b"]'})
+
+
+def test_a_token_shows_in_no_repr_but_travels() -> None:
+    options = read_options(TABLE | {"token": "s3cret"}, use=BATCH)
+
+    assert "s3cret" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)).connection.token == "s3cret"
+
+
+def test_attached_options_apply_where_they_have_a_meaning() -> None:
+    given = {"where": "a = 1", "endpoint": "e", "bucket.num": "2", "table.log.ttl": "1d"}
+
+    assert set(applicable(given, uses=(WRITE,))) == {"endpoint", "bucket.num", "table.log.ttl"}
+    assert set(applicable(given, uses=(BATCH,))) == {"where", "endpoint"}
+    assert applicable(given, uses=ALL_USES) == given
+
+
+def test_keyword_arguments_become_option_text() -> None:
+    assert as_options({"a": True, "b": 3}) == {"a": "true", "b": "3"}

@@ -1,0 +1,199 @@
+"""Reads of a primary key table from its log alone, and what cannot be read says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.connector.options.options import BATCH, read_options
+from streamhouse.connector.plan.row_form import table_columns
+from streamhouse.connector.plan.union_read import plan_batch_read
+from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
+from tests.support.key_world import KeyWorld
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[KeyWorld]:
+    """Two buckets; in bucket 0 key 2 was updated and key 4 deleted."""
+    with KeyWorld(tmp_path) as opened:
+        opened.create_key_table(SCHEMA, bucket_count=2)
+        opened.upsert(0, *({"id": i, "name": f"n{i}"} for i in (0, 2, 4)))
+        opened.upsert(1, {"id": 1, "name": "n1"})
+        opened.upsert(0, {"id": 2, "name": "new"})
+        opened.delete(0, {"id": 4})
+        yield opened
+
+
+def ids(table: pa.Table) -> list[int]:
+    return sorted(table["id"].to_pylist())
+
+
+def test_rows_are_the_live_versions(world: KeyWorld) -> None:
+    found = world.read()
+
+    assert sorted(found.to_pylist(), key=lambda r: r["id"]) == [
+        {"id": 0, "name": "n0"},
+        {"id": 1, "name": "n1"},
+        {"id": 2, "name": "new"},
+    ]
+
+
+def test_a_filter_never_brings_an_old_version_back(world: KeyWorld) -> None:
+    assert ids(world.read(where="name = 'n2'")) == []
+    assert ids(world.read(where="id = 4")) == []
+    assert world.read(where="id = 2", columns="name")["name"].to_pylist() == ["new"]
+
+
+def test_the_changelog_has_every_change_with_its_address(world: KeyWorld) -> None:
+    found = world.read("db.t$changelog")
+
+    assert found.schema.names == [
+        "id", "name", "__change_type", "__bucket", "__offset", "__timestamp",
+    ]  # fmt: skip
+    ours = [
+        (r["__bucket"], r["__offset"], r["__change_type"], r["name"]) for r in found.to_pylist()
+    ]
+    assert sorted(ours) == [
+        (0, 0, "+I", "n0"),
+        (0, 1, "+I", "n2"),
+        (0, 2, "+I", "n4"),
+        (0, 3, "-U", "n2"),
+        (0, 4, "+U", "new"),
+        (0, 5, "-D", "n4"),
+        (1, 0, "+I", "n1"),
+    ]
+
+
+def test_the_changelog_is_bounded_and_filtered(world: KeyWorld) -> None:
+    some = world.read(
+        "db.t$changelog", startingOffsets='{"0": 3}', endingOffsets='{"0": 5, "1": 0}'
+    )
+    deletes = world.read("db.t$changelog", where="__change_type = '-D'", columns="id")
+    since = world.read(
+        "db.t$changelog", startingTimestamp=world.moments[-1].timestamp_us // 1_000, columns="id"
+    )
+
+    assert some["__change_type"].to_pylist() == ["-U", "+U"]
+    assert deletes.to_pydict() == {"id": [4]}
+    assert ids(since) == [4]
+
+
+def test_the_log_has_change_types_and_metadata_if_wanted(world: KeyWorld) -> None:
+    assert world.read("db.t$log").schema.names == ["id", "name", "__change_type"]
+    assert world.read("db.t$log", columns="__change_type,id").schema.names == [
+        "__change_type",
+        "id",
+    ]
+
+
+def test_a_log_table_has_a_changelog_of_appends(tmp_path: Path) -> None:
+    with KeyWorld(tmp_path) as world:
+        world.create_table(KeyWorld.PATH, SCHEMA)
+        world.append(0, pa.record_batch([pa.array([1, 2]), pa.array(["a", "b"])], schema=SCHEMA))
+        world.tier()
+        world.append(0, pa.record_batch([pa.array([3]), pa.array(["c"])], schema=SCHEMA))
+
+        found = world.read("db.t$changelog", columns="id,__change_type")
+
+        assert sorted(found["id"].to_pylist()) == [1, 2, 3]
+        assert set(found["__change_type"].to_pylist()) == {"+A"}
+
+
+def test_a_time_in_the_past(world: KeyWorld) -> None:
+    for moment in world.moments:
+        found = world.read(asOfTimestamp=moment.timestamp_us // 1_000)
+
+        assert ids(found) == sorted(row["id"] for row in moment.rows.values())
+
+
+def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyWorld) -> None:
+    world.expire_log(0, 2)
+
+    with pytest.raises(OffsetOutOfRangeError, match=r"bucket 0: changes \[0, 2\) have left") as why:
+        world.read()
+    with pytest.raises(OffsetOutOfRangeError):
+        world.read(failOnDataLoss=False)
+
+    assert "table 'db.t'" in str(why.value)
+    assert len(world.read("db.t$changelog", columns="id")) == 5
+
+
+def test_changes_that_left_the_log_since_the_load(world: KeyWorld) -> None:
+    state = world.state()
+    options = read_options({"table": "db.t", "endpoint": "http://memory"}, use=BATCH)
+    output = table_columns(state.table, columns=None, include_metadata=False, has_change_type=False)
+    world.expire_log(0, 2)
+
+    with pytest.raises(OffsetOutOfRangeError, match="left the log after the table was loaded"):
+        plan_batch_read(world.client, state, options, output)
+
+
+def test_a_time_that_nobody_can_tell_of_is_refused(world: KeyWorld) -> None:
+    world.expire_log(0, 4)
+
+    with pytest.raises(OffsetOutOfRangeError, match="is not known any more"):
+        world.read(asOfTimestamp=world.moments[0].timestamp_us // 1_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("db.t", {"startingOffsets": "earliest"}, "'startingOffsets' has no meaning for the rows"),
+        ("db.t", {"endingOffsets": '{"0": 1}'}, "'endingOffsets' has no meaning for the rows"),
+        ("db.t", {"startingTimestamp": 1}, "'startingTimestamp' has no meaning for the rows"),
+        ("db.t", {"endingTimestamp": 1}, "'endingTimestamp' has no meaning for the rows"),
+        ("db.t", {"where": "__change_type = '+I'"}, "which have no __change_type"),
+        ("db.t", {"columns": "id,__change_type"}, "which have no __change_type"),
+        ("db.t$lake", {"asOfTimestamp": 1}, "cannot be used with 'db.t[$]lake'"),
+        ("db.t$changelog", {"asOfTimestamp": 1}, "use endingTimestamp"),
+        ("db.t$changelog", {"asOfSnapshot": 1}, "cannot be used with 'db.t[$]changelog'"),
+        ("db.t", {"readChangeFeed": True}, "no meaning for a batch read"),
+    ],
+)
+def test_bounds_that_make_no_sense_for_rows(
+    world: KeyWorld, name: str, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=why):
+        world.read(name, **options)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[KeyWorld]:
+    """Two rounds of full history, of which the log has nothing any more, and one change since."""
+    with KeyWorld(tmp_path) as world:
+        world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
+        world.upsert(0, *({"id": i, "name": f"n{i}"} for i in range(3)))
+        world.tier()
+        world.upsert(0, {"id": 1, "name": "new"})
+        world.delete(0, {"id": 2})
+        world.tier()
+        world.expire_log(0, 6)
+        world.upsert(0, {"id": 9, "name": "n9"})
+        yield world
+
+
+def test_full_history_reaches_back_before_the_log(history: KeyWorld) -> None:
+    found = history.read("db.t$changelog")
+    kinds = ["+I", "+I", "+I", "-U", "+U", "-D", "+I"]
+
+    # One bucket: one task, in order.
+    assert found["__change_type"].to_pylist() == kinds
+    assert found["__offset"].to_pylist() == list(range(7))
+    deletes = history.read("db.t$changelog", where="__change_type = '-D'", columns="id,name")
+    assert deletes.to_pylist() == [{"id": 2, "name": "n2"}]
+    since = history.read(
+        "db.t$changelog",
+        startingTimestamp=history.moments[1].timestamp_us // 1_000,
+        columns="__offset",
+    )
+    assert since["__offset"].to_pylist() == [3, 4, 5, 6]
+    some = history.read("db.t$changelog", startingOffsets='{"0": 2}', endingOffsets='{"0": 4}')
+    assert some["__change_type"].to_pylist() == ["+I", "-U"]
+    assert history.read("db.t$log", columns="id").num_rows == 1
+    assert ids(history.read()) == [0, 1, 9]

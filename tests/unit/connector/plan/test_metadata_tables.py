@@ -1,0 +1,54 @@
+"""Tables about a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamhouse.connector.plan.metadata_tables import METADATA_SCHEMAS
+from streamhouse.storage_service.errors import UnknownColumnError
+from tests.support.tiering_world import SCHEMA, rows
+from tests.support.union_world import UnionWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[UnionWorld]:
+    with UnionWorld(tmp_path) as opened:
+        opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
+        yield opened
+
+
+@pytest.mark.parametrize("part", sorted(METADATA_SCHEMAS))
+def test_every_part_has_its_schema_before_the_first_row(world: UnionWorld, part: str) -> None:
+    assert world.read(f"db.t${part}").schema.equals(METADATA_SCHEMAS[part])
+
+
+def test_what_they_say(world: UnionWorld) -> None:
+    world.append(0, rows(0, 10))
+    world.append(1, rows(10, 5))
+    world.tier()
+    world.append(1, rows(15, 1))
+    world.expire_log(0, 4)
+
+    buckets = world.read("db.t$buckets", columns="bucket,log_start_offset,tiered_offset")
+    files = world.read("db.t$files").sort_by("bucket").to_pylist()
+    (snapshot,) = world.read("db.t$snapshots").to_pylist()
+
+    assert [tuple(row.values()) for row in buckets.to_pylist()] == [(0, 4, 10), (1, 0, 5)]
+    assert [(f["bucket"], f["start_offset"], f["end_offset"]) for f in files] == [
+        (0, 0, 10),
+        (1, 0, 5),
+    ]
+    assert [f["row_count"] for f in files] == [10, 5]
+    assert snapshot["is_current"]
+    assert snapshot["is_readable_tier"]
+    assert snapshot["tiered_offsets"] == [(0, 10), (1, 5)]
+    assert ("commit-user", "streamhouse-tiering") in snapshot["summary"]
+    assert world.read(asOfSnapshot=snapshot["snapshot_id"]).num_rows == 15
+
+
+def test_an_unknown_column_of_a_part(world: UnionWorld) -> None:
+    with pytest.raises(UnknownColumnError, match=r"'\$files' has no column 'rows'"):
+        world.read("db.t$files", columns="rows")

@@ -1,0 +1,56 @@
+"""Streams of our format are marked, others are left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamhouse.connector.options.options import STREAM_MARK, shape_options
+from streamhouse.connector.stream.stream_mark import mark_streams
+
+
+def reader_class() -> Any:
+    class Reader:
+        """As much of Spark's `DataStreamReader` as is used."""
+
+        def __init__(self) -> None:
+            self.options: dict[str, str] = {}
+
+        def option(self, key: str, value: str) -> Reader:
+            self.options[key] = value
+            return self
+
+        def format(self, source: str) -> Reader:
+            return self
+
+        def load(
+            self,
+            path: str | None = None,
+            format: str | None = None,  # noqa: A002  Spark's name
+            schema: str | None = None,
+            **options: str,
+        ) -> dict[str, str]:
+            return {**self.options, **options, "path": str(path)}
+
+    return Reader
+
+
+def test_a_stream_of_our_format_is_marked_once() -> None:
+    reader = reader_class()
+    mark_streams(reader)
+    load = reader.load
+    mark_streams(reader)
+
+    assert reader.load is load
+    options = reader().format("Streamhouse").load("db.t", where="id > 1")
+    assert options == {STREAM_MARK: "true", "path": "db.t", "where": "id > 1"}
+    assert shape_options(options).is_stream
+    assert STREAM_MARK in reader().load("db.t", "streamhouse")
+    assert STREAM_MARK in reader().load(format="streamhouse")
+
+
+def test_other_streams_are_left_alone() -> None:
+    reader = reader_class()
+    mark_streams(reader)
+
+    assert reader().format("kafka").load("x") == {"path": "x"}
+    assert reader().load("x") == {"path": "x"}

@@ -1,0 +1,86 @@
+"""Writes whose DataFrame has other columns than the table."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.connector.options.write_options import write_options
+from streamhouse.connector.write.write_target import WriteTarget, resolve_target
+from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
+from tests.support.described_tables import DescribedTables
+
+ID = pa.field("id", pa.int64(), nullable=False)
+SIZE = pa.field("size", pa.int32())
+NAME = pa.field("name", pa.string())
+
+
+def _tables() -> DescribedTables:
+    tables = DescribedTables()
+    tables.create_table("db.log", pa.schema([ID, SIZE]))
+    tables.create_table("db.keyed", pa.schema([ID, SIZE]), primary_key=["id"])
+    return tables
+
+
+def _resolve(
+    tables: DescribedTables, table: str, fields: list[pa.Field], **options: str
+) -> WriteTarget:
+    given = write_options({"path": f"db.{table}", **options})
+    return resolve_target(tables, given, pa.schema(fields), is_stream=False)
+
+
+@pytest.mark.parametrize("table", ["log", "keyed"])
+def test_new_columns_are_added_types_widened_and_missing_ones_null(table: str) -> None:
+    tables = _tables()
+    wide = pa.field("size", pa.int64())
+
+    target = _resolve(tables, table, [NAME, ID, wide], mergeSchema="true")
+
+    schema = tables.describe_table(f"db.{table}").schema
+    assert [(c.name, c.type) for c in schema.columns] == [
+        ("id", pa.int64()),
+        ("size", pa.int64()),
+        ("name", pa.string()),
+    ]
+    assert target.shape.filled == ()
+    again = _resolve(tables, table, [ID, NAME], mergeSchema="true")
+    assert tables.describe_table(f"db.{table}").schema_id == 1
+    rows = pa.record_batch([pa.array([1]), pa.array(["a"])], schema=pa.schema([ID, NAME]))
+    assert again.shape.apply(rows).to_pylist() == [{"id": 1, "name": "a", "size": None}]
+
+
+def test_without_the_option_the_columns_must_be_the_tables() -> None:
+    with pytest.raises(UnknownColumnError, match="has no column 'name'"):
+        _resolve(_tables(), "log", [ID, SIZE, NAME])
+    with pytest.raises(SchemaMismatchError, match="column 'size' is missing"):
+        _resolve(_tables(), "log", [ID])
+
+
+def test_a_program_older_than_an_added_column_goes_on() -> None:
+    tables = _tables()
+    tables.alter_schema("db.log", [{"add": "name", "type": "string"}])
+
+    target = _resolve(tables, "log", [ID, SIZE])
+
+    assert target.shape.filled == (NAME,)
+    with pytest.raises(SchemaMismatchError, match="column 'size' is missing"):
+        _resolve(tables, "log", [ID, NAME])
+
+
+def test_whoever_comes_second_finds_it_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = _tables()
+    stale = tables.describe_table("db.log")
+    tables.alter_schema("db.log", [{"add": "name", "type": "string"}])
+    fresh = tables.infos["db.log"]
+    answers = iter([stale])
+    monkeypatch.setattr(tables, "describe_table", lambda path: next(answers, fresh))
+
+    target = _resolve(tables, "log", [ID, SIZE, NAME], mergeSchema="true")
+
+    assert tables.infos["db.log"] is fresh
+    assert target.shape.types.names == ["id", "size", "name"]
+
+
+def test_a_type_that_is_no_wider_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="column 'size' is int32"):
+        _resolve(_tables(), "log", [ID, pa.field("size", pa.string())], mergeSchema="true")

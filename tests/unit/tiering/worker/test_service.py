@@ -1,0 +1,269 @@
+"""The worker's loop: what it takes on, when it waits, when it stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.errors import (
+    StorageFailedError,
+    TableNotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from tests.support.tiering_world import TieringWorld, rows
+
+
+def _table(world: TieringWorld, path: str, *, row_count: int = 10, **more: Any) -> None:
+    world.create_table(path, **more)
+    if row_count:
+        world.service.append(path, 0, rows(0, row_count))
+
+
+def test_once_tiers_every_table_up_to_where_it_ended(world: TieringWorld) -> None:
+    _table(world, "db.a")
+    _table(world, "db.b", row_count=7)
+    _table(world, "db.empty", row_count=0)
+
+    summaries = {s.table: s for s in world.worker().run_once()}
+
+    assert {name: (s.rounds, s.row_count) for name, s in summaries.items()} == {
+        "db.a": (1, 10),
+        "db.b": (1, 7),
+        "db.empty": (0, 0),
+    }
+    assert all(s.error is None for s in summaries.values())
+    assert "7 rows in 1 files" in summaries["db.b"].text()
+    assert summaries["db.empty"].text() == "db.empty: nothing to tier (lake snapshot None)"
+
+
+def test_once_runs_as_many_rounds_as_it_takes(world: TieringWorld) -> None:
+    _table(world, "db.t")
+
+    (summary,) = world.worker(rows_per_round_max=3).run_once()
+
+    assert (summary.rounds, summary.row_count) == (4, 10)
+    assert world.addresses() == [(0, offset) for offset in range(10)]
+
+
+def test_once_takes_only_the_tables_it_was_given(world: TieringWorld) -> None:
+    _table(world, "db.a")
+    _table(world, "db.b")
+
+    summaries = world.worker(tables=["db.b"]).run_once()
+
+    assert [s.table for s in summaries] == ["db.b"]
+    assert world.service.completions("db.a") == 0
+
+
+def test_once_does_not_chase_rows_that_come_later(world: TieringWorld) -> None:
+    _table(world, "db.t")
+    came = threading.Event()
+
+    def more_rows_come(step: str) -> None:
+        if step == "files-written" and not came.is_set():
+            came.set()
+            world.service.append("db.t", 0, rows(50, 5))
+
+    (summary,) = world.worker(checkpoint=more_rows_come).run_once()
+
+    assert (summary.rounds, summary.row_count) == (1, 10)
+
+
+def test_tables_whose_tiering_is_off_are_passed_over_unless_named(world: TieringWorld) -> None:
+    _table(world, "db.off", properties={"table.datalake.enabled": "false"})
+
+    assert world.worker().run_once() == []
+    with pytest.raises(UnsupportedError, match=r"'db\.off' cannot be tiered: its property"):
+        world.worker(tables=["db.off"]).run_once()
+
+
+def test_an_unknown_table_is_an_error(world: TieringWorld) -> None:
+    with pytest.raises(TableNotFoundError, match=r"db\.nowhere"):
+        world.worker(tables=["db.nowhere"]).run_once()
+
+
+def test_a_table_that_fails_does_not_hold_up_the_others(world: TieringWorld) -> None:
+    _table(world, "db.a")
+    _table(world, "db.b")
+    world.service.expire_log("db.a", 0, 4)
+
+    first, second = world.worker().run_once()
+
+    assert "offsets 0 to 3 are neither in the lake nor in the log" in first.text()
+    assert (second.row_count, second.error) == (10, None)
+
+
+def test_a_passing_failure_is_tried_again(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _table(world, "db.t")
+    read_range, failures = world.service.read_range, iter([UnavailableError("a moment")])
+
+    def fail_once(*a: Any, **m: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return read_range(*a, **m)
+
+    monkeypatch.setattr(world.service, "read_range", fail_once)
+
+    (summary,) = world.worker().run_once()
+
+    assert (summary.failures, summary.error, summary.row_count) == (1, None, 10)
+
+
+def test_a_table_another_worker_holds_is_waited_for(world: TieringWorld) -> None:
+    _table(world, "db.t")
+    other = world.round(world.claim())
+    worker = world.worker()
+    wait = worker.stopping.wait
+
+    def the_other_finishes(timeout: float) -> bool:
+        other.run()
+        return wait(0)
+
+    worker.stopping.wait = the_other_finishes  # type: ignore[method-assign]
+
+    (summary,) = worker.run_once()
+
+    assert (summary.rounds, summary.error) == (0, None)
+    assert world.addresses() == [(0, offset) for offset in range(10)]
+
+
+def test_a_table_that_is_never_given_out_ends_in_an_error(world: TieringWorld) -> None:
+    _table(world, "db.t")
+    world.claim()
+
+    (summary,) = world.worker(patience_s=0.0).run_once()
+
+    assert "could not be claimed for 0 s: leased" in summary.text()
+
+
+def test_a_table_dropped_meanwhile_is_reported(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _table(world, "db.a")
+    _table(world, "db.b")
+    claim = world.service.claim_tiering
+
+    def drop_first(worker_id: str, *, tables: Sequence[str], force: bool) -> Any:
+        if "db.a" in world.service.list_tables():
+            world.service.drop_table("db.a")
+        return claim(worker_id, tables=tables, force=force)
+
+    monkeypatch.setattr(world.service, "claim_tiering", drop_first)
+
+    first, second = world.worker().run_once()
+
+    assert isinstance(first.error, TableNotFoundError)
+    assert second.row_count == 10
+
+
+def test_forever_tiers_what_comes_until_it_is_stopped(world: TieringWorld) -> None:
+    _table(world, "db.t")
+    completed = threading.Semaphore(0)
+    worker = world.worker(
+        checkpoint=lambda step: completed.release() if step == "completed" else None
+    )
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    assert completed.acquire(timeout=30)
+    world.service.append("db.t", 0, rows(10, 5))
+    assert completed.acquire(timeout=30)
+
+    worker.stop()
+    thread.join(30)
+
+    assert not thread.is_alive()
+    assert world.addresses() == [(0, offset) for offset in range(15)]
+
+
+def _forever(world: TieringWorld, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[float]:
+    """Run the loop over scripted answers to its claims; return how long it waited after each."""
+    script = list(answers)
+    waits: list[float] = []
+    worker = world.worker(tables_in_flight=1)
+
+    def claim(*_: Any, **__: Any) -> Any:
+        if len(script) == 1:
+            worker.stop()
+        answer = script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(world.service, "claim_tiering", claim)
+    monkeypatch.setattr(worker.stopping, "wait", waits.append)
+    worker.run_forever()
+    return waits
+
+
+def test_idle_waits_as_long_as_the_service_says_within_bounds(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = _forever(
+        world,
+        monkeypatch,
+        TieringIdle(reason="not_due", retry_after_ms=70),
+        TieringIdle(reason="no_tables", retry_after_ms=3_600_000),
+    )
+
+    assert waits == [0.07, 5.0]
+
+
+def test_an_unreachable_service_is_asked_less_and_less_often(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = _forever(world, monkeypatch, *[UnavailableError("down")] * 7)
+
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_service_whose_disk_is_full_is_asked_again(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = TieringIdle(reason="leased", retry_after_ms=50)
+
+    waits = _forever(world, monkeypatch, StorageFailedError("disk full"), idle)
+
+    assert waits == [0.2, 0.05]
+
+
+def test_a_wrong_token_ends_the_loop(world: TieringWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnauthorizedError):
+        _forever(world, monkeypatch, UnauthorizedError("wrong token"), None)
+
+
+def test_a_bug_in_one_table_is_reported_and_the_loop_goes_on(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _table(world, "db.t")
+    assignment = world.claim()
+    monkeypatch.setattr("streamhouse.tiering.round.round.plan_round", lambda **_: {}["not there"])
+
+    waits = _forever(
+        world, monkeypatch, assignment, TieringIdle(reason="leased", retry_after_ms=50)
+    )
+
+    assert waits == [0.05]
+    assert world.service.failures("db.t") == ["internal: KeyError: 'not there'"]
+    assert "stopped by a bug" in caplog.text
+
+
+def test_stopping_ends_the_running_round_early_and_gives_the_claim_back(
+    world: TieringWorld,
+) -> None:
+    _table(world, "db.t")
+    worker = world.worker(tables_in_flight=1)
+    worker.checkpoint = lambda step: worker.stop() if step == "planned" else None
+
+    worker.run_forever()
+
+    assert world.lake_table().current_snapshot() is None
+    assert world.data_files() == []
+    assert "cancelled" in world.service.failures("db.t")[0]

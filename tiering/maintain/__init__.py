@@ -1,0 +1,1 @@
+"""Maintenance of lake tables: what is due, what it costs, doing it without harm to a round."""

@@ -1,0 +1,217 @@
+"""What a snapshot consists of, as maintenance plans on it: its data files and what deletes rows.
+
+Manifests never change, so each is read once in a worker's life; so are the names that a delete
+file has of its data files.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestFile,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
+
+from streamhouse.storage_service.lake.errors import lake_errors
+from streamhouse.storage_service.lake.files.deleted_positions import data_paths_of
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
+from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
+from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
+from streamhouse.tiering.maintain.maintenance_plan import LiveDeletes, LiveFile
+
+__all__ = ["Head", "Inventory", "InventoryReader", "head_of", "path_bounds"]
+
+_BUCKET_ID: Final = SYSTEM_FIELD_ID_FIRST
+_OFFSET_ID: Final = SYSTEM_FIELD_ID_FIRST + 1
+_TIMESTAMP_ID: Final = SYSTEM_FIELD_ID_FIRST + 2
+_PATH_ID: Final = 2_147_483_546
+# What is remembered of a table between two looks; beyond it manifests are read again.
+FILES_REMEMBERED_MAX: Final = 50_000
+
+_Partition = tuple[int, PartitionValues]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The current snapshot as its metadata alone tells of it; all zero when there is none."""
+
+    sequence_number: int
+    file_count: int
+
+
+def head_of(table: Table) -> Head:
+    """Return the table's current snapshot, without reading any file."""
+    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+    if snapshot is None:
+        return Head(sequence_number=0, file_count=0)
+    summary = snapshot.summary
+    totals: Mapping[str, str] = {} if summary is None else summary.additional_properties
+    return Head(
+        sequence_number=snapshot.sequence_number or 0,
+        file_count=sum(int(totals.get(f"total-{k}-files", "0")) for k in ("data", "delete")),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """One snapshot's files. `data_files` has all of them by path, deletes included."""
+
+    snapshot_id: int
+    sequence_number: int
+    files: tuple[LiveFile, ...] = field(repr=False)
+    deletes: tuple[LiveDeletes, ...] = field(repr=False)
+    data_files: Mapping[str, DataFile] = field(repr=False)
+
+
+class InventoryReader:
+    """Reads the inventory of one lake table, again and again. Not thread-safe."""
+
+    def __init__(self, filesystem: LakeFilesystem) -> None:
+        self._filesystem = filesystem
+        self._manifests: dict[str, list[DataFile]] = {}
+        self._names: dict[str, Mapping[str, int]] = {}
+
+    def read(self, table: Table) -> Inventory | None:
+        """Return the files of the table's current snapshot, None when it has none."""
+        snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+        if snapshot is None:
+            return None
+        # A catalog that showed an old state may have shown a snapshot that has expired.
+        with lake_errors(f"read the files of lake table '{'.'.join(table.name())}'"):
+            return self._read(table, snapshot)
+
+    def _read(self, table: Table, snapshot: Snapshot) -> Inventory:
+        found: dict[str, list[DataFile]] = {}
+        data: list[DataFile] = []
+        deletes: list[DataFile] = []
+        for manifest in manifests_of(table.io, snapshot):
+            files = self._manifests.get(manifest.manifest_path) or _live_files(manifest, table.io)
+            found[manifest.manifest_path] = files
+            (data if manifest.content is ManifestContent.DATA else deletes).extend(files)
+        self._manifests = found if len(data) <= FILES_REMEMBERED_MAX else {}
+        foldable = [file for file in deletes if _is_foldable(file)]
+        names = {file.file_path: self._names_in(file) for file in foldable}
+        self._names = names
+        is_fixed = _fixed_partitions(table, (file for file in deletes if not _is_foldable(file)))
+        return Inventory(
+            snapshot_id=snapshot.snapshot_id,
+            sequence_number=snapshot.sequence_number or 0,
+            files=tuple(_with_deletes([_live_file(f) for f in data], names, is_fixed)),
+            deletes=tuple(_live_deletes(file, names[file.file_path]) for file in foldable),
+            data_files={file.file_path: file for file in (*data, *deletes)},
+        )
+
+    def _names_in(self, file: DataFile) -> Mapping[str, int]:
+        """Return data path -> number of its positions in a delete file."""
+        lower, upper = path_bounds(file)
+        if lower is not None and lower == upper:
+            return {lower: file.record_count}
+        known = self._names.get(file.file_path)
+        return data_paths_of(self._filesystem, file.file_path) if known is None else known
+
+
+def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
+    """Return the least and greatest data path a delete file names, None where not known."""
+    lower = (file.lower_bounds or {}).get(_PATH_ID)
+    upper = (file.upper_bounds or {}).get(_PATH_ID)
+    return (
+        None if lower is None else lower.decode("utf-8", "replace"),
+        None if upper is None else upper.decode("utf-8", "replace"),
+    )
+
+
+def _values(record: Record) -> PartitionValues:
+    """Return a partition's values in the order of its spec."""
+    return tuple(record[position] for position in range(len(record)))
+
+
+def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
+    if not (manifest.has_added_files() or manifest.has_existing_files()):
+        return []
+    return [entry.data_file for entry in live_entries(io, manifest)]
+
+
+def _is_foldable(file: DataFile) -> bool:
+    """Whether it is position deletes in Parquet, the only deletes there are in our tables."""
+    return (
+        file.content is DataFileContent.POSITION_DELETES and file.file_format is FileFormat.PARQUET
+    )
+
+
+def _fixed_partitions(table: Table, deletes: Iterable[DataFile]) -> set[_Partition] | None:
+    """Return the partitions whose files cannot be rewritten, None when that is all of them."""
+    fixed: set[_Partition] = set()
+    specs = table.metadata.specs()
+    for file in deletes:
+        if not specs[file.spec_id].fields:
+            # Equality deletes of an unpartitioned spec apply everywhere.
+            return None
+        fixed.add((file.spec_id, _values(file.partition)))
+    return fixed
+
+
+def _live_file(file: DataFile) -> LiveFile:
+    lower: Mapping[int, bytes] = file.lower_bounds or {}
+    upper: Mapping[int, bytes] = file.upper_bounds or {}
+    bucket, offset = lower.get(_BUCKET_ID), lower.get(_OFFSET_ID)
+    last, written = upper.get(_OFFSET_ID), upper.get(_TIMESTAMP_ID)
+    begun = lower.get(_TIMESTAMP_ID)
+    is_one_bucket = bucket is not None and bucket == upper.get(_BUCKET_ID) and offset is not None
+    return LiveFile(
+        path=file.file_path,
+        spec_id=file.spec_id,
+        partition=_values(file.partition),
+        bucket=struct.unpack("<i", bucket)[0] if is_one_bucket and bucket is not None else None,
+        start_offset=0 if offset is None else struct.unpack("<q", offset)[0],
+        size_bytes=file.file_size_in_bytes,
+        row_count=file.record_count,
+        end_offset=None if last is None else struct.unpack("<q", last)[0] + 1,
+        first_timestamp_us=None if begun is None else struct.unpack("<q", begun)[0],
+        last_timestamp_us=None if written is None else struct.unpack("<q", written)[0],
+        is_fixed=file.file_format is not FileFormat.PARQUET,
+    )
+
+
+def _live_deletes(file: DataFile, names: Mapping[str, int]) -> LiveDeletes:
+    return LiveDeletes(
+        path=file.file_path,
+        spec_id=file.spec_id,
+        partition=_values(file.partition),
+        size_bytes=file.file_size_in_bytes,
+        row_count=file.record_count,
+        data_paths=frozenset(names),
+    )
+
+
+def _with_deletes(
+    files: Iterable[LiveFile],
+    names: Mapping[str, Mapping[str, int]],
+    fixed: set[_Partition] | None,
+) -> Iterable[LiveFile]:
+    """Yield the files with what is deleted from each."""
+    applying: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for delete_path, counts in names.items():
+        for data_path, count in counts.items():
+            applying[data_path].append((delete_path, count))
+    for file in files:
+        ours = applying.get(file.path, ())
+        yield replace(
+            file,
+            deleted_rows=sum(count for _, count in ours),
+            deletes=tuple(path for path, _ in ours),
+            is_fixed=file.is_fixed or fixed is None or (file.spec_id, file.partition) in fixed,
+        )

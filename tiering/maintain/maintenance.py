@@ -1,0 +1,421 @@
+"""Maintenance of lake tables by a tiering worker: what is due, done in order, never a round's harm.
+
+After a round the worker asks `is_due`, which looks at nothing but metadata it has anyway. If so it
+rewrites files, expires snapshots and removes orphans while it still holds the round's claim, so no
+round of its own can come in between. Every step may fail or be cut off: the table stays right, the
+next maintenance goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
+from streamhouse.storage_service.lake.commits.expiry import (
+    Expired,
+    expirable_snapshots,
+    expire_snapshots,
+)
+from streamhouse.storage_service.lake.commits.orphans import (
+    OrphansRemoved,
+    find_orphans,
+    remove_orphans,
+)
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.tables.schema import METADATA_PROPERTIES
+from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
+from streamhouse.storage_service.model.offsets import further
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.maintain.due import (
+    ORPHANS_PROPERTY,
+    TableMemory,
+    are_orphans_due,
+    idle_due_ms,
+    is_expiry_due,
+)
+from streamhouse.tiering.maintain.inventory import Inventory, InventoryReader, head_of
+from streamhouse.tiering.maintain.maintenance_claim import Claim, Pins
+from streamhouse.tiering.maintain.maintenance_plan import LiveFile, RewritePlan, plan_rewrite
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
+from streamhouse.tiering.maintain.removal import Removed, ends_before, files_below, remove_files
+from streamhouse.tiering.maintain.replace import LakeReplacement, commit_replacement
+from streamhouse.tiering.maintain.rewrite import Rewrite, Rewritten
+from streamhouse.tiering.worker.ports import TaskRunner
+
+__all__ = ["Maintainer"]
+
+_logger = logging.getLogger(__name__)
+
+# So many times more must be due while rows wait in the log.
+PATIENCE_BEHIND: Final = 8
+IDLE_PAUSE_MS: Final = 3_600_000
+_TABLES_REMEMBERED_MAX: Final = 256
+ERROR_CHARACTERS_MAX: Final = 1_000
+_PAUSE_S_FIRST: Final = 60.0
+_PAUSE_S_MAX: Final = 3_600.0
+
+
+@dataclass(kw_only=True)
+class Maintainer:
+    """Maintains the lake tables of one catalog for one worker. Not thread-safe a table."""
+
+    pins: Pins
+    runner: TaskRunner
+    filesystem: LakeFilesystem
+    checkpoint: Callable[[str], None] = lambda _: None
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    monotonic_s: Callable[[], float] = time.monotonic
+    _memories: OrderedDict[str, TableMemory] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_due(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        *,
+        is_behind: bool = False,
+        is_idle: bool = False,
+        expired_offsets: Mapping[int, int] | None = None,
+    ) -> bool:
+        """Whether maintenance is worth its while now: from metadata that is there anyway.
+
+        While a table `is_behind` its log, rounds come first until much more is due. One that
+        `is_idle` is tidied to the end. Rows below `expired_offsets` are due to leave the layout.
+        """
+        if not info.properties().datalake_auto_maintenance:
+            return False
+        memory = self._memory(lake_table)
+        if self.monotonic_s() < memory.paused_until_s:
+            return False
+        patience = PATIENCE_BEHIND if is_behind else 1
+        table, now_ms = lake_table.iceberg, self.clock_ms()
+        rules = MaintenancePolicy.of(info)
+        return (
+            memory.is_rewrite_due(table, rules.rewrite, patience)
+            or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
+            or memory.is_removal_due(
+                lake_table, rules, expired_offsets or {}, now_ms=now_ms, patience=patience
+            )
+            or (
+                are_orphans_due(
+                    table,
+                    now_ms=now_ms,
+                    idle_age_ms_min=_idle_age(rules, is_idle),
+                )
+                and not is_behind
+            )
+        )
+
+    def due_again_us(
+        self,
+        lake_tables: Iterable[IcebergLakeTable],
+        info: TableInfo,
+        expired_offsets: Mapping[int, int],
+    ) -> int | None:
+        """Return when to look at the lake tables again even if no more rows come; None: never."""
+        if not info.properties().datalake_auto_maintenance:
+            return None
+        rules = MaintenancePolicy.of(info)
+        times = []
+        for lake_table in lake_tables:
+            due_ms = idle_due_ms(
+                lake_table.iceberg, rules.expiry, orphan_age_ms_min=rules.orphan_age_ms_min
+            )
+            memory = self._memory(lake_table)
+            paused_s = max(0.0, memory.paused_until_s - self.monotonic_s())
+            not_before_ms = self.clock_ms() + int(paused_s * 1000)
+            removal_ms = memory.removal_due_ms(
+                lake_table, rules, expired_offsets, now_ms=self.clock_ms()
+            )
+            if removal_ms is not None:
+                times.append(max(removal_ms, not_before_ms))
+            if due_ms is not None:
+                # What was left may be pinned: that has time.
+                again_ms = (memory.maintained_at_ms or 0) + IDLE_PAUSE_MS
+                times.append(max(due_ms, not_before_ms, again_ms))
+        return min(times) * 1000 if times else None
+
+    def maintain(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        *,
+        policy: MaintenancePolicy | None = None,
+    ) -> MaintenanceReport:
+        """Do what is due, or with a `policy` everything it asks for.
+
+        Raises:
+            FencedError: another worker has the table now.
+            StreamhouseError: a step failed; those before it are done, and the table is right. What
+                is due by itself is not due again for a while.
+        """
+        memory = self._memory(lake_table)
+        try:
+            report = self._maintain(lake_table, info, claim, policy, memory)
+        except Exception as error:
+            memory.error = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
+            memory.failures += 1
+            pause_s = min(_PAUSE_S_FIRST * 2 ** (memory.failures - 1), _PAUSE_S_MAX)
+            memory.paused_until_s = self.monotonic_s() + pause_s
+            raise
+        memory.failures, memory.error, memory.maintained_at_ms = 0, "", self.clock_ms()
+        return report
+
+    def debt(
+        self, lake_table: IcebergLakeTable, sides: Iterable[IcebergLakeTable] = ()
+    ) -> LakeDebt | None:
+        """Return what is known of the lake table, and what failed for any; for people."""
+        debt = lake_table.debt
+        if debt is None:
+            return None
+        found = self._memory(lake_table).debt_of(debt)
+        errors = (found.maintenance_error, *(self._memory(side).error for side in sides))
+        return replace(found, maintenance_error=next(filter(None, errors), ""))
+
+    def plan(
+        self,
+        lake_table: IcebergLakeTable,
+        policy: MaintenancePolicy,
+        *,
+        path: str,
+        expired_offsets: Mapping[int, int] | None = None,
+    ) -> MaintenancePlan:
+        """Return what `maintain` with this policy would do; changes nothing."""
+        metadata = lake_table.iceberg.metadata
+        inventory = self._memory(lake_table).reader.read(lake_table.iceberg)
+        expirable = expirable_snapshots(
+            metadata, policy.expiry, now_ms=self.clock_ms(), pinned=self._pinned(path)
+        )
+        orphans = find_orphans(
+            lake_table.iceberg,
+            self.filesystem,
+            modified_before_ms=self.clock_ms() - policy.orphan_age_ms_min,
+        )
+        return MaintenancePlan(
+            inventory=inventory,
+            removable=self._removable(lake_table, inventory, policy, expired_offsets or {})[0],
+            rewrite=RewritePlan() if inventory is None else _planned(inventory, policy),
+            snapshots=len(metadata.snapshots),
+            expirable=len(expirable),
+            orphans=len(orphans),
+            orphan_bytes=sum(file.size_bytes for file in orphans),
+        )
+
+    def _maintain(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        policy: MaintenancePolicy | None,
+        memory: TableMemory,
+    ) -> MaintenanceReport:
+        is_asked = policy is not None
+        rules = policy or MaintenancePolicy.of(info)
+        table = lake_table.iceberg
+        path = str(info.path)
+        removed = rewritten = None
+        in_use = claim.snapshot_id
+        if is_asked or memory.is_removal_due(
+            lake_table, rules, claim.expired_offsets, now_ms=self.clock_ms()
+        ):
+            # First, because what goes need not be packed.
+            removed = self._remove_old(lake_table, info, claim, rules, memory)
+            in_use = in_use if removed is None else removed.snapshot_id
+        if is_asked or memory.is_rewrite_due(table, rules.rewrite):
+            rewritten = self._rewrite(lake_table, info, claim, rules, memory)
+            in_use = in_use if rewritten is None else rewritten.snapshot_id
+        # The time of the last look for orphans is on the table: workers come and go.
+        properties = {
+            key: value
+            for key, value in METADATA_PROPERTIES.items()
+            if key not in table.metadata.properties
+        }
+        orphans = OrphansRemoved()
+        now_ms = self.clock_ms()
+        idle_ms = _idle_age(rules, claim.is_idle)
+        if is_asked or are_orphans_due(table, now_ms=now_ms, idle_age_ms_min=idle_ms):
+            claim.check()
+            orphans = remove_orphans(
+                table,
+                self.filesystem,
+                modified_before_ms=now_ms - rules.orphan_age_ms_min,
+                seal=lambda: _seal(lake_table, info, claim),
+                check_lease=claim.check,
+            )
+            in_use = orphans.sealed_by or in_use
+            self.checkpoint("orphans-removed")
+            properties[ORPHANS_PROPERTY] = str(now_ms)
+        expired = Expired()
+        is_due = is_expiry_due(table, rules.expiry, now_ms=now_ms, is_idle=claim.is_idle)
+        if is_asked or properties or is_due:
+            if ORPHANS_PROPERTY not in table.metadata.properties:
+                # The first look comes a day after the first maintenance.
+                properties.setdefault(ORPHANS_PROPERTY, str(now_ms))
+            expired = expire_snapshots(
+                table,
+                rules.expiry,
+                now_ms=now_ms,
+                pinned=lambda: {*self._pinned(path), *([] if in_use is None else [in_use])},
+                filesystem=self.filesystem,
+                properties=properties,
+                check_lease=claim.check,
+                checkpoint=self.checkpoint,
+            )
+        return MaintenanceReport(
+            removed=removed,
+            rewritten=rewritten,
+            expired=expired,
+            orphans=orphans,
+            has_more=memory.has_more,
+        )
+
+    def _remove_old(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        rules: MaintenancePolicy,
+        memory: TableMemory,
+    ) -> Removed | None:
+        inventory = memory.reader.read(lake_table.iceberg)
+        found, ends = self._removable(lake_table, inventory, rules, claim.expired_offsets)
+        if inventory is None or not found:
+            self._look(lake_table, memory, rules)
+            memory.expired = ends
+            return None
+        if lake_table.role is LakeRole.ROWS:
+            # From here on no read finds these rows, in whichever lake table and for how long ever
+            # they lie there. They leave that of the batch layout after this one's says so.
+            claim.on_expired(ends)
+            self.checkpoint("expiry-registered")
+        removed = remove_files(
+            lake_table,
+            inventory,
+            found,
+            expired_offsets=ends,
+            table_id=info.table_id,
+            epoch=claim.epoch,
+            check_lease=claim.check,
+            checkpoint=self.checkpoint,
+        )
+        self._look(lake_table, memory, rules)
+        memory.expired = ends
+        claim.on_snapshot(removed.snapshot_id)
+        _logger.info("removed old rows of lake table %s: %s", lake_table.name, removed)
+        return removed
+
+    def _look(
+        self, lake_table: IcebergLakeTable, memory: TableMemory, rules: MaintenancePolicy
+    ) -> None:
+        memory.looked(
+            memory.reader.read(lake_table.iceberg),
+            now_ms=self.clock_ms(),
+            full_bytes=rules.rewrite.full_bytes,
+        )
+
+    def _removable(
+        self,
+        lake_table: IcebergLakeTable,
+        inventory: Inventory | None,
+        rules: MaintenancePolicy,
+        expired_offsets: Mapping[int, int],
+    ) -> tuple[tuple[LiveFile, ...], Mapping[int, int]]:
+        """Return the files to remove, and the offsets below which rows are too old."""
+        files = () if inventory is None else inventory.files
+        ends = expired_offsets
+        if lake_table.role is not LakeRole.BATCH:
+            ends = lake_table.expired_offsets
+            if lake_table.role is LakeRole.ROWS and rules.ttl_us is not None:
+                ends = further(ends, ends_before(files, self.clock_ms() * 1000 - rules.ttl_us))
+        return tuple(files_below(files, ends)), ends
+
+    def _rewrite(
+        self,
+        lake_table: IcebergLakeTable,
+        info: TableInfo,
+        claim: Claim,
+        rules: MaintenancePolicy,
+        memory: TableMemory,
+    ) -> Rewritten | None:
+        inventory = memory.reader.read(lake_table.iceberg)
+        if inventory is None:
+            return None
+        plan = _planned(inventory, rules)
+        memory.planned_at, memory.has_more = inventory.sequence_number, plan.has_more
+        memory.planned_for = rules.rewrite
+        self.checkpoint("rewrite-planned")
+        if plan.is_empty:
+            self._look(lake_table, memory, rules)
+            return None
+        rewritten = Rewrite(
+            table=lake_table.name,
+            lake_table=lake_table,
+            inventory=inventory,
+            plan=plan,
+            runner=self.runner,
+            filesystem=self.filesystem,
+            table_id=info.table_id,
+            epoch=claim.epoch,
+            check_lease=claim.check,
+            is_cancelled=claim.is_cancelled,
+            checkpoint=self.checkpoint,
+        ).run()
+        memory.planned_at = head_of(lake_table.iceberg).sequence_number
+        self._look(lake_table, memory, rules)
+        claim.on_snapshot(rewritten.snapshot_id)
+        _logger.info("rewrote files of lake table %s: %s", lake_table.name, rewritten)
+        return rewritten
+
+    def _pinned(self, path: str) -> Collection[int]:
+        return self.pins.pinned_snapshots(path).values()
+
+    def _memory(self, lake_table: IcebergLakeTable) -> TableMemory:
+        with self._lock:
+            memory = self._memories.setdefault(
+                lake_table.uuid, TableMemory(InventoryReader(self.filesystem))
+            )
+            self._memories.move_to_end(lake_table.uuid)
+            while len(self._memories) > _TABLES_REMEMBERED_MAX:
+                self._memories.popitem(last=False)
+            return memory
+
+
+def _seal(lake_table: IcebergLakeTable, info: TableInfo, claim: Claim) -> int | None:
+    """See that no commit of an earlier claim can land any more, though it is on its way.
+
+    Each asserts a snapshot that is older than one of this claim. If there is none yet, one without
+    changes is committed, and its id returned.
+    """
+    covered = lake_table.covered
+    if covered is not None and covered.epoch == claim.epoch:
+        return None
+    snapshot_id = commit_replacement(
+        lake_table.iceberg,
+        LakeReplacement(
+            added=(),
+            removed=(),
+            base_sequence=0,
+            table_id=info.table_id,
+            epoch=claim.epoch,
+            role=lake_table.role,
+        ),
+        check_lease=claim.check,
+    )
+    claim.on_snapshot(snapshot_id)
+    return snapshot_id
+
+
+def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:
+    return plan_rewrite(inventory.files, inventory.deletes, policy.rewrite)
+
+
+def _idle_age(policy: MaintenancePolicy, is_idle: bool) -> int | None:
+    return policy.orphan_age_ms_min if is_idle else None

@@ -1,0 +1,314 @@
+"""Which lake files to rewrite: small ones packed, deleted rows dropped, deletes merged. Pure.
+
+Files of one bucket and partition are kept in offset order and only neighbours are merged, so that
+every file stays one range of the bucket. Sizes fall into classes, each 8 times the last, and a run
+of neighbours is merged once it has `files_min` of one class: a row is rewritten once a class at
+most, and the number of files stays logarithmic in the number of rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
+from streamhouse.storage_service.lake.files.position_deletes import FILE_SCOPED_MAX
+
+__all__ = [
+    "LiveDeletes",
+    "LiveFile",
+    "RewriteGroup",
+    "RewriteLimits",
+    "RewritePlan",
+    "merge_runs",
+    "plan_rewrite",
+]
+
+_CLASS_FACTOR: Final = 8
+_CLASSES: Final = 5
+_FULL_SHARE: Final = 0.75
+# What zstd makes of larger row groups is not known before it is done.
+_SIZE_SLACK: Final = 1.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFile:
+    """One data file of a snapshot; `deletes` names the delete files that name it.
+
+    `bucket` is None when the file may hold rows of several, `end_offset` and the times when the
+    file does not say where it ends and when its oldest and its newest row were written. A file
+    that `is_fixed` is left alone: something that cannot be folded, such as equality deletes,
+    applies to it.
+    """
+
+    path: str
+    spec_id: int
+    partition: PartitionValues
+    bucket: int | None
+    start_offset: int
+    size_bytes: int
+    row_count: int
+    end_offset: int | None = None
+    first_timestamp_us: int | None = None
+    last_timestamp_us: int | None = None
+    deleted_rows: int = 0
+    deletes: tuple[str, ...] = ()
+    is_fixed: bool = False
+
+    @property
+    def live_bytes(self) -> int:
+        """About how large the file is without its deleted rows."""
+        live_rows = max(self.row_count - self.deleted_rows, 0)
+        return self.size_bytes * live_rows // max(self.row_count, 1)
+
+    @property
+    def deleted_share(self) -> float:
+        """The share of its rows that are deleted."""
+        return self.deleted_rows / max(self.row_count, 1)
+
+    def slice_of(self, slice_us: int | None) -> int | None:
+        """Return which slice of time its newest row is in; None when that does not matter."""
+        if slice_us is None or self.last_timestamp_us is None:
+            return None
+        return self.last_timestamp_us // slice_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveDeletes:
+    """One position delete file of a snapshot, and the data files it names, live or not."""
+
+    path: str
+    spec_id: int
+    partition: PartitionValues
+    size_bytes: int
+    row_count: int
+    data_paths: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteLimits:
+    """When files are worth rewriting, and how much of that is done at once.
+
+    At least one group is planned, however small `bytes_max` is. With `is_eager` any neighbours
+    that are too small are merged, whatever their size class. Files are not merged across slices of
+    `slice_us`, so that old rows can leave file by file.
+    """
+
+    target_bytes: int
+    files_min: int = 8
+    deletes_min: int = 8
+    deleted_share_min: float = 0.2
+    bytes_max: int = 512 << 20
+    is_eager: bool = False
+    slice_us: int | None = None
+
+    @property
+    def full_bytes(self) -> int:
+        """From which size on a file is large enough."""
+        return int(self.target_bytes * _FULL_SHARE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteGroup:
+    """Neighbours of one bucket and partition that become one file, or few of `file_bytes`."""
+
+    spec_id: int
+    partition: PartitionValues
+    bucket: int
+    files: tuple[LiveFile, ...]
+    file_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes to read."""
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewritePlan:
+    """`merges` are delete files that become one each; `dropped` apply to nothing that stays.
+
+    `has_more`: the limits left work undone.
+    """
+
+    groups: tuple[RewriteGroup, ...] = ()
+    merges: tuple[tuple[LiveDeletes, ...], ...] = ()
+    dropped: tuple[LiveDeletes, ...] = ()
+    live_paths: frozenset[str] = field(default=frozenset(), repr=False)
+    has_more: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.groups or self.merges or self.dropped)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of data files to read."""
+        return sum(group.size_bytes for group in self.groups)
+
+
+def plan_rewrite(
+    files: Iterable[LiveFile], deletes: Iterable[LiveDeletes], limits: RewriteLimits
+) -> RewritePlan:
+    """Plan one rewrite of the files of one snapshot."""
+    files = list(files)
+    found = sorted(
+        (
+            group
+            for neighbours in _neighbours(files, limits.slice_us)
+            for group in _groups(neighbours, limits)
+        ),
+        key=_bytes_per_gain,
+    )
+    chosen: list[RewriteGroup] = []
+    left = limits.bytes_max
+    for group in found:
+        if chosen and group.size_bytes > left:
+            continue
+        chosen.append(group)
+        left -= group.size_bytes
+    rewritten = {file.path for group in chosen for file in group.files}
+    staying = frozenset(file.path for file in files if file.path not in rewritten)
+    dropped: list[LiveDeletes] = []
+    kept: list[LiveDeletes] = []
+    for delete in deletes:
+        (kept if delete.data_paths & staying else dropped).append(delete)
+    return RewritePlan(
+        groups=tuple(chosen),
+        merges=tuple(_delete_merges(kept, staying, limits)),
+        dropped=tuple(dropped),
+        live_paths=staying,
+        has_more=len(chosen) < len(found),
+    )
+
+
+def merge_runs(
+    sizes: Sequence[int | None], *, full_bytes: int, files_min: int, is_eager: bool = False
+) -> list[range]:
+    """Return the runs of neighbours to merge, none overlapping; None is a wall between runs."""
+    classes = [
+        None
+        if size is None or size >= full_bytes
+        else 0
+        if is_eager
+        else _size_class(size, full_bytes)
+        for size in sizes
+    ]
+    runs: list[range] = []
+    for size_class in range(1 if is_eager else _CLASSES):
+        for run in _spans([c is not None and c <= size_class for c in classes]):
+            if sum(classes[i] == size_class for i in run) >= files_min:
+                runs.append(run)
+                classes[run.start : run.stop] = [None] * len(run)
+    return sorted(runs, key=lambda run: run.start)
+
+
+def _size_class(size: int, full_bytes: int) -> int:
+    size_class, limit = _CLASSES - 1, full_bytes / _CLASS_FACTOR
+    while size < limit and size_class:
+        size_class, limit = size_class - 1, limit / _CLASS_FACTOR
+    return size_class
+
+
+def _spans(flags: Sequence[bool]) -> Iterator[range]:
+    """Yield the maximal ranges of positions that are set."""
+    start = None
+    for position, flag in enumerate([*flags, False]):
+        if flag and start is None:
+            start = position
+        elif not flag and start is not None:
+            yield range(start, position)
+            start = None
+
+
+def _neighbours(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
+    """Yield the files of each bucket, partition and slice of time in offset order."""
+    found: dict[tuple[int, PartitionValues, int], list[LiveFile]] = defaultdict(list)
+    for file in files:
+        if file.bucket is not None:
+            found[(file.spec_id, file.partition, file.bucket)].append(file)
+    for neighbours in found.values():
+        neighbours.sort(key=lambda file: (file.start_offset, file.path))
+        for _, found_in_slice in itertools.groupby(
+            neighbours, key=lambda file: file.slice_of(slice_us)
+        ):
+            yield list(found_in_slice)
+
+
+def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[RewriteGroup]:
+    runs = merge_runs(
+        [None if file.is_fixed else file.live_bytes for file in files],
+        full_bytes=limits.full_bytes,
+        files_min=limits.files_min,
+        is_eager=limits.is_eager,
+    )
+    packed = {position for run in runs for position in run}
+    worn = [
+        file.deleted_share >= limits.deleted_share_min
+        and not file.is_fixed
+        and position not in packed
+        for position, file in enumerate(files)
+    ]
+    for run in [*runs, *_spans(worn)]:
+        yield from _pieces([files[position] for position in run], limits.target_bytes)
+
+
+def _pieces(files: Sequence[LiveFile], target_bytes: int) -> Iterator[RewriteGroup]:
+    """Cut a run into pieces that each fill about one file."""
+    pieces: list[list[LiveFile]] = [[]]
+    live_bytes = 0
+    for file in files:
+        if live_bytes >= target_bytes:
+            pieces.append([])
+            live_bytes = 0
+        pieces[-1].append(file)
+        live_bytes += file.live_bytes
+    if len(pieces) > 1 and live_bytes < target_bytes // 2:
+        rest = pieces.pop()
+        pieces[-1] += rest
+    for piece in pieces:
+        total = sum(file.live_bytes for file in piece)
+        outputs = max(1, round(total / target_bytes))
+        first = piece[0]
+        assert first.bucket is not None
+        yield RewriteGroup(
+            spec_id=first.spec_id,
+            partition=first.partition,
+            bucket=first.bucket,
+            files=tuple(piece),
+            file_bytes=max(target_bytes, int(total / outputs * _SIZE_SLACK)),
+        )
+
+
+def _bytes_per_gain(group: RewriteGroup) -> float:
+    """Order groups by what it costs to have one file, or one file's worth of deletes, fewer."""
+    gain = len(group.files) - 1 + sum(file.deleted_share for file in group.files)
+    return group.size_bytes / max(gain, 1e-3)
+
+
+def _delete_merges(
+    deletes: Iterable[LiveDeletes], staying: frozenset[str], limits: RewriteLimits
+) -> Iterator[tuple[LiveDeletes, ...]]:
+    found: Mapping[tuple[int, PartitionValues], list[LiveDeletes]] = defaultdict(list)
+    for delete in deletes:
+        found[(delete.spec_id, delete.partition)].append(delete)
+    for members in found.values():
+        # Their order means nothing, so those of a size are made neighbours.
+        members.sort(key=lambda delete: (delete.size_bytes, delete.path))
+        runs = merge_runs(
+            [delete.size_bytes for delete in members],
+            full_bytes=limits.target_bytes,
+            files_min=limits.deletes_min,
+            is_eager=limits.is_eager,
+        )
+        for run in runs:
+            merged = [members[position] for position in run]
+            paths = frozenset().union(*(delete.data_paths for delete in merged)) & staying
+            outputs = len(paths) if len(paths) <= FILE_SCOPED_MAX else 1
+            # Each data file has deletes of its own while they are few: merging those gains nothing.
+            if len(merged) >= 2 * outputs:
+                yield tuple(merged)

@@ -1,0 +1,71 @@
+"""What maintenance of a table is to do, from the table's properties or because somebody asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from streamhouse.storage_service.lake.commits.expiry import ExpiryRules
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
+
+__all__ = ["MaintenancePolicy"]
+
+ON_DEMAND_BYTES_MAX: Final = 4 << 30
+REWRITE_BYTES_MAX: Final = 512 << 20
+# The table's rows wait while its files are rewritten: a slow core does so much in half a freshness.
+REWRITE_BYTES_PER_S: Final = 8 << 20
+# A file holds rows of about a slice of the time they stay, and old ones leave a slice at a time.
+SLICES_PER_TTL: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenancePolicy:
+    """What is worth doing to a table, and what must be left alone.
+
+    Files of which all rows are older than `ttl_us` are removed, once one is so by `ttl_slack_us`.
+    """
+
+    rewrite: RewriteLimits
+    expiry: ExpiryRules
+    orphan_age_ms_min: int
+    ttl_us: int | None = None
+    ttl_slack_us: int = 0
+
+    @classmethod
+    def of(cls, table: TableInfo) -> MaintenancePolicy:
+        """Return what a table's properties ask for."""
+        properties = table.properties()
+        ttl_ms = properties.datalake_ttl_ms
+        # Rows by key do not leave by themselves: they are deleted, and rounds bring that.
+        ttl_us = None if ttl_ms is None or table.is_primary_key_table else ttl_ms * 1000
+        slice_us = None if ttl_us is None else max(1, ttl_us // SLICES_PER_TTL)
+        return cls(
+            ttl_us=ttl_us,
+            ttl_slack_us=slice_us or 0,
+            rewrite=RewriteLimits(
+                target_bytes=properties.datalake_target_file_bytes,
+                bytes_max=min(
+                    REWRITE_BYTES_MAX,
+                    REWRITE_BYTES_PER_S * properties.datalake_freshness_ms // 1000,
+                ),
+                slice_us=slice_us,
+            ),
+            expiry=ExpiryRules(
+                age_ms_min=properties.datalake_snapshot_max_age_ms,
+                count_min=properties.datalake_snapshot_min_count,
+            ),
+            orphan_age_ms_min=properties.datalake_orphan_min_age_ms,
+        )
+
+    def on_demand(self) -> MaintenancePolicy:
+        """Return the policy of somebody who asked for it: all that helps, at any cost."""
+        eager = replace(
+            self.rewrite,
+            files_min=2,
+            deletes_min=2,
+            deleted_share_min=0.05,
+            bytes_max=ON_DEMAND_BYTES_MAX,
+            is_eager=True,
+        )
+        return replace(self, rewrite=eager, ttl_slack_us=0)

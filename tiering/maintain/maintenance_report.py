@@ -1,0 +1,99 @@
+"""What maintenance would do to a lake table, and what it did; also as lines for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streamhouse.storage_service.lake.commits.expiry import Expired
+from streamhouse.storage_service.lake.commits.orphans import OrphansRemoved
+from streamhouse.tiering.maintain.inventory import Inventory
+from streamhouse.tiering.maintain.maintenance_plan import LiveFile, RewritePlan
+from streamhouse.tiering.maintain.removal import Removed
+from streamhouse.tiering.maintain.rewrite import Rewritten
+
+__all__ = ["MaintenancePlan", "MaintenanceReport", "plan_text", "report_text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenancePlan:
+    """What maintenance would do now; `removable` are files of rows that are too old."""
+
+    inventory: Inventory | None
+    removable: tuple[LiveFile, ...]
+    rewrite: RewritePlan
+    snapshots: int
+    expirable: int
+    orphans: int
+    orphan_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceReport:
+    """What maintenance did; `has_more` says that its limits left work undone."""
+
+    removed: Removed | None = None
+    rewritten: Rewritten | None = None
+    expired: Expired = field(default_factory=Expired)
+    orphans: OrphansRemoved = field(default_factory=OrphansRemoved)
+    has_more: bool = False
+
+
+def plan_text(path: str, plan: MaintenancePlan) -> str:
+    """Return a plan as lines for people."""
+    inventory, rewrite = plan.inventory, plan.rewrite
+    if inventory is None:
+        return f"{path}: the lake table is empty"
+    size = sum(file.size_bytes for file in inventory.files)
+    merged = sum(len(group.files) for group in rewrite.groups)
+    deletes = sum(len(merge) for merge in rewrite.merges)
+    more = ", and more after that" if rewrite.has_more else ""
+    removal = []
+    if plan.removable:
+        rows = sum(file.row_count - file.deleted_rows for file in plan.removable)
+        removal = [f"  remove {len(plan.removable):,} files of {rows:,} rows that are too old"]
+    return "\n".join(
+        [
+            f"{path}: {len(inventory.files):,} data files ({_size(size)}),"
+            f" {len(inventory.deletes):,} delete files, {plan.snapshots:,} snapshots",
+            *removal,
+            f"  rewrite {merged:,} files into about {len(rewrite.groups):,}"
+            f" ({_size(rewrite.size_bytes)} to read){more}",
+            f"  merge {deletes:,} delete files, drop {len(rewrite.dropped):,} that hide nothing",
+            f"  expire {plan.expirable:,} snapshots",
+            f"  delete {plan.orphans:,} orphans ({_size(plan.orphan_bytes)})",
+        ]
+    )
+
+
+def report_text(path: str, report: MaintenanceReport) -> str:
+    """Return what a pass did as one line for people."""
+    parts = []
+    if (removed := report.removed) is not None:
+        parts.append(
+            f"{removed.rows:,} rows that were too old removed"
+            f" ({removed.files:,} files, {_size(removed.size_bytes)})"
+        )
+    if (rewritten := report.rewritten) is not None:
+        parts.append(
+            f"{rewritten.files_before:,} files became {rewritten.files_after:,}"
+            f" ({_size(rewritten.bytes_read)} read, {_size(rewritten.bytes_written)} written,"
+            f" {rewritten.rows_dropped:,} deleted rows dropped)"
+        )
+        if rewritten.deletes_before:
+            parts.append(
+                f"{rewritten.deletes_before:,} delete files became {rewritten.deletes_after:,}"
+            )
+    if report.expired.snapshots:
+        parts.append(
+            f"{report.expired.snapshots:,} snapshots expired"
+            f" ({report.expired.files:,} files deleted)"
+        )
+    if report.orphans.files:
+        parts.append(
+            f"{report.orphans.files:,} orphans deleted ({_size(report.orphans.size_bytes)})"
+        )
+    return f"{path}: {'; '.join(parts) if parts else 'nothing to do'}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"

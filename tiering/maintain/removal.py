@@ -1,0 +1,109 @@
+"""Removal of old rows from a lake table: whole files, all of whose rows are below an offset.
+
+What has reached its time to live is said as an offset of each bucket, as within a bucket time never
+goes back: every read of the table begins there, in whichever lake table it finds its rows. So it
+does not matter when which file goes. No file is read or written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
+from streamhouse.storage_service.lake.commits.staged_snapshot import Operation
+from streamhouse.tiering.maintain.inventory import Inventory
+from streamhouse.tiering.maintain.maintenance_plan import LiveFile
+from streamhouse.tiering.maintain.replace import LakeReplacement, commit_replacement
+
+__all__ = ["Removed", "ends_before", "files_below", "remove_files"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What was taken out of the lake table; `snapshot_id` is that of the commit."""
+
+    snapshot_id: int
+    files: int
+    rows: int
+    size_bytes: int
+
+
+def ends_before(files: Iterable[LiveFile], timestamp_us: int) -> dict[int, int]:
+    """Return bucket -> the end of the last file of the rows all of whose rows are older.
+
+    Only buckets that have such a file are named. A file that does not say when its rows were
+    written, or that may have rows of several buckets, counts for nothing.
+    """
+    placed = [f for f in files if f.bucket is not None and f.end_offset is not None]
+    limits: dict[int, int] = {}
+    for file in placed:
+        # Only a table that was adopted from a service whose clock was ahead has such neighbours.
+        if file.first_timestamp_us is not None and file.first_timestamp_us >= timestamp_us:
+            assert file.bucket is not None
+            limits[file.bucket] = min(limits.get(file.bucket, file.start_offset), file.start_offset)
+    ends: dict[int, int] = {}
+    for file in placed:
+        assert file.bucket is not None
+        assert file.end_offset is not None
+        is_old = file.last_timestamp_us is not None and file.last_timestamp_us < timestamp_us
+        if is_old and file.end_offset <= limits.get(file.bucket, file.end_offset):
+            ends[file.bucket] = max(ends.get(file.bucket, 0), file.end_offset)
+    return ends
+
+
+def files_below(files: Iterable[LiveFile], ends: Mapping[int, int]) -> list[LiveFile]:
+    """Return the files that have no row of its bucket at or above its offset in `ends`."""
+    return [
+        file
+        for file in files
+        if file.bucket is not None
+        and file.end_offset is not None
+        and file.end_offset <= ends.get(file.bucket, 0)
+    ]
+
+
+def remove_files(
+    lake_table: IcebergLakeTable,
+    inventory: Inventory,
+    files: Collection[LiveFile],
+    *,
+    expired_offsets: Mapping[int, int],
+    table_id: int,
+    epoch: int,
+    check_lease: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[str], None] = lambda _: None,
+) -> Removed:
+    """Commit a snapshot without `files`, and without the delete files that name no other.
+
+    It says that rows below `expired_offsets` have reached their time to live.
+
+    Raises:
+        FencedError: another worker has the table now; nothing was removed.
+        StreamhouseError: nothing was removed; a later maintenance looks again.
+    """
+    doomed = {file.path for file in files}
+    staying = {file.path for file in inventory.files} - doomed
+    deletes = [found.path for found in inventory.deletes if not found.data_paths & staying]
+    snapshot_id = commit_replacement(
+        lake_table.iceberg,
+        LakeReplacement(
+            added=(),
+            removed=[inventory.data_files[path] for path in (*sorted(doomed), *deletes)],
+            base_sequence=inventory.sequence_number,
+            table_id=table_id,
+            epoch=epoch,
+            role=lake_table.role,
+            operation=Operation.DELETE,
+            expired_offsets=expired_offsets,
+        ),
+        check_lease=check_lease,
+        checkpoint=checkpoint,
+    )
+    checkpoint("removal-committed")
+    return Removed(
+        snapshot_id=snapshot_id,
+        files=len(doomed),
+        rows=sum(file.row_count - file.deleted_rows for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+    )

@@ -1,0 +1,1 @@
+"""What tiering runs on executors: a range of the log, or lake files, to Parquet files."""

@@ -1,0 +1,77 @@
+"""A tiering worker as a thread of another process: `serve --tiering embedded`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Final
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["EmbeddedTieringWorker"]
+
+_logger = logging.getLogger(__name__)
+
+_STOP_WAIT_S_MAX: Final = 30.0
+
+
+class EmbeddedTieringWorker:
+    """Tiers the tables of the service at `endpoint` in threads of this process.
+
+    `start` returns at once. `stop` ends the running round early, hands its claim back, and returns
+    when the thread has ended, after 30 seconds at most. Both may be called once. `worker_id` is
+    for the worker that lives and dies with the service itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: str,
+        token: str | None = None,
+        parallelism: int | None = None,
+        worker_id: str | None = None,
+    ) -> None:
+        self._worker_id = worker_id
+        self._endpoint = endpoint
+        self._token = token
+        # Half of the cores are left to whoever embeds the worker.
+        self._parallelism = parallelism or max(1, (os.cpu_count() or 2) // 2)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiering", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tier."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop tiering."""
+        self._stopping.set()
+        self._thread.join(_STOP_WAIT_S_MAX)
+        if self._thread.is_alive():
+            _logger.warning("the tiering worker did not stop in %s s", _STOP_WAIT_S_MAX)
+
+    def _run(self) -> None:
+        # pyiceberg takes about a second to import: not on the way to serving.
+        from streamhouse.storage_service.lake.lake_tables import IcebergLake
+        from streamhouse.tiering.worker.service import TieringService, new_worker_id
+        from streamhouse.tiering.worker.thread_runner import ThreadRunner
+
+        try:
+            with StorageClient(self._endpoint, token=self._token) as client:
+                lake = IcebergLake(client.lake_catalog())
+                try:
+                    TieringService(
+                        client=client,
+                        lake=lake,
+                        runner=ThreadRunner(self._parallelism),
+                        token=self._token,
+                        worker_id=self._worker_id or new_worker_id(),
+                        tables_in_flight=max(2, self._parallelism),
+                        stopping=self._stopping,
+                    ).run_forever()
+                finally:
+                    lake.close()
+        except StreamhouseError:
+            _logger.exception("the embedded tiering worker ended")

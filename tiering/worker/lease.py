@@ -1,0 +1,106 @@
+"""Keeps a claim alive in the background, and knows when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from streamhouse.storage_service.errors import FencedError, NotFoundError, StreamhouseError
+from streamhouse.tiering.round.round_tracker import RoundTracker
+from streamhouse.tiering.worker.ports import TieringClient
+
+__all__ = ["Lease"]
+
+_logger = logging.getLogger(__name__)
+
+_BEATS_PER_LEASE: Final = 3
+# People watch the progress that heartbeats carry.
+_BEAT_S_MAX: Final = 2.0
+
+
+class Lease:
+    """One worker's claim on one table, inside a `with` block. Heartbeats tell what `tracker` knows.
+
+    It is lost for good when the service says so, or when no heartbeat was answered for as long as
+    the lease lasts: another worker may own the table from then on.
+    """
+
+    def __init__(
+        self,
+        client: TieringClient,
+        *,
+        table: str,
+        epoch: int,
+        lease_ms: int,
+        tracker: RoundTracker | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._table = table
+        self._epoch = epoch
+        self._lease_s = lease_ms / 1000
+        self._tracker = tracker
+        self._monotonic_s = monotonic_s
+        self._held_until_s = monotonic_s() + self._lease_s
+        self._lost: StreamhouseError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="tiering-lease", daemon=True)
+
+    def __enter__(self) -> Lease:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the round must stop."""
+        return self._lost is not None or self._monotonic_s() >= self._held_until_s
+
+    def check(self) -> None:
+        """Raise `FencedError` (or what the service said) when the claim is lost."""
+        if self._lost is not None:
+            raise self._lost
+        if self.is_lost:
+            raise FencedError(
+                f"table '{self._table}': no heartbeat of tiering epoch {self._epoch} was answered"
+                f" within {self._lease_s:g} s; another worker may have taken over"
+            )
+
+    def _beat(self) -> None:
+        while not self._stop.wait(min(self._lease_s / _BEATS_PER_LEASE, _BEAT_S_MAX)):
+            sent_at_s = self._monotonic_s()
+            try:
+                self._send()
+            except (FencedError, NotFoundError) as error:
+                self._lost = error
+                return
+            except StreamhouseError as error:
+                # The next beat may get through; if none does, the deadline decides.
+                _logger.warning("heartbeat for table %s failed: %s", self._table, error)
+            else:
+                self._held_until_s = sent_at_s + self._lease_s
+
+    def _send(self) -> None:
+        tracker = self._tracker
+        if tracker is None:
+            self._client.heartbeat_tiering(self._table, epoch=self._epoch)
+        else:
+            self._client.heartbeat_tiering(
+                self._table,
+                epoch=self._epoch,
+                step=tracker.step,
+                rows_done=tracker.rows_done,
+                rows_planned=tracker.rows_planned,
+            )

@@ -1,0 +1,80 @@
+"""Runs the tasks of a round in threads of this process: pyarrow works outside the GIL."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit, run_split
+from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask, run_rewrite
+
+__all__ = ["ThreadRunner"]
+
+RunSplit = Callable[..., SplitResult]
+_Result = TypeVar("_Result")
+
+
+class ThreadRunner:
+    """A `TaskRunner` of `parallelism` threads; by default one per core.
+
+    When `run` ends, however it ends, no task of it is running any more.
+    """
+
+    def __init__(self, parallelism: int | None = None, *, run: RunSplit = run_split) -> None:
+        self._parallelism = parallelism or max(1, os.cpu_count() or 1)
+        self._run = run
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at once."""
+        return self._parallelism
+
+    def run(
+        self,
+        splits: Sequence[TieringSplit],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[SplitResult]:
+        """See `TaskRunner.run`; the first failure cancels the rest and is raised."""
+        return self._map(self._run, splits, on_rows=on_rows, is_cancelled=is_cancelled)
+
+    def rewrite(
+        self,
+        tasks: Sequence[RewriteTask],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[RewriteResult]:
+        """See `TaskRunner.rewrite`; the first failure cancels the rest and is raised."""
+        return self._map(run_rewrite, tasks, on_rows=on_rows, is_cancelled=is_cancelled)
+
+    def _map(
+        self,
+        function: Callable[..., _Result],
+        tasks: Sequence[Any],
+        *,
+        on_rows: Callable[[int], None],
+        is_cancelled: Callable[[], bool],
+    ) -> list[_Result]:
+        has_failed = threading.Event()
+        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="tiering-task") as pool:
+            futures = [
+                pool.submit(
+                    function,
+                    task,
+                    on_rows=on_rows,
+                    is_cancelled=lambda: has_failed.is_set() or is_cancelled(),
+                )
+                for task in tasks
+            ]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            errors = [error for future in done if (error := future.exception()) is not None]
+            if errors:
+                has_failed.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise errors[0]
+            return [future.result() for future in futures]
