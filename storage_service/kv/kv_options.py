@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streamhouse.storage_service.kv.memory_budget import MemoryBudget
+from streamhouse.storage_service.kv.cache.memory_budget import MemoryBudget
 from streamhouse.storage_service.kv.rocksdb_store import StoreOptions, shared_write_buffers
 
 __all__ = ["KvOptions"]

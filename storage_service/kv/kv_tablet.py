@@ -35,6 +35,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
+from streamhouse.storage_service.kv.cache.write_backlog import Piece
+from streamhouse.storage_service.kv.cache.write_behind import WriteBehind
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.lookup import (
     FoundRow,
@@ -46,17 +49,14 @@ from streamhouse.storage_service.kv.lookup import (
     rows_in_key_order,
     too_many_bytes,
 )
-from streamhouse.storage_service.kv.older_rows import only_written_in, values_before
-from streamhouse.storage_service.kv.replay_plan import plan_replay
-from streamhouse.storage_service.kv.restore_plan import plan_restore
+from streamhouse.storage_service.kv.plan.older_rows import only_written_in, values_before
+from streamhouse.storage_service.kv.plan.replay_plan import plan_replay
+from streamhouse.storage_service.kv.plan.restore_plan import plan_restore
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_write
+from streamhouse.storage_service.kv.plan.write_input import TableRules, check_rows
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
-from streamhouse.storage_service.kv.row_cache import CachedRows, RowCache
-from streamhouse.storage_service.kv.row_codec import RowCodec
-from streamhouse.storage_service.kv.single_row import SingleRows
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite, plan_write
-from streamhouse.storage_service.kv.write_backlog import Piece
-from streamhouse.storage_service.kv.write_behind import WriteBehind
-from streamhouse.storage_service.kv.write_input import TableRules, check_rows
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
 
 __all__ = ["KvOptions", "KvTablet"]
 

@@ -15,7 +15,7 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.kv.write_input import TableRules, check_keys
+from streamhouse.storage_service.kv.plan.write_input import TableRules, check_keys
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
 

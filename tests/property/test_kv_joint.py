@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.engine.keys.joint_writes import plan_parts
 from streamhouse.storage_service.engine.keys.key_request import KeyWrite
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_NONE
 from tests.support.kv_bucket import LoggedBucket
 from tests.support.kv_model import identity

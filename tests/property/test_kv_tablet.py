@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_model import KvModel, identity
 from tests.support.kv_rows import Batch, random_batch, random_keys, random_rules

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.row_codec import RowCodec
-from streamhouse.storage_service.kv.single_row import SingleRows
-from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.model.bucket_of_one import bytes_to_hash, murmur3
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
 from streamhouse.storage_service.model.far_times import arrow_value

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions, versions_of
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions, versions_of
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.schema_change import change_schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath

@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.kv import rocksdb_store
+from streamhouse.storage_service.kv.cache.row_cache import RowCache
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.storage_service.kv.row_cache import RowCache
 from tests.support.kv_bucket import LoggedBucket
 from tests.support.kv_rows import random_batch, random_keys, random_rules
 

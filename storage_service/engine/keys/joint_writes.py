@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.keys.key_request import KeyRequest, KeyWrite
-from streamhouse.storage_service.kv.joint_plan import plan_jointly
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.joint_plan import plan_jointly
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.model.changelog import OPERATION_UPSERT
 
 __all__ = ["JointPart", "alike", "plan_parts"]

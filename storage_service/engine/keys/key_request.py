@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.log.group_commit import PendingAppend
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 

@@ -22,7 +22,7 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     StorageFailedError,
 )
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.model.transaction import TransactionOperation
 

@@ -19,13 +19,13 @@ from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
-from streamhouse.storage_service.kv.row_codec import RowCodec
-from streamhouse.storage_service.kv.write_input import (
+from streamhouse.storage_service.kv.plan.write_input import (
     ROW_BYTES_MAX,
     TableRules,
     WriteInput,
     check_rows,
 )
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedBatch
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
-from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.model.schema import Schema
 
 FIELDS = [

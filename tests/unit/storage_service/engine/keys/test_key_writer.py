@@ -27,7 +27,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from tests.support.in_process_service import EVENTS, event_rows, open_manager, table_descriptor
 

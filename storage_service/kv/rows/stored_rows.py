@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.row_codec import RowCodec, versions_of
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 
 __all__ = ["StoredRows"]
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.kv.segment_scan import (
+from streamhouse.storage_service.kv.plan.segment_scan import (
     Segments,
     extreme_positions,
     latest_valid_positions,

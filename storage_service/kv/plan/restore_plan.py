@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.kv.key_chains import chains_of
-from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.kv.plan.key_chains import chains_of
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.model.bucketing import encode_key
 
 __all__ = ["plan_restore"]

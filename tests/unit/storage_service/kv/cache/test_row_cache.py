@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kv.key_hash import KeyHasher
-from streamhouse.storage_service.kv.row_arena import RowArena
-from streamhouse.storage_service.kv.row_cache import RowCache
+from streamhouse.storage_service.kv.cache.row_arena import RowArena
+from streamhouse.storage_service.kv.cache.row_cache import RowCache
+from streamhouse.storage_service.kv.rows.key_hash import KeyHasher
 
 UNKNOWN = "unknown"
 

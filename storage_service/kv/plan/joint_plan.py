@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite, Stretch, plan_stretches
-from streamhouse.storage_service.kv.write_input import check_rows
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, Stretch, plan_stretches
+from streamhouse.storage_service.kv.plan.write_input import check_rows
 
 __all__ = ["JointPlan", "plan_jointly"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.kv.byte_runs import binary_parts, gather_at
+from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
 
 __all__ = ["nearly_sorted"]
 

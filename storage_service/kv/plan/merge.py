@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.kv.aggregates import States, aggregate_column
-from streamhouse.storage_service.kv.key_chains import KeyChains
-from streamhouse.storage_service.kv.stored_rows import StoredRows
-from streamhouse.storage_service.kv.write_input import TableRules, WriteInput
+from streamhouse.storage_service.kv.plan.aggregates import States, aggregate_column
+from streamhouse.storage_service.kv.plan.key_chains import KeyChains
+from streamhouse.storage_service.kv.plan.write_input import TableRules, WriteInput
+from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.model.merge_engine import MergeEngine
 
 __all__ = ["MergedRows", "merge_rows"]

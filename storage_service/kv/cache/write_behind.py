@@ -17,9 +17,9 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StorageFailedError,
 )
+from streamhouse.storage_service.kv.cache.write_backlog import Piece, WriteBacklog
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.storage_service.kv.write_backlog import Piece, WriteBacklog
 
 __all__ = ["WriteBehind"]
 

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import RequestTooLargeError
-from streamhouse.storage_service.kv.key_chains import KeyChains, chains_of
-from streamhouse.storage_service.kv.merge import MergedRows, merge_rows
-from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions
-from streamhouse.storage_service.kv.stored_rows import StoredRows
-from streamhouse.storage_service.kv.write_input import ROW_BYTES_MAX, TableRules, WriteInput
+from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
+from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
+from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, TableRules, WriteInput
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
+from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.model.changelog import (
     CHANGELOG_FIELDS,
     DELETE,

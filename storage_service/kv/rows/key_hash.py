@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.byte_runs import binary_parts, gather_at
+from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
 
 __all__ = ["KeyHasher"]
 

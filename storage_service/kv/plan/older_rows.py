@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.storage_service.kv.row_codec import versions_of
+from streamhouse.storage_service.kv.rows.row_codec import versions_of
 
 __all__ = ["only_written_in", "values_before"]
 

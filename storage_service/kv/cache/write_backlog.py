@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.kv.key_order import nearly_sorted
 from streamhouse.storage_service.kv.rocksdb_store import Marker
+from streamhouse.storage_service.kv.rows.key_order import nearly_sorted
 
 __all__ = ["Piece", "WriteBacklog"]
 

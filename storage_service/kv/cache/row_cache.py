@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.hash_index import HashIndex
-from streamhouse.storage_service.kv.key_hash import KeyHasher
-from streamhouse.storage_service.kv.row_arena import SEGMENT_BYTES_MAX, RowArena
+from streamhouse.storage_service.kv.cache.hash_index import HashIndex
+from streamhouse.storage_service.kv.cache.row_arena import SEGMENT_BYTES_MAX, RowArena
+from streamhouse.storage_service.kv.rows.key_hash import KeyHasher
 from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["CachedRows", "RowCache"]

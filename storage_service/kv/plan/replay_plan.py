@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.key_chains import chains_of
-from streamhouse.storage_service.kv.row_codec import RowCodec, stamp_versions
-from streamhouse.storage_service.kv.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.write_input import TableRules
+from streamhouse.storage_service.kv.plan.key_chains import chains_of
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_BEFORE
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN

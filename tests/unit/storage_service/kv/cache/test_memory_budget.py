@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streamhouse.storage_service.kv.cache.memory_budget import MemoryBudget
 from streamhouse.storage_service.kv.kv_options import KvOptions
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from streamhouse.storage_service.kv.memory_budget import MemoryBudget
 from tests.support.kv_bucket import simple_rules
 
 RULES = simple_rules()
