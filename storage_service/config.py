@@ -27,7 +27,7 @@ from streamhouse.storage_service.model.lake import (
     LakeCatalog,
     is_rest_catalog,
 )
-from streamhouse.storage_service.model.properties import parse_bytes, parse_duration_ms
+from streamhouse.storage_service.model.units import parse_bytes, parse_duration_ms
 
 __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
 
@@ -73,7 +73,7 @@ class ConfigOption:
             return parse_bytes(text, name=self.flag)
         if self.unit == "ms":
             return parse_duration_ms(text, name=self.flag)
-        raise InvalidRequestError(f"{self.flag} = '{text}' is not a number of {self.unit}")
+        raise InvalidRequestError(f"{self.flag} = '{text}' must be a number of {self.unit}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class StartingPosition:
     timestamp_us: int | None = None
 
 
-def parse_starting_offsets(text: str, *, key: str) -> StartingPosition:
+def parse_starting_offsets(text: str, *, name: str) -> StartingPosition:
     """Read option `startingOffsets`."""
     lowered = text.strip().lower()
     if lowered == "full":
@@ -47,31 +47,31 @@ def parse_starting_offsets(text: str, *, key: str) -> StartingPosition:
     if lowered == "latest":
         return StartingPosition(kind="latest")
     if lowered.startswith("{"):
-        return StartingPosition(kind="offsets", offsets=_offsets(text, key=key))
+        return StartingPosition(kind="offsets", offsets=_offsets(text, name=name))
     try:
-        return StartingPosition(kind="timestamp", timestamp_us=parse_timestamp_us(text, key=key))
+        return StartingPosition(kind="timestamp", timestamp_us=parse_timestamp_us(text, name=name))
     except InvalidRequestError as error:
         raise InvalidRequestError(
-            f"option '{key}' = '{text}' must be full, earliest, latest, a time, or JSON like"
+            f"{name} = '{text}' must be full, earliest, latest, a time, or JSON like"
             ' {"0": 12, "1": "earliest"}'
         ) from error
 
 
-def parse_ending_offsets(text: str, *, key: str) -> dict[int, int]:
+def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
     """Read option `endingOffsets`; buckets that are absent end at the latest offset."""
     if text.strip().lower() == "latest":
         return {}
     if not text.strip().startswith("{"):
         raise InvalidRequestError(
-            f'option \'{key}\' = \'{text}\' must be latest or JSON like {{"0": 99, "1": "latest"}}'
+            f'{name} = \'{text}\' must be latest or JSON like {{"0": 99, "1": "latest"}}'
         )
-    offsets = _offsets(text, key=key)
+    offsets = _offsets(text, name=name)
     if EARLIEST in offsets.values():
-        raise InvalidRequestError(f"option '{key}' = '{text}': a read cannot end at 'earliest'")
+        raise InvalidRequestError(f"{name} = '{text}': a read cannot end at 'earliest'")
     return offsets
 
 
-def parse_timestamp_us(text: str, *, key: str) -> int:
+def parse_timestamp_us(text: str, *, name: str) -> int:
     """Read ISO-8601 (UTC unless it names a zone) or epoch milliseconds as epoch microseconds."""
     text = text.strip()
     if text.lstrip("-").isdigit():
@@ -80,7 +80,7 @@ def parse_timestamp_us(text: str, *, key: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise InvalidRequestError(
-            f"option '{key}' = '{text}' is not a time: write ISO-8601 like"
+            f"{name} = '{text}' is not a time: write ISO-8601 like"
             " '2026-01-31T12:00:00Z', or milliseconds since 1970"
         ) from error
     if moment.tzinfo is None:
@@ -89,13 +89,13 @@ def parse_timestamp_us(text: str, *, key: str) -> int:
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
-def _offsets(text: str, *, key: str) -> dict[int, int]:
+def _offsets(text: str, *, name: str) -> dict[int, int]:
     try:
         value = json.loads(text)
         return {_bucket(bucket): _offset(offset) for bucket, offset in value.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise InvalidRequestError(
-            f"option '{key}' = '{text[:200]}' must be JSON from bucket to offset, like"
+            f"{name} = '{text[:200]}' must be JSON from bucket to offset, like"
             ' {"0": 12, "1": "earliest"}'
         ) from error
 

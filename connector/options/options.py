@@ -18,11 +18,8 @@ from streamhouse.connector.options.offset_option import (
     parse_timestamp_us,
 )
 from streamhouse.connector.options.option_values import (
-    parse_boolean,
     parse_long_poll_ms,
     parse_names,
-    parse_positive,
-    parse_size,
     parse_snapshot_id,
 )
 from streamhouse.connector.options.source_options import SKIP_OPTIONS, check_source_options
@@ -37,6 +34,11 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownOptionError,
     suggestion,
+)
+from streamhouse.storage_service.model.units import (
+    parse_boolean,
+    parse_bytes,
+    parse_whole_number,
 )
 
 __all__ = [
@@ -276,9 +278,9 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
     given = check_keys(options, uses=(BATCH, STREAM))
     return ShapeOptions(
         connection=connection_options(options),
-        columns=_optional(given, "columns", parse_names),
+        columns=optional(given, "columns", parse_names),
         include_metadata=_value(given, "includeMetadata", parse_boolean),
-        read_change_feed=_optional(given, "readChangeFeed", parse_boolean),
+        read_change_feed=optional(given, "readChangeFeed", parse_boolean),
         is_stream=STREAM_MARK in given,
     )
 
@@ -288,7 +290,7 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     given = check_keys(options, uses=(use,))
     _check_part(given, connection_options(options).name)
     starting = _value(given, "startingOffsets", parse_starting_offsets)
-    from_us = _optional(given, "startingTimestamp", parse_timestamp_us)
+    from_us = optional(given, "startingTimestamp", parse_timestamp_us)
     if starting.kind == "timestamp":
         if from_us is not None:
             raise InvalidRequestError(
@@ -300,25 +302,25 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
             "option 'startingOffsets' = 'latest' would read nothing; it is for streams"
         )
     _check_conflicts(given, is_bounded=from_us is not None or starting.kind != "full")
-    to_us = _optional(given, "endingTimestamp", parse_timestamp_us)
-    if (as_of_us := _optional(given, "asOfTimestamp", parse_timestamp_us)) is not None:
+    to_us = optional(given, "endingTimestamp", parse_timestamp_us)
+    if (as_of_us := optional(given, "asOfTimestamp", parse_timestamp_us)) is not None:
         to_us = as_of_us + 1
     return ReadOptions(
         connection=connection_options(options),
-        columns=_optional(given, "columns", parse_names),
+        columns=optional(given, "columns", parse_names),
         where=(given.get("where") or "").strip() or None,
         include_metadata=_value(given, "includeMetadata", parse_boolean),
         starting=starting,
-        ending=_optional(given, "endingOffsets", parse_ending_offsets),
+        ending=optional(given, "endingOffsets", parse_ending_offsets),
         from_timestamp_us=from_us,
         to_timestamp_us=to_us,
         as_of_timestamp_us=as_of_us,
-        as_of_snapshot=_optional(given, "asOfSnapshot", parse_snapshot_id),
-        read_change_feed=_optional(given, "readChangeFeed", parse_boolean),
+        as_of_snapshot=optional(given, "asOfSnapshot", parse_snapshot_id),
+        read_change_feed=optional(given, "readChangeFeed", parse_boolean),
         fail_on_data_loss=_value(given, "failOnDataLoss", parse_boolean),
-        min_partitions=_optional(given, "minPartitions", parse_positive),
-        max_split_bytes=_value(given, "maxSplitBytes", parse_size),
-        max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_positive),
+        min_partitions=optional(given, "minPartitions", parse_whole_number),
+        max_split_bytes=_value(given, "maxSplitBytes", parse_bytes),
+        max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_whole_number),
         long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
         skipped_snapshots=frozenset(
             key for key in SKIP_OPTIONS if _value(given, key, parse_boolean)
@@ -365,12 +367,14 @@ def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:
 
 
 def _value(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T:
-    return parse(given.get(key.lower()) or _BY_KEY[key.lower()].default, key=key)
+    text = given.get(key.lower()) or _BY_KEY[key.lower()].default
+    return parse(text, name=f"option '{key}'")
 
 
-def _optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
+def optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
+    """Return what `parse` makes of an option; None without it."""
     text = given.get(key.lower())
-    return None if text is None or not text.strip() else parse(text, key=key)
+    return None if text is None or not text.strip() else parse(text, name=f"option '{key}'")
 
 
 def as_options(options: Mapping[str, Any]) -> dict[str, str]:

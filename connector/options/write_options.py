@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from streamhouse.connector.options.option_values import (
-    parse_boolean,
     parse_expressions,
     parse_names,
-    parse_positive,
     parse_version,
 )
 from streamhouse.connector.options.options import (
@@ -21,13 +19,16 @@ from streamhouse.connector.options.options import (
     ConnectionOptions,
     check_keys,
     connection_options,
+    optional,
 )
 from streamhouse.storage_service.errors import InvalidRequestError, suggestion
-from streamhouse.storage_service.model.properties import parse_duration_ms
+from streamhouse.storage_service.model.units import (
+    parse_boolean,
+    parse_duration_ms,
+    parse_whole_number,
+)
 
 __all__ = ["WriteMode", "WriteOptions", "write_options"]
-
-_T = TypeVar("_T")
 
 
 class WriteMode(StrEnum):
@@ -74,9 +75,9 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise InvalidRequestError(
             f"'{connection.name}' can only be read; write to '{connection.name.path}'"
         )
-    mode = _optional(given, "write.mode", _parse_mode)
+    mode = optional(given, "write.mode", _parse_mode)
     app_id = (given.get("app.id") or "").strip() or None
-    app_version = _optional(given, "app.version", parse_version)
+    app_version = optional(given, "app.version", parse_version)
     is_transactional = _is_transactional(given, mode, app_id=app_id)
     if app_version is not None and app_id is None:
         raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
@@ -91,17 +92,17 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
             name="option 'transaction.timeout'",
         ),
         sequence_column=(given.get("sequence.column") or "").strip() or None,
-        merges_schema=parse_boolean(given.get("mergeschema", "false"), key="mergeSchema"),
-        bucket_count=_optional(given, "bucket.num", parse_positive),
-        bucket_key=_optional(given, "bucket.key", parse_names),
-        primary_key=_optional(given, "primary.key", parse_names),
-        partitioned_by=_optional(given, "partitioned.by", parse_expressions),
+        merges_schema=parse_boolean(given.get("mergeschema", "false"), name="option 'mergeSchema'"),
+        bucket_count=optional(given, "bucket.num", parse_whole_number),
+        bucket_key=optional(given, "bucket.key", parse_names),
+        primary_key=optional(given, "primary.key", parse_names),
+        partitioned_by=optional(given, "partitioned.by", parse_expressions),
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
     )
 
 
 def _is_transactional(given: Mapping[str, str], mode: str | None, *, app_id: str | None) -> bool:
-    chosen = _optional(given, "write.transactional", parse_boolean)
+    chosen = optional(given, "write.transactional", parse_boolean)
     if mode == _DIRECT and chosen:
         raise InvalidRequestError(
             "options 'write.mode' = 'direct' and 'write.transactional' = 'true' contradict each"
@@ -116,17 +117,11 @@ def _is_transactional(given: Mapping[str, str], mode: str | None, *, app_id: str
     return is_transactional
 
 
-def _parse_mode(text: str, *, key: str) -> str:
+def _parse_mode(text: str, *, name: str) -> str:
     lowered = text.strip().lower()
     known = [*(mode.value for mode in WriteMode), _DIRECT]
     if lowered not in known:
         raise InvalidRequestError(
-            f"option '{key}' = '{text}' is not one of {', '.join(known)}"
-            f"{suggestion(lowered, known)}"
+            f"{name} = '{text}' is not one of {', '.join(known)}{suggestion(lowered, known)}"
         )
     return lowered
-
-
-def _optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T | None:
-    text = given.get(key)
-    return None if text is None or not text.strip() else parse(text, key=key)

@@ -2,81 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP, is_merge_property
+from streamhouse.storage_service.model.units import (
+    parse_boolean,
+    parse_bytes,
+    parse_duration_ms,
+    parse_whole_number,
+)
 
-__all__ = [
-    "IMPORT_SOURCE_PROPERTY",
-    "PROPERTY_HELP",
-    "TableProperties",
-    "parse_bytes",
-    "parse_duration_ms",
-]
-
-_DURATION_UNIT_MS: Final = {
-    "ms": 1,
-    "s": 1_000,
-    "sec": 1_000,
-    "min": 60_000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
-# What is longer or larger says `for ever` and `as large as you like`.
-_DURATION_MS_MAX: Final = 10_000 * 366 * 86_400_000
-_SIZE_BYTES_MAX: Final = 1 << 60
-_TEXT_MAX: Final = 100
-_SIZE_UNIT_BYTES: Final = {
-    "b": 1,
-    "kb": 1 << 10,
-    "mb": 1 << 20,
-    "gb": 1 << 30,
-    "k": 1 << 10,
-    "m": 1 << 20,
-    "g": 1 << 30,
-}
-
-
-def parse_duration_ms(text: str, *, name: str) -> int:
-    """Read `7d`, `12h`, `1min`, `90s` or `500ms` as milliseconds."""
-    match = re.fullmatch(r"\s*(\d{1,18})\s*([a-z]+)\s*", text[:_TEXT_MAX].lower())
-    unit_ms = _DURATION_UNIT_MS.get(match.group(2)) if match else None
-    if match is None or unit_ms is None or int(match.group(1)) == 0:
-        raise InvalidRequestError(
-            f"{name} = '{text[:80]}' is not a duration: write a positive number and one of ms,"
-            " s, min, h, d, as in '90s'"
-        )
-    return min(int(match.group(1)) * unit_ms, _DURATION_MS_MAX)
-
-
-def parse_bytes(text: str, *, name: str) -> int:
-    """Read `128mb`, `64kb` or plain bytes as bytes."""
-    match = re.fullmatch(r"\s*(\d{1,18})\s*([a-z]*)\s*", text[:_TEXT_MAX].lower())
-    unit = _SIZE_UNIT_BYTES.get(match.group(2) or "b") if match else None
-    if match is None or unit is None or int(match.group(1)) == 0:
-        raise InvalidRequestError(
-            f"{name} = '{text[:80]}' is not a size: write a positive number and one of b, kb,"
-            " mb, gb, as in '128mb'"
-        )
-    return min(int(match.group(1)) * unit, _SIZE_BYTES_MAX)
-
-
-def _parse_count(text: str, *, name: str) -> int:
-    if len(text) > _TEXT_MAX or not text.strip().isdecimal() or int(text) == 0:
-        raise InvalidRequestError(f"{name} = '{text[:80]}' must be a whole number from 1 on")
-    return int(text)
-
-
-def _parse_boolean(text: str, *, name: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered not in ("true", "false"):
-        raise InvalidRequestError(f"{name} = '{text[:80]}' must be true or false")
-    return lowered == "true"
+__all__ = ["IMPORT_SOURCE_PROPERTY", "PROPERTY_HELP", "TableProperties"]
 
 
 def _parse_ttl(text: str, *, name: str) -> int | None:
@@ -97,7 +36,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.enabled": (
         "datalake_enabled",
         "true",
-        _parse_boolean,
+        parse_boolean,
         "Tier the table into the lake; rows stay in the log at least until they are tiered.",
     ),
     "table.datalake.freshness": (
@@ -109,7 +48,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.changelog": (
         "datalake_changelog",
         "false",
-        _parse_boolean,
+        parse_boolean,
         "Keep every change of a primary key table in the lake, in `<table>$changelog`. Fixed at"
         " creation.",
     ),
@@ -142,7 +81,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.auto-maintenance": (
         "datalake_auto_maintenance",
         "true",
-        _parse_boolean,
+        parse_boolean,
         "Keep the lake table tidy after rounds: pack small files, fold deletes, expire snapshots.",
     ),
     "table.datalake.snapshot.max-age": (
@@ -154,7 +93,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.datalake.snapshot.min-count": (
         "datalake_snapshot_min_count",
         "10",
-        _parse_count,
+        parse_whole_number,
         "How many of the newest lake snapshots are kept, however old.",
     ),
     "table.datalake.orphan.min-age": (

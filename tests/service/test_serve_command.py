@@ -135,7 +135,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "host '0.0.0.0' is reachable from other machines: give --token-f"),
         (["--token-file", "nope"], "token file nope cannot be read"),
-        (["--tables-max", "many"], "--tables-max = 'many' is not a number of tables"),
+        (["--tables-max", "many"], "--tables-max = 'many' must be a number of tables"),
         (["--catalog-property", "uri"], "--catalog-property 'uri' must be KEY=VALUE"),
     ],
 )

@@ -122,12 +122,12 @@ def command(
             skipped_snapshots=SKIP_OPTIONS if skip_overwrites else (),
         )
         table, left = job.prepare(
-            primary_key=parse_names(primary_key, key="--primary-key") if primary_key else (),
+            primary_key=parse_names(primary_key, name="--primary-key") if primary_key else (),
             bucket_count=bucket_num or 1,
-            bucket_key=parse_names(bucket_key, key="--bucket-key") if bucket_key else (),
+            bucket_key=parse_names(bucket_key, name="--bucket-key") if bucket_key else (),
             partitioned_by=None
             if partitioned_by is None
-            else parse_expressions(partitioned_by, key="--partitioned-by"),
+            else parse_expressions(partitioned_by, name="--partitioned-by"),
             properties=parse_catalog_properties(properties),
         )
         for field in left:

@@ -34,9 +34,9 @@ def test_settings_are_read_in_their_unit(tmp_path: Path, name: str, text: str, v
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("tables_max", "many", "--tables-max = 'many' is not a number of tables"),
+        ("tables_max", "many", "--tables-max = 'many' must be a number of tables"),
         ("tables_max", "0", "--tables-max must be at least 1 tables"),
-        ("body_bytes_max", "1light", "--body-bytes-max = '1light' is not a size"),
+        ("body_bytes_max", "1light", "--body-bytes-max = '1light' must be a size"),
         ("batch_bytes_max", "65mb", "batch_bytes_max = 68157440 must not exceed body_bytes_max"),
     ],
 )

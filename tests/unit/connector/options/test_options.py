@@ -85,7 +85,7 @@ def test_keys_of_spark_itself_pass() -> None:
         ({"includeMetadata": "1"}, "'includeMetadata' = '1' must be true or false"),
         ({"minPartitions": "0"}, "'minPartitions' = '0' must be a whole number from 1"),
         ({"longPollMs": "10001"}, "must be a whole number from 0 to 10000"),
-        ({"maxSplitBytes": "big"}, "option 'maxSplitBytes' = 'big' is not a size"),
+        ({"maxSplitBytes": "big"}, "option 'maxSplitBytes' = 'big' must be a size"),
         ({"columns": "a,,b"}, "'columns' = 'a,,b' must name columns"),
         ({"columns": "a,a"}, "must name columns, each once"),
         ({"columns": "`a"}, "open backtick"),

@@ -38,7 +38,7 @@ def one(start: int, end: int) -> dict[int, OffsetRange]:
 
 
 def starts(text: str, has: Readable) -> int:
-    position = parse_starting_offsets(text, key="startingOffsets")
+    position = parse_starting_offsets(text, name="option 'startingOffsets'")
     return resolve_starts(position, {0: has}, table="db.t")[0]
 
 

@@ -18,8 +18,6 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import (
     TableProperties,
-    parse_bytes,
-    parse_duration_ms,
 )
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
@@ -112,7 +110,7 @@ def test_info_survives_json() -> None:
             UnknownOptionError,
             "did you mean 'table.log.ttl'",
         ),
-        ({"properties": {"table.log.ttl": "soon"}}, InvalidRequestError, "is not a duration"),
+        ({"properties": {"table.log.ttl": "soon"}}, InvalidRequestError, "must be a duration"),
         ({"properties": {"table.log.segment-bytes": "1kb"}}, InvalidRequestError, "at least 64kb"),
         (
             {"properties": {"table.datalake.enabled": "yes"}},
@@ -184,22 +182,6 @@ def test_bad_partition_expressions_say_what_to_write(text: str, message: str) ->
         PartitionField.parse(text)
 
     assert message in refused.value.message
-
-
-def test_durations_and_sizes() -> None:
-    assert [parse_duration_ms(t, name="x") for t in ("7d", "12 h", "1min", "90s", "5ms")] == [
-        604_800_000,
-        43_200_000,
-        60_000,
-        90_000,
-        5,
-    ]
-    assert [parse_bytes(t, name="x") for t in ("128mb", "64 KB", "1g", "4096")] == [
-        128 << 20,
-        64 << 10,
-        1 << 30,
-        4096,
-    ]
 
 
 def test_unset_properties_have_their_defaults() -> None:
