@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.where.evaluation import filter_batch
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.model.schema import Schema
 
 pytestmark = pytest.mark.spark

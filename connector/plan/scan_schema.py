@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from streamhouse.connector.scan.scan import ScanColumn, ScanContext
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.predicate import Predicate
 from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     UnknownColumnError,
@@ -86,7 +86,7 @@ def scan_context(
     table = str(state.table.path)
     schema = state.table.schema
     has_changelog = state.table.is_primary_key_table
-    predicate = None if where is None else parse_predicate(where, schema, table=table)
+    predicate = None if where is None else _parsed(where, schema, table=table)
     shown = {column.name for column in output}
     change_type = change_type_column(has_changelog=has_changelog)
     known = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
@@ -113,6 +113,13 @@ def scan_context(
         predicate=predicate,
         has_changelog=has_changelog,
     )
+
+
+def _parsed(where: str, schema: Schema, *, table: str) -> Predicate:
+    # Only the driver parses: executors must not need, nor wait for, the SQL parser.
+    from streamhouse.connector.where.parser import parse_predicate
+
+    return parse_predicate(where, schema, table=table)
 
 
 def with_field_ids(context: ScanContext, field_ids: Mapping[str, int | None]) -> ScanContext:

@@ -6,8 +6,6 @@ Invariants:
   binaries compare bytewise
 - vectorised `pyarrow.compute` only, no row is touched in Python, and `pyarrow.dataset` is not
   imported (it is slow to load on executors)
-
-Pruning by statistics is in pruning.py and can be imported from here too.
 """
 
 from __future__ import annotations
@@ -44,23 +42,10 @@ from streamhouse.connector.where.predicate import (
     PredicateColumn,
     comparison_type,
 )
-from streamhouse.connector.where.pruning import (
-    ColumnStatistics,
-    batch_statistics,
-    may_match,
-    row_group_statistics,
-)
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.calendar import DAY_US
 
-__all__ = [
-    "ColumnStatistics",
-    "batch_statistics",
-    "filter_batch",
-    "may_match",
-    "predicate_mask",
-    "row_group_statistics",
-]
+__all__ = ["filter_batch"]
 
 # One truth value a row, or one for all rows.
 _Truth: TypeAlias = pa.BooleanArray | pa.BooleanScalar
@@ -89,12 +74,6 @@ def filter_batch(predicate: Predicate, batch: pa.RecordBatch) -> pa.RecordBatch:
     if truth.true_count == batch.num_rows:
         return batch
     return filtered(batch, truth)
-
-
-def predicate_mask(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Return TRUE, FALSE or NULL for every row of `batch`."""
-    truth = _evaluate(predicate.root, batch)
-    return pa.repeat(truth, batch.num_rows) if isinstance(truth, pa.Scalar) else truth
 
 
 def _evaluate(node: Node, batch: pa.RecordBatch) -> _Truth:

@@ -1,4 +1,4 @@
-"""Spark SQL text to the predicate tree; with operand.py the only user of sqlglot.
+"""Spark SQL text to a predicate: the room's door for text. With operand.py the user of sqlglot.
 
 sqlglot reads the grammar; this module decides what each piece means. A piece is either translated
 exactly or refused by name: every argument of every sqlglot node must be one that is known here.
@@ -27,6 +27,7 @@ from streamhouse.connector.where.predicate import (
     Not,
     Operator,
     Or,
+    Predicate,
     PredicateColumn,
     comparison_type,
 )
@@ -34,7 +35,7 @@ from streamhouse.connector.where.text import refuse, unescape
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.schema import Schema
 
-__all__ = ["parse"]
+__all__ = ["parse_predicate"]
 
 TEXT_CHARACTERS_MAX: Final = 256 * 1024
 NESTING_MAX: Final = 50
@@ -55,8 +56,12 @@ _CLOSING: Final = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.E
 _PREFIX: Final = frozenset({TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE})
 
 
-def parse(text: str, *, schema: Schema, table: str) -> Node:
-    """Return the tree of `text`; see `streamhouse.connector.where.predicate.parse_predicate`."""
+def parse_predicate(text: str, schema: Schema, *, table: str) -> Predicate:
+    """Parse `text` (Spark SQL) against the columns of `table`.
+
+    Column names are matched without case; times without a zone are UTC. Raises
+    `UnknownColumnError`, or `InvalidPredicateError` naming the piece that cannot be pushed down.
+    """
     if len(text) > TEXT_CHARACTERS_MAX:
         raise InvalidPredicateError(
             f"where: the expression has {len(text)} characters, at most {TEXT_CHARACTERS_MAX} are"
@@ -74,7 +79,7 @@ def parse(text: str, *, schema: Schema, table: str) -> Node:
             raise InvalidPredicateError(
                 "where: the expression is empty; leave the option out instead"
             )
-        return _Translator(Operands(schema, table=table)).node(root)
+        return Predicate(_Translator(Operands(schema, table=table)).node(root))
     except ParseError as error:
         raise InvalidPredicateError(f"where: {_syntax_message(error)}") from error
     except SqlglotError as error:

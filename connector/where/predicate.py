@@ -1,30 +1,27 @@
-"""A `where` predicate as plain data: a small typed tree, its JSON form, and the door to the parser.
+"""A `where` predicate as plain data: a small typed tree, picklable, without a parser.
 
 Invariants:
 - every literal is already a value of its column's type, so evaluation, pruning and the lake
   expression never convert literals and cannot disagree about them
 - the tree speaks SQL's three-valued logic; the order of values is Spark's (NaN equals NaN and is
   greater than every number, -0.0 equals 0.0, strings compare by their UTF-8 bytes)
-- importing this module loads neither sqlglot nor pyiceberg, so executors may
+- this module imports no other of its room, and neither sqlglot nor pyiceberg: executors have it
 
 Plain values: boolean bool; integers int; decimal Decimal with the column's scale; float and double
 float; string str; binary bytes; date int (days since 1970-01-01); both timestamps int
 (microseconds since 1970-01-01).
 
-What a predicate keeps is decided in evaluation.py; parsing lives in parser.py.
+Text becomes a predicate by `parse_predicate` in parser.py; evaluation.py decides what one keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
-
-from streamhouse.storage_service.errors import InvalidPredicateError
-from streamhouse.storage_service.model.schema import Schema, type_from_json, type_to_json
 
 __all__ = [
     "And",
@@ -42,11 +39,8 @@ __all__ = [
     "PredicateColumn",
     "comparison_type",
     "decimal_shape",
-    "parse_predicate",
     "statistics_key",
 ]
-
-PREDICATE_JSON_VERSION: Final = 1
 
 PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
@@ -168,48 +162,14 @@ Node: TypeAlias = Constant | Compare | CompareColumns | In | IsNull | Like | Not
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A checked and typed `where` expression; picklable, and JSON-able for splits."""
+    """A checked and typed `where` expression."""
 
-    text: str
     root: Node
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The top-level columns it reads, each once, in order of appearance."""
         return tuple(dict.fromkeys(column.path[0] for column in _columns(self.root)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form; it needs no parser and no table schema to be read back."""
-        return {
-            "version": PREDICATE_JSON_VERSION,
-            "text": self.text,
-            "root": _node_to_json(self.root),
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> Predicate:
-        """Read the JSON form; raises `InvalidPredicateError` if it is not one."""
-        if not isinstance(value, Mapping) or value.get("version") != PREDICATE_JSON_VERSION:
-            raise InvalidPredicateError(
-                f"a predicate in JSON must have version {PREDICATE_JSON_VERSION}; run the same"
-                " Streamhouse version on driver and executors"
-            )
-        try:
-            return cls(str(value["text"]), _node_from_json(value["root"]))
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise InvalidPredicateError(f"malformed predicate in JSON: {error!r}") from error
-
-
-def parse_predicate(text: str, schema: Schema, *, table: str) -> Predicate:
-    """Parse `text` (Spark SQL) against the columns of `table`.
-
-    Column names are matched without case; times without a zone are UTC. Raises
-    `UnknownColumnError`, or `InvalidPredicateError` naming the piece that cannot be pushed down.
-    """
-    # Only the driver parses: executors must not need, nor wait for, the SQL parser.
-    from streamhouse.connector.where.parser import parse
-
-    return Predicate(text, parse(text, schema=schema, table=table))
 
 
 def comparison_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
@@ -265,110 +225,3 @@ def _columns(node: Node) -> Iterator[PredicateColumn]:
             yield node.column
         case Constant():
             pass
-
-
-def _node_to_json(node: Node) -> dict[str, Any]:
-    match node:
-        case Constant(value):
-            return {"node": "constant", "value": value}
-        case Compare(column, operator, value):
-            return {
-                "node": "compare",
-                "column": _column_to_json(column),
-                "operator": operator,
-                "value": _value_to_json(value),
-            }
-        case CompareColumns(left, operator, right):
-            return {
-                "node": "compare_columns",
-                "left": _column_to_json(left),
-                "operator": operator,
-                "right": _column_to_json(right),
-            }
-        case In(column, values):
-            return {
-                "node": "in",
-                "column": _column_to_json(column),
-                "values": [_value_to_json(value) for value in values],
-            }
-        case IsNull(column):
-            return {"node": "is_null", "column": _column_to_json(column)}
-        case Like(column, parts):
-            return {"node": "like", "column": _column_to_json(column), "parts": list(parts)}
-        case Not(child):
-            return {"node": "not", "child": _node_to_json(child)}
-        case And(children):
-            return {"node": "and", "children": [_node_to_json(child) for child in children]}
-        case Or(children):
-            return {"node": "or", "children": [_node_to_json(child) for child in children]}
-
-
-def _node_from_json(value: Mapping[str, Any]) -> Node:
-    match value["node"]:
-        case "constant":
-            return Constant(value["value"])
-        case "compare":
-            column = _column_from_json(value["column"])
-            plain = _value_from_json(value["value"], column.type)
-            return Compare(column, _operator_from_json(value["operator"]), plain)
-        case "compare_columns":
-            return CompareColumns(
-                _column_from_json(value["left"]),
-                _operator_from_json(value["operator"]),
-                _column_from_json(value["right"]),
-            )
-        case "in":
-            column = _column_from_json(value["column"])
-            return In(column, tuple(_value_from_json(v, column.type) for v in value["values"]))
-        case "is_null":
-            return IsNull(_column_from_json(value["column"]))
-        case "like":
-            return Like(_column_from_json(value["column"]), tuple(value["parts"]))
-        case "not":
-            return Not(_node_from_json(value["child"]))
-        case "and":
-            return And(tuple(_node_from_json(child) for child in value["children"]))
-        case "or":
-            return Or(tuple(_node_from_json(child) for child in value["children"]))
-        case other:
-            raise ValueError(f"unknown node {other!r}")
-
-
-def _operator_from_json(value: Any) -> Operator:
-    if value not in NEGATED_OPERATOR:
-        raise ValueError(f"unknown operator {value!r}")
-    operator: Operator = value
-    return operator
-
-
-def _column_to_json(column: PredicateColumn) -> dict[str, Any]:
-    return {"path": list(column.path), "type": type_to_json(column.type)}
-
-
-def _column_from_json(value: Mapping[str, Any]) -> PredicateColumn:
-    path = tuple(value["path"])
-    return PredicateColumn(path, type_from_json(value["type"], where=".".join(path)))
-
-
-def _value_to_json(value: PlainValue) -> Any:
-    if isinstance(value, bool | int | str):
-        return value
-    # JSON has no NaN, no exact decimal and no bytes: each travels as text.
-    return value.hex() if isinstance(value, float | bytes) else str(value)
-
-
-def _value_from_json(value: Any, data_type: pa.DataType) -> PlainValue:
-    if pa.types.is_floating(data_type):
-        return float.fromhex(value)
-    if pa.types.is_decimal(data_type):
-        return Decimal(value)
-    if pa.types.is_binary(data_type):
-        return bytes.fromhex(value)
-    if pa.types.is_boolean(data_type):
-        expected: type[bool | str | int] = bool
-    else:
-        expected = str if pa.types.is_string(data_type) else int
-    if type(value) is not expected:
-        raise ValueError(f"{value!r} is not a value of {data_type}")
-    plain: PlainValue = expected(value)
-    return plain

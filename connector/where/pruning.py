@@ -1,4 +1,4 @@
-"""Whether any row of a file, row group or log batch can match, from its column statistics.
+"""Whether any row of a file or row group can match, from its column statistics.
 
 Invariant: `may_match` is False only if `filter_batch` would keep no row. What is not known
 (a missing column, a missing bound, a possible NaN) counts as possible.
@@ -15,7 +15,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from streamhouse.connector.where.predicate import (
     NEGATED_OPERATOR,
@@ -40,7 +39,7 @@ from streamhouse.storage_service.model.calendar import DAY_US
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-__all__ = ["ColumnStatistics", "batch_statistics", "may_match", "row_group_statistics"]
+__all__ = ["ColumnStatistics", "may_match", "row_group_statistics"]
 
 _UNITS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -74,24 +73,6 @@ class _Possible(NamedTuple):
 def may_match(predicate: Predicate, statistics: Mapping[str, ColumnStatistics]) -> bool:
     """Return False if the statistics prove that no row matches `predicate`."""
     return _possible(predicate.root, statistics).true
-
-
-def batch_statistics(batch: pa.RecordBatch, columns: Iterable[str]) -> dict[str, ColumnStatistics]:
-    """Return the statistics of the named top-level columns of `batch`; nested ones are left out."""
-    found = {}
-    for name in columns:
-        index = batch.schema.get_field_index(name)
-        if index < 0 or pa.types.is_nested(batch.schema.field(index).type):
-            continue
-        array = batch.column(index)
-        minimum, maximum = _min_max(array)
-        found[statistics_key((name,))] = ColumnStatistics(
-            minimum=minimum,
-            maximum=maximum,
-            null_count=array.null_count,
-            row_count=len(array),
-        )
-    return found
 
 
 def row_group_statistics(
@@ -173,28 +154,6 @@ def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | 
     if pa.types.is_boolean(t):
         return bool(raw)
     return int(raw) if pa.types.is_signed_integer(t) or pa.types.is_date32(t) else None
-
-
-def _min_max(array: pa.Array) -> tuple[PlainValue | None, PlainValue | None]:
-    t = array.type
-    if pa.types.is_timestamp(t) and t.unit == "us":
-        array = array.cast(pa.int64())
-    elif pa.types.is_date32(t):
-        array = array.cast(pa.int32())
-    elif not (
-        pa.types.is_boolean(t)
-        or pa.types.is_signed_integer(t)
-        or pa.types.is_floating(t)
-        or pa.types.is_decimal(t)
-        or pa.types.is_string(t)
-        or pa.types.is_binary(t)
-    ):
-        return None, None
-    bounds = pc.min_max(array)
-    minimum, maximum = bounds["min"].as_py(), bounds["max"].as_py()
-    if isinstance(minimum, float) and math.isnan(minimum):
-        return None, None
-    return minimum, maximum
 
 
 def _possible(node: Node, statistics: Mapping[str, ColumnStatistics]) -> _Possible:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.evaluation import predicate_mask
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.evaluation import filter_batch
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
@@ -183,10 +183,11 @@ def _check(world: UnionWorld, expected: pa.Table, wheres: list[str]) -> None:
     (batch,) = expected.combine_chunks().to_batches() or [None]
     schema = world.state().table.schema
     for where in wheres:
-        mask = predicate_mask(parse_predicate(where, schema, table="db.t"), batch)
-        same_rows(world.read(where=where), expected.filter(mask))
+        predicate = parse_predicate(where, schema, table="db.t")
+        kept = pa.Table.from_batches([filter_batch(predicate, batch)])
+        same_rows(world.read(where=where), kept)
         for found in world.read_layouts(where=where):
-            same_rows(found, expected.filter(mask))
+            same_rows(found, kept)
 
 
 def _rewrite(world: UnionWorld) -> None:

@@ -127,7 +127,7 @@ def test_the_lake_schema_has_every_column_of_the_model() -> None:
 @settings(max_examples=300)
 def test_every_kept_row_is_accepted(node: Node, table_rows: list[dict[str, Any]]) -> None:
     accepts = expression_evaluator(
-        LAKE_SCHEMA, to_iceberg_expression(Predicate("", node)), case_sensitive=True
+        LAKE_SCHEMA, to_iceberg_expression(Predicate(node)), case_sensitive=True
     )
 
     for row in table_rows:
@@ -144,7 +144,7 @@ def test_the_partition_of_every_kept_row_is_accepted(
     @given(leaves_of(COLUMNS[column]), rows(size_max=4, only=column))
     @settings(max_examples=60)
     def check(node: Node, table_rows: list[dict[str, Any]]) -> None:
-        test = PartitionTest(spec, LAKE_SCHEMA, Predicate("", node))
+        test = PartitionTest(spec, LAKE_SCHEMA, Predicate(node))
         for row in table_rows:
             if evaluate(node, row) is not True:
                 continue
@@ -191,7 +191,7 @@ def test_a_file_that_is_pruned_has_no_kept_row(
     file = _data_file(table_rows)
 
     for node in trees:
-        expression = to_iceberg_expression(Predicate("", node))
+        expression = to_iceberg_expression(Predicate(node))
         if not _InclusiveMetricsEvaluator(LAKE_SCHEMA, expression).eval(file):
             assert True not in [evaluate(node, row) for row in table_rows]
 

@@ -12,12 +12,20 @@ import pyarrow as pa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.evaluation import predicate_mask
-from streamhouse.connector.where.predicate import Operator, parse_predicate
+from streamhouse.connector.where.parser import parse_predicate
+from streamhouse.connector.where.predicate import Operator
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.schema import Schema
-from tests.support.predicate_model import OPERATORS, TYPES, compare, scaled, to_batch, values
+from tests.support.predicate_model import (
+    OPERATORS,
+    TYPES,
+    compare,
+    scaled,
+    to_batch,
+    truth_values,
+    values,
+)
 
 SCHEMA = Schema.from_arrow(pa.schema(list(TYPES.items())))
 DAY_US = 86_400_000_000
@@ -32,7 +40,7 @@ moments = st.one_of(
 
 def _truths(where: str, column: str, cells: list[Any]) -> list[bool | None]:
     batch = to_batch([dict.fromkeys([*TYPES, "place"]) | {column: cell} for cell in cells])
-    return predicate_mask(parse_predicate(where, SCHEMA, table="db.t"), batch).to_pylist()
+    return truth_values(parse_predicate(where, SCHEMA, table="db.t"), batch)
 
 
 def _expected(cells: list[Any], operator: Operator, literal: Any) -> list[bool | None]:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from streamhouse.connector.where.evaluation import filter_batch
 from streamhouse.connector.where.predicate import (
     And,
     Compare,
@@ -30,6 +31,7 @@ from streamhouse.connector.where.predicate import (
     Not,
     Operator,
     Or,
+    Predicate,
     PredicateColumn,
     comparison_type,
 )
@@ -275,6 +277,19 @@ def _cast(value: Any, t: pa.DataType, common: pa.DataType) -> Any:
     if pa.types.is_date32(t) and pa.types.is_timestamp(common):
         return value * 86_400_000_000
     return value
+
+
+def truth_values(predicate: Predicate, batch: pa.RecordBatch) -> list[bool | None]:
+    """Return what the vectorised evaluation finds of every row: its NOT keeps the FALSE ones."""
+    positions = pa.array(range(batch.num_rows), pa.int64())
+    numbered = batch.append_column("__position", positions)
+
+    def kept(root: Node) -> set[int]:
+        return set(filter_batch(Predicate(root), numbered)["__position"].to_pylist())
+
+    true, false = kept(predicate.root), kept(Not(predicate.root))
+    assert true.isdisjoint(false)
+    return [True if i in true else False if i in false else None for i in range(batch.num_rows)]
 
 
 def order(left: Any, right: Any) -> int:

@@ -17,7 +17,7 @@ from streamhouse.connector.lake import lake_manifests
 from streamhouse.connector.lake.lake_manifests import DeleteEntry
 from streamhouse.connector.lake.lake_planner import LakeTable, open_lake_table
 from streamhouse.connector.lake.lake_pruning import LakeQuery
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     SnapshotNotFoundError,

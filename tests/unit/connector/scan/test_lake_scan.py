@@ -15,7 +15,7 @@ import pytest
 from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
 from streamhouse.connector.scan.lake_scan import read_lake_piece, row_group_start
 from streamhouse.connector.scan.scan import DeleteFile, LakePiece, ScanColumn, ScanContext
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.offsets import OffsetRange

@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.where.evaluation import filter_batch, predicate_mask
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.evaluation import filter_batch
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.schema import Schema
+from tests.support.predicate_model import truth_values
 
 NAN = math.nan
 
@@ -20,7 +21,7 @@ NAN = math.nan
 def _mask(where: str, column: pa.Array) -> list[bool | None]:
     batch = pa.record_batch([column], names=["x"])
     predicate = parse_predicate(where, Schema.from_arrow(batch.schema), table="db.t")
-    return predicate_mask(predicate, batch).to_pylist()
+    return truth_values(predicate, batch)
 
 
 @pytest.mark.parametrize(

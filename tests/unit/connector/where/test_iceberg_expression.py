@@ -27,7 +27,7 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import DateLiteral, FloatLiteral, TimestampLiteral
 
 from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
-from streamhouse.connector.where.predicate import parse_predicate
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.model.schema import Schema
 
 SCHEMA = Schema.from_arrow(

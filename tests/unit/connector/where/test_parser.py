@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.connector.where.predicate import (
     And,
     Compare,
@@ -17,7 +18,6 @@ from streamhouse.connector.where.predicate import (
     Not,
     Or,
     PredicateColumn,
-    parse_predicate,
 )
 from streamhouse.storage_service.errors import InvalidPredicateError, UnknownColumnError
 from streamhouse.storage_service.model.schema import Schema

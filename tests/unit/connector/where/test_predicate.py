@@ -1,22 +1,15 @@
-"""The predicate as data: what it reads, its JSON form, and what may be compared with what."""
+"""The predicate as data: what it reads and what may be compared with what."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.where.predicate import (
-    Predicate,
-    comparison_type,
-    parse_predicate,
-    statistics_key,
-)
-from streamhouse.storage_service.errors import InvalidPredicateError
+from streamhouse.connector.where.parser import parse_predicate
+from streamhouse.connector.where.predicate import Predicate, comparison_type, statistics_key
 from streamhouse.storage_service.model.schema import Schema
 
 SCHEMA = Schema.from_arrow(
@@ -40,51 +33,6 @@ def test_columns_are_top_level_names_once_in_order_of_appearance() -> None:
     predicate = _parse("place.zone = 1 AND (id > 2 OR PLACE.zone < 0) AND __offset >= 5")
 
     assert predicate.columns == ("place", "id", "__offset")
-
-
-def test_the_json_form_carries_numbers_exactly_and_as_standard_json() -> None:
-    predicate = _parse(
-        "price = 0.10 AND amount > double('-inf') AND amount != 0.1D AND raw = X'00FF'"
-        " AND id IN (9007199254740993)"
-    )
-
-    text = json.dumps(predicate.to_json(), allow_nan=False)
-    assert Predicate.from_json(json.loads(text)) == predicate
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        {},
-        {"version": 2, "text": "", "root": {"node": "constant", "value": True}},
-        {"version": 1, "text": "", "root": {"node": "xor"}},
-        {"version": 1, "text": "", "root": {"node": "not"}},
-        {
-            "version": 1,
-            "text": "",
-            "root": {
-                "node": "compare",
-                "column": {"path": ["id"], "type": "bigint"},
-                "operator": "~",
-                "value": 1,
-            },
-        },
-        {
-            "version": 1,
-            "text": "",
-            "root": {
-                "node": "compare",
-                "column": {"path": ["id"], "type": "bigint"},
-                "operator": "=",
-                "value": "1",
-            },
-        },
-    ],
-)
-def test_json_of_something_else_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidPredicateError):
-        Predicate.from_json(value)
 
 
 @pytest.mark.parametrize(
