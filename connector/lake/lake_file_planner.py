@@ -23,6 +23,7 @@ from streamhouse.connector.lake.lake_pruning import (
     select_files,
 )
 from streamhouse.connector.scan.scan import DeleteFile, LakeFile
+from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
 from streamhouse.connector.where.predicate import Predicate
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
@@ -126,7 +127,9 @@ class FilePlanner:
         if not self._names_agree:
             return None
         try:
-            return PartitionTest(self._table.specs()[spec_id], self._lake_schema, predicate)
+            return PartitionTest(
+                self._table.specs()[spec_id], self._lake_schema, to_iceberg_expression(predicate)
+            )
         except ValueError:
             # A column that the lake does not have yet cannot be bound; its rows are filtered later.
             return None

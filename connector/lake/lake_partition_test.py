@@ -1,4 +1,4 @@
-"""Whether a partition, or any of a manifest's, may have rows that a predicate keeps.
+"""Whether a partition, or any of a manifest's, may have rows that an expression accepts.
 
 Invariant: what is left out has no such row. `truncate(w, c)` of the lowest values of a type lies
 below the type, so their partition is something else: the type's least value, or what is left of the
@@ -26,8 +26,7 @@ from pyiceberg.transforms import TruncateTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, IntegerType, LongType, PrimitiveType
 
-from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
-from streamhouse.connector.where.predicate import Predicate
+from streamhouse.storage_service.lake.snapshots.expressions import Expression
 
 __all__ = ["PartitionTest"]
 
@@ -62,10 +61,10 @@ class _Truncated:
 
 
 class PartitionTest:
-    """The tests of one partition spec; raises `ValueError` for a predicate that cannot be bound."""
+    """The tests of one partition spec; raises `ValueError` for a column that it does not know."""
 
-    def __init__(self, spec: PartitionSpec, schema: Schema, predicate: Predicate) -> None:
-        projected = inclusive_projection(schema, spec)(to_iceberg_expression(predicate))
+    def __init__(self, spec: PartitionSpec, schema: Schema, expression: Expression) -> None:
+        projected = inclusive_projection(schema, spec)(expression)
         fields = spec.partition_type(schema).fields
         self._matches = expression_evaluator(Schema(*fields), projected, case_sensitive=True)
         self._manifest_matches: Callable[[ManifestFile], bool] = manifest_evaluator(
@@ -74,12 +73,12 @@ class PartitionTest:
         self._truncated = _truncated_fields(spec, [field.field_type for field in fields])
 
     def may_match_manifest(self, manifest: ManifestFile) -> bool:
-        """Return False if no partition of the manifest has a row that the predicate keeps."""
+        """Return False if no partition of the manifest has a row that the expression accepts."""
         is_outside = any(field.may_be_outside(manifest) for field in self._truncated)
         return is_outside or self._manifest_matches(manifest)
 
     def may_match(self, partition: tuple[Any, ...]) -> bool:
-        """Return False if the partition has no row that the predicate keeps."""
+        """Return False if the partition has no row that the expression accepts."""
         for field in self._truncated:
             if field.is_outside(partition[field.position]):
                 return True

@@ -144,7 +144,7 @@ def test_the_partition_of_every_kept_row_is_accepted(
     @given(leaves_of(COLUMNS[column]), rows(size_max=4, only=column))
     @settings(max_examples=60)
     def check(node: Node, table_rows: list[dict[str, Any]]) -> None:
-        test = PartitionTest(spec, LAKE_SCHEMA, Predicate(node))
+        test = PartitionTest(spec, LAKE_SCHEMA, to_iceberg_expression(Predicate(node)))
         for row in table_rows:
             if evaluate(node, row) is not True:
                 continue
