@@ -14,7 +14,6 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
 from streamhouse.connector.lake.lake_manifests import DeleteIndex, data_files, delete_files
-from streamhouse.connector.lake.lake_partition_test import PartitionTest
 from streamhouse.connector.lake.lake_pruning import (
     LakeQuery,
     ManifestFiles,
@@ -27,6 +26,7 @@ from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
 from streamhouse.connector.where.predicate import Predicate
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
+from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionTest
 from streamhouse.storage_service.lake.tables.partition_labels import partition_labels
 from streamhouse.storage_service.model.lake import LAKE_CHANGE_TYPE_FIELD, LAKE_SYSTEM_FIELDS
 from streamhouse.storage_service.model.schema import (

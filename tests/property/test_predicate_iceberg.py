@@ -50,13 +50,13 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.connector.lake.lake_partition_test import PartitionTest
 from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
 from streamhouse.connector.where.predicate import Node, Predicate
 from streamhouse.storage_service.lake.files.partition_layout import (
     LakePartitionField,
     split_by_partition,
 )
+from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionTest
 from tests.support.predicate_model import (
     COLUMNS,
     SORT_KEY,
