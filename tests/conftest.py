@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.python_process import end_forking, fork_from_now_on
@@ -14,6 +15,12 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop that runs a test that is a coroutine."""
+    return "asyncio"
 
 
 def pytest_configure() -> None:

@@ -5,7 +5,6 @@ Each is what `attacked_directory.build` makes, as the release made it that had t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tarfile
 from pathlib import Path
@@ -21,15 +20,15 @@ GOLDEN = Path(__file__).parent
 
 
 @pytest.mark.parametrize("version", ["data_directory_v1", "data_directory_v2"])
-def test_a_data_directory_of_this_format_is_served(tmp_path: Path, version: str) -> None:
+async def test_a_data_directory_of_this_format_is_served(tmp_path: Path, version: str) -> None:
     data_dir, acknowledged = _unpacked(tmp_path, version)
 
     for _ in range(2):
-        _check_right(data_dir, acknowledged)
+        await _check_right(data_dir, acknowledged)
 
 
 @pytest.mark.parametrize("sealed_tables", range(3))
-def test_an_upgrade_that_was_cut_off_goes_on(tmp_path: Path, sealed_tables: int) -> None:
+async def test_an_upgrade_that_was_cut_off_goes_on(tmp_path: Path, sealed_tables: int) -> None:
     """service.json is of the new format already, and so are the files of some tables."""
     data_dir, acknowledged = _unpacked(tmp_path, "data_directory_v1")
     directory = DataDirectory.open(data_dir)
@@ -40,16 +39,16 @@ def test_an_upgrade_that_was_cut_off_goes_on(tmp_path: Path, sealed_tables: int)
     assert json.loads(directory.service_file.read_text())["format"] == 2
 
     for _ in range(2):
-        _check_right(data_dir, acknowledged)
+        await _check_right(data_dir, acknowledged)
 
 
-def test_a_file_of_before_the_upgrade_is_none_any_more(tmp_path: Path) -> None:
+async def test_a_file_of_before_the_upgrade_is_none_any_more(tmp_path: Path) -> None:
     data_dir, acknowledged = _unpacked(tmp_path, "data_directory_v1")
     former = (data_dir / "tables" / "1" / "lake.json").read_bytes()
-    _check_right(data_dir, acknowledged)
+    await _check_right(data_dir, acknowledged)
     (data_dir / "tables" / "1" / "lake.json").write_bytes(former)
 
-    verdicts = asyncio.run(judge(data_dir, acknowledged))
+    verdicts = await judge(data_dir, acknowledged)
 
     assert "it is no state file with a checksum" in verdicts.pop("default.events").why
     assert {verdict.how for verdict in verdicts.values()} == {"right"}
@@ -62,8 +61,8 @@ def _unpacked(folder: Path, version: str) -> tuple[Path, Acknowledged]:
     return folder / "data_directory", Acknowledged.from_json(known)
 
 
-def _check_right(data_dir: Path, acknowledged: Acknowledged) -> None:
-    verdicts = asyncio.run(judge(data_dir, acknowledged))
+async def _check_right(data_dir: Path, acknowledged: Acknowledged) -> None:
+    verdicts = await judge(data_dir, acknowledged)
     assert {how: verdict.how for how, verdict in verdicts.items()} == dict.fromkeys(
         ["", *acknowledged.tables], "right"
     )

@@ -154,10 +154,10 @@ _LIVES = st.lists(
 
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(is_keyed=st.booleans(), lives=_LIVES, seed=st.integers(0, 1 << 32))
-def test_every_cut_shows_the_rows_before_or_after(
+async def test_every_cut_shows_the_rows_before_or_after(
     is_keyed: bool, lives: list[list[str]], seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = _World(Random(seed), is_keyed)
         for actions in lives:
-            asyncio.run(_live(Path(directory), world, actions))
+            await _live(Path(directory), world, actions)

@@ -206,10 +206,10 @@ def _check_retractions(table: OpenTable) -> None:
     lives=st.lists(st.lists(st.sampled_from(sorted(ACTIONS)), max_size=12), min_size=1, max_size=3),
     seed=st.integers(0, 1 << 32),
 )
-def test_rows_stay_their_time_and_no_longer(lives: list[list[str]], seed: int) -> None:
+async def test_rows_stay_their_time_and_no_longer(lives: list[list[str]], seed: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = _World(Random(seed))
         with world.clock():
             for number, actions in enumerate(lives, 1):
                 is_last = number == len(lives)
-                asyncio.run(_live(Path(directory), world, actions, is_last=is_last))
+                await _live(Path(directory), world, actions, is_last=is_last)

@@ -188,10 +188,10 @@ _LIVES = st.lists(
 
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(is_keyed=st.booleans(), lives=_LIVES, seed=st.integers(0, 1 << 32))
-def test_a_cut_never_shows_half_of_a_transaction(
+async def test_a_cut_never_shows_half_of_a_transaction(
     is_keyed: bool, lives: list[list[list[str]]], seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = _World(is_keyed, Random(seed))
         for rounds in lives:
-            asyncio.run(_live(Path(directory), world, [["begin", "begin"], *rounds]))
+            await _live(Path(directory), world, [["begin", "begin"], *rounds])

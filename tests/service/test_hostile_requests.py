@@ -50,10 +50,6 @@ def _request(method: str, target: str, body: bytes = b"", *headers: str, length:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def _send(endpoint: str, request: bytes) -> tuple[int, bytes]:
-    return asyncio.run(_exchange(endpoint, request))
-
-
 _NAMES = (
     "..", "../../escaped", "..%2f..%2fescaped", "%2e%2e/escaped", "a/../../escaped", "/etc/passwd",
     "a%00b", "a\\..\\b", "default.%2e%2e", "~", "tables/1", "con\u0663",
@@ -80,11 +76,11 @@ def _attempts(name: str) -> list[bytes]:
     ]
 
 
-def test_no_name_leads_out_of_the_data_directory(tmp_path: Path) -> None:
+async def test_no_name_leads_out_of_the_data_directory(tmp_path: Path) -> None:
     data = tmp_path / "outer" / "data"
     with ServiceProcess(data) as service:
         for request in [request for name in _NAMES for request in _attempts(name)]:
-            status, body = _send(service.endpoint, request)
+            status, body = await _exchange(service.endpoint, request)
             assert 400 <= status < 500 or status == 501, (request, body)
         with StorageClient(service.endpoint) as client:
             assert client.list_tables() == []
@@ -94,14 +90,14 @@ def test_no_name_leads_out_of_the_data_directory(tmp_path: Path) -> None:
     assert list((data / "tables").iterdir()) == []
 
 
-def test_a_body_is_never_decompressed(tmp_path: Path) -> None:
+async def test_a_body_is_never_decompressed(tmp_path: Path) -> None:
     """100 MB of zeros in 100 kB: taken as the bytes they are, which are no JSON and no Arrow."""
     bomb = gzip.compress(bytes(100 * _MIB), 9)
     with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
         client.create_table("t", SCHEMA)
         for target in ("/v1/databases", "/v1/tables/t/append"):
             for encoding in ("gzip", "deflate", "br", "zstd"):
-                status, body = _send(
+                status, body = await _exchange(
                     service.endpoint,
                     _request("POST", target, bomb, f"content-encoding: {encoding}"),
                 )
@@ -118,7 +114,7 @@ def _peak_mib(service: ServiceProcess) -> float:
     return int(found[1]) / 1024
 
 
-def test_large_bodies_are_taken_one_by_one_and_memory_stays_bounded(tmp_path: Path) -> None:
+async def test_large_bodies_are_taken_one_by_one_and_memory_stays_bounded(tmp_path: Path) -> None:
     """Thirty bodies of almost 64 MB at once, of which the service takes what it may hold."""
     rows = pa.record_batch([pa.array(range(7 * _MIB // 2), pa.int64())], schema=SCHEMA)
     whole = append_body(SCHEMA, [(0, 0, rows), (0, 0, rows)])
@@ -139,20 +135,20 @@ def test_large_bodies_are_taken_one_by_one_and_memory_stays_bounded(tmp_path: Pa
     with ServiceProcess(tmp_path, *arguments) as service, StorageClient(service.endpoint) as client:
         client.create_table("t", SCHEMA)
         before = _peak_mib(service)
-        statuses = asyncio.run(all_at_once(service.endpoint))
+        statuses = await all_at_once(service.endpoint)
         rows_there = client.positions("t")[0].high_watermark
 
         # Two bodies held, each with its decoded form, and what the allocator keeps.
         assert _peak_mib(service) - before < 600
         assert statuses.count(200) >= 1
         assert rows_there == statuses.count(200) * 2 * rows.num_rows
-        status, body = _send(
+        status, body = await _exchange(
             service.endpoint, _request("POST", "/v1/tables/t/append", length=65 * _MIB)
         )
         assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
 
 
-def test_half_open_connections_are_ended_and_hold_nobody_up(tmp_path: Path) -> None:
+async def test_half_open_connections_are_ended_and_hold_nobody_up(tmp_path: Path) -> None:
     """Half a head, half a body, and silence: 300 of them beside a client that works."""
 
     async def half(endpoint: str, request: bytes) -> tuple[int, bytes]:
@@ -171,7 +167,7 @@ def test_half_open_connections_are_ended_and_hold_nobody_up(tmp_path: Path) -> N
     arguments = ("--body-read-timeout-ms", "500", "--keep-alive-timeout-ms", "5s")
     with ServiceProcess(tmp_path, *arguments) as service, StorageClient(service.endpoint) as client:
         client.create_table("t", SCHEMA)
-        answers = asyncio.run(many(service.endpoint))
+        answers = await many(service.endpoint)
         client.append("t", pa.table({"id": [1]}, schema=SCHEMA))
 
     assert [status for status, _ in answers] == [0, 0, 0, 400] * 75

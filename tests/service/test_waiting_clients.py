@@ -52,7 +52,7 @@ def _gauge(endpoint: str, name: str) -> float:
     return float(found.group(1))
 
 
-def test_a_thousand_idle_long_polls_cost_nothing_and_all_wake(tmp_path: Path) -> None:
+async def test_a_thousand_idle_long_polls_cost_nothing_and_all_wake(tmp_path: Path) -> None:
     async def scenario(endpoint: str, client: StorageClient) -> None:
         connections = []
         for _ in range(1_000):
@@ -73,7 +73,7 @@ def test_a_thousand_idle_long_polls_cost_nothing_and_all_wake(tmp_path: Path) ->
 
     with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
         client.create_table("t", SCHEMA)
-        asyncio.run(scenario(service.endpoint, client))
+        await scenario(service.endpoint, client)
 
 
 def test_waiting_clients_that_go_away_leave_nothing_behind(tmp_path: Path) -> None:
@@ -102,7 +102,9 @@ def _until(service: ServiceProcess, gauge: str, value: float) -> None:
     raise AssertionError(f"{gauge} is {_gauge(service.endpoint, gauge)}, not {value}")
 
 
-def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(tmp_path: Path) -> None:
+async def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(
+    tmp_path: Path,
+) -> None:
     async def scenario(service: ServiceProcess) -> None:
         address = _address(service.endpoint)
         poll_reader, poll_writer = await asyncio.open_connection(*address)
@@ -125,7 +127,7 @@ def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(tmp_pat
     with ServiceProcess(tmp_path) as service:
         with StorageClient(service.endpoint) as client:
             client.create_table("t", SCHEMA)
-        asyncio.run(scenario(service))
+        await scenario(service)
 
 
 def test_a_subscriber_that_never_reads_neither_grows_memory_nor_holds_up_the_stop(

@@ -7,7 +7,6 @@ version is committed once.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections import Counter
 from pathlib import Path
@@ -181,14 +180,14 @@ async def _check(directory: Path, name: str, step: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["events", "rows", "refilled", "replaced"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_transaction_is_there_as_a_whole_or_not_at_all(
+async def test_a_transaction_is_there_as_a_whole_or_not_at_all(
     tmp_path: Path, step: str, table: str
 ) -> None:
     first = 0
     for life in range(_LIVES):
         passes = 1 + (STEPS.index(step) + 7 * life) % 5
         _live_and_die(tmp_path, table, step, first=first, passes=passes)
-        first = asyncio.run(_check(tmp_path, table, step))
+        first = await _check(tmp_path, table, step)
         # What a life left half done is cleaned up by the next.
         names = [path.name for path in (tmp_path / "data").rglob("transactions/*")]
         assert not [name for name in names if name.endswith(".tmp")]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimA
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
-__all__ = ["World", "run"]
+__all__ = ["World", "claim_world"]
 
 
 class World:
@@ -68,11 +68,8 @@ class World:
         return await self.tiering.complete(table, epoch=epoch, **report)
 
 
-def run(data_dir: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    """Run a scenario in a world of its own."""
-
-    async def main() -> None:
-        async with open_manager(data_dir) as manager:
-            await scenario(World(manager))
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def claim_world(data_dir: Path) -> AsyncIterator[World]:
+    """Open a world on the tables of a directory; leaving closes them cleanly."""
+    async with open_manager(data_dir) as manager:
+        yield World(manager)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from streamhouse.storage_service.errors import OverloadedError
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
-__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "expiry_of", "ids_of", "run"]
+__all__ = ["HOUR_US", "TTL", "ExpiryWorld", "expiry_of", "expiry_world", "ids_of"]
 
 HOUR_US = 3_600_000_000
 TTL = {"table.datalake.ttl": "1h"}
@@ -103,11 +103,8 @@ def ids_of(table: OpenTable) -> list[int]:
     return ids
 
 
-def run(data_dir: Path, scenario: Callable[[ExpiryWorld], Awaitable[None]], **config: Any) -> None:
-    """Run `scenario` in a world of its own, on the tables of a directory."""
-
-    async def in_world() -> None:
-        async with open_manager(data_dir, **config) as manager:
-            await scenario(ExpiryWorld(manager))
-
-    asyncio.run(in_world())
+@contextlib.asynccontextmanager
+async def expiry_world(data_dir: Path, **config: Any) -> AsyncIterator[ExpiryWorld]:
+    """Open a world on the tables of a directory; leaving closes them cleanly."""
+    async with open_manager(data_dir, **config) as manager:
+        yield ExpiryWorld(manager)

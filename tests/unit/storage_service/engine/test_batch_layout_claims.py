@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streamhouse.storage_service.model.lake import SideLakeState
-from tests.support.claim_world import World, run
+from tests.support.claim_world import claim_world
 
 LAYOUT = {
     "table.datalake.batch-layout.sort": "id",
@@ -18,8 +18,8 @@ def _layout(*ends: int) -> SideLakeState:
     return SideLakeState(snapshot_id=77, table_uuid="layout", tiered_offsets=dict(enumerate(ends)))
 
 
-def test_a_batch_layout_of_its_own_freshness_is_due_less_often(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_batch_layout_of_its_own_freshness_is_due_less_often(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table(properties=LAYOUT)
         first = await world.granted()
         assert first.is_batch_due
@@ -44,22 +44,18 @@ def test_a_batch_layout_of_its_own_freshness_is_due_less_often(tmp_path: Path) -
         assert lake.batch == _layout(10, 10)
         assert (await world.claim(force=False)).reason == "nothing_to_tier"
 
-    run(tmp_path, scenario)
 
-
-def test_who_asks_for_a_table_gets_its_batch_layout_too(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_who_asks_for_a_table_gets_its_batch_layout_too(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table(properties=LAYOUT)
         epoch = (await world.granted()).epoch
         await world.complete(table, epoch, batch=_layout(2, 2))
 
         assert (await world.granted(force=True)).is_batch_due
 
-    run(tmp_path, scenario)
 
-
-def test_a_batch_layout_in_every_round_is_always_due(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_batch_layout_in_every_round_is_always_due(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table(properties={"table.datalake.batch-layout.sort": "id"})
         epoch = (await world.granted()).epoch
         await world.complete(table, epoch, batch=_layout(5, 5))
@@ -68,11 +64,9 @@ def test_a_batch_layout_in_every_round_is_always_due(tmp_path: Path) -> None:
 
         assert (await world.granted(force=False)).is_batch_due
 
-    run(tmp_path, scenario)
 
-
-def test_an_overwrite_is_due_in_the_rows_and_in_the_batch_layout(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_an_overwrite_is_due_in_the_rows_and_in_the_batch_layout(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table(properties={"table.datalake.batch-layout.sort": "id"})
         await world.complete(table, (await world.granted()).epoch, batch=_layout(5, 5))
         table.truncate({0: 5, 1: 5}, timestamp_us=world._clock_us())
@@ -89,12 +83,8 @@ def test_an_overwrite_is_due_in_the_rows_and_in_the_batch_layout(tmp_path: Path)
         lake = await world.complete(table, (await world.granted()).epoch, batch=layout)
         assert (lake.batch, lake.truncated_offsets) == (layout, {0: 5, 1: 5})
         assert (await world.claim()).reason == "nothing_to_tier"
-
-    async def after_restart(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         assert table.lake.truncated_offsets == {0: 5, 1: 5}
         assert table.lake.batch is not None
         assert table.lake.batch.truncated_offsets == {0: 5, 1: 5}
-
-    run(tmp_path, scenario)
-    run(tmp_path, after_restart)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.control.iceberg_route import ServiceTables
 from tests.support.in_process_service import (
-    InProcessService,
     event_rows,
     in_process_service,
     open_manager,
@@ -53,21 +50,11 @@ def _break_header(table: Path) -> None:
     log.write_bytes(b"XXXX" + log.read_bytes()[4:])
 
 
-def _run(
-    data_dir: Path, scenario: Callable[[InProcessService], Awaitable[None]], **config: Any
-) -> None:
-    async def in_service() -> None:
-        async with in_process_service(data_dir, **config) as service:
-            await scenario(service)
-
-    asyncio.run(in_service())
-
-
 @pytest.mark.parametrize("damage", [_cut_log, _break_lake_state, _break_header])
-def test_the_other_tables_are_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    damage(asyncio.run(_two_tables(tmp_path)))
+async def test_the_other_tables_are_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    damage(await _two_tables(tmp_path))
 
-    async def scenario(service: InProcessService) -> None:
+    async with in_process_service(tmp_path) as service:
         answer = await service.append([(0, 0, event_rows(9, 12))], path="other")
         assert answer.json()["buckets"] == {"0": [4, 7]}
         fetched = await service.call(
@@ -89,14 +76,12 @@ def test_the_other_tables_are_served(tmp_path: Path, damage: Callable[[Path], No
         )
         assert "streamhouse_damaged_tables 1.0" in metrics
 
-    _run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("key", [(), ("id",)])
-def test_every_call_that_names_a_damaged_table_says_why(
+async def test_every_call_that_names_a_damaged_table_says_why(
     tmp_path: Path, key: tuple[str, ...]
 ) -> None:
-    _break_header(asyncio.run(_two_tables(tmp_path, key=key)))
+    _break_header(await _two_tables(tmp_path, key=key))
     routes = [
         ("GET", "", None),
         ("GET", "/state", None),
@@ -117,7 +102,7 @@ def test_every_call_that_names_a_damaged_table_says_why(
         ("PUT", "/partitioning", {"partitioned_by": []}),
     ]
 
-    async def scenario(service: InProcessService) -> None:
+    async with in_process_service(tmp_path) as service:
         for method, route, body in routes:
             path, _, query = route.partition("?")
             answer = await service.call(
@@ -142,84 +127,72 @@ def test_every_call_that_names_a_damaged_table_says_why(
         with pytest.raises(TableDamagedError):
             ServiceTables(service.service).named("default.events")
 
-    _run(tmp_path, scenario)
 
-
-def test_a_backup_has_what_is_damaged_as_it_is(tmp_path: Path) -> None:
-    table = asyncio.run(_two_tables(tmp_path / "data"))
+async def test_a_backup_has_what_is_damaged_as_it_is(tmp_path: Path) -> None:
+    table = await _two_tables(tmp_path / "data")
     _break_header(table)
     (tmp_path / "data" / "tables" / "lost").mkdir()
 
-    async def scenario(service: InProcessService) -> None:
+    async with in_process_service(tmp_path / "data") as service:
         answer = await service.call("POST", "/v1/admin/backup", json_body={"with_lake": False})
         assert answer.status == 201, answer.body
         assert [found["table"] for found in answer.json()["damaged_tables"]] == ["default.events"]
         status = (await service.call("GET", "/v1/status")).json()
         assert len(status["strangers"]) == 1
 
-    _run(tmp_path / "data", scenario)
-
-    async def check(service: InProcessService) -> None:
-        status = (await service.call("GET", "/v1/status")).json()
-        assert [found["table"] for found in status["damaged_tables"]] == ["default.events"]
-        state = (await service.call("GET", "/v1/tables/other/state")).json()
-        assert state["positions"]["0"]["high_watermark"] == 4
-
     staged = tmp_path / "data" / "backup.staged"
     assert (staged / "tables" / "1" / "bucket-0" / f"{0:020d}.log").read_bytes() == (
         table / "bucket-0" / f"{0:020d}.log"
     ).read_bytes()
     staged.rename(tmp_path / "restored")
-    _run(tmp_path / "restored", check)
+    async with in_process_service(tmp_path / "restored") as service:
+        status = (await service.call("GET", "/v1/status")).json()
+        assert [found["table"] for found in status["damaged_tables"]] == ["default.events"]
+        state = (await service.call("GET", "/v1/tables/other/state")).json()
+        assert state["positions"]["0"]["high_watermark"] == 4
 
 
-def test_the_strict_service_does_not_start(tmp_path: Path) -> None:
-    _break_header(asyncio.run(_two_tables(tmp_path)))
+async def test_the_strict_service_does_not_start(tmp_path: Path) -> None:
+    _break_header(await _two_tables(tmp_path))
 
     with pytest.raises(CorruptDataError, match=r"table 'default\.events' cannot be opened: .*SHLG"):
-        _run(tmp_path, _nothing, is_strict=True)
-    _run(tmp_path, _nothing)
+        async with in_process_service(tmp_path, is_strict=True):
+            pass
+    async with in_process_service(tmp_path):
+        pass
 
 
-async def _nothing(_: InProcessService) -> None:
-    """Only start and stop."""
-
-
-def test_a_mended_table_is_served_from_the_next_start_on(tmp_path: Path) -> None:
-    table = asyncio.run(_two_tables(tmp_path))
+async def test_a_mended_table_is_served_from_the_next_start_on(tmp_path: Path) -> None:
+    table = await _two_tables(tmp_path)
     log = table / "bucket-0" / f"{0:020d}.log"
     whole = log.read_bytes()
     _break_header(table)
-    _run(tmp_path, _nothing)
+    async with in_process_service(tmp_path):
+        pass
 
     log.write_bytes(whole)
 
-    async def scenario(service: InProcessService) -> None:
+    async with in_process_service(tmp_path) as service:
         state = (await service.call("GET", "/v1/tables/events/state")).json()
         assert state["positions"]["0"]["high_watermark"] == 5
 
-    _run(tmp_path, scenario)
 
+async def test_a_damaged_table_is_given_up_by_name_only_and_its_files_stay(tmp_path: Path) -> None:
+    _break_header(await _two_tables(tmp_path))
 
-def test_a_damaged_table_is_given_up_by_name_only_and_its_files_stay(tmp_path: Path) -> None:
-    _break_header(asyncio.run(_two_tables(tmp_path)))
-
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            with pytest.raises(TableExistsError, match="already exists, and is damaged"):
-                await manager.create_table(table_descriptor("events"))
-            with pytest.raises(InvalidRequestError, match="is not damaged"):
-                await manager.drop_damaged(TablePath("default", "other"))
-            await manager.drop_damaged(PATH)
-            assert manager.damaged_tables() == []
+    async with open_manager(tmp_path) as manager:
+        with pytest.raises(TableExistsError, match="already exists, and is damaged"):
             await manager.create_table(table_descriptor("events"))
-        async with open_manager(tmp_path) as manager:
-            assert manager.damaged_tables() == []
-            assert [str(path) for path in manager.list_tables(None)] == [
-                "default.events",
-                "default.other",
-            ]
-            assert manager.table(PATH).info.table_id == 3
-
-    asyncio.run(scenario())
+        with pytest.raises(InvalidRequestError, match="is not damaged"):
+            await manager.drop_damaged(TablePath("default", "other"))
+        await manager.drop_damaged(PATH)
+        assert manager.damaged_tables() == []
+        await manager.create_table(table_descriptor("events"))
+    async with open_manager(tmp_path) as manager:
+        assert manager.damaged_tables() == []
+        assert [str(path) for path in manager.list_tables(None)] == [
+            "default.events",
+            "default.other",
+        ]
+        assert manager.table(PATH).info.table_id == 3
     assert (tmp_path / "tables" / "1.given-up" / "bucket-0" / f"{0:020d}.log").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 from pathlib import Path
@@ -61,20 +60,17 @@ async def _key_table(manager: TabletManager, number: int) -> OpenTable:
 
 
 @pytest.mark.parametrize("make", [_log_table, _key_table])
-def test_no_file_of_a_dropped_table_stays_open(tmp_path: Path, make: object) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            for number in range(3):
-                table = await make(manager, number)  # type: ignore[operator]
-                _read_all(table)
-                held = table.tablet(0).read(0, bytes_max=1)[0].payload
-                before = bytes(held)
-                assert _open_files(tmp_path / "tables")
-                await manager.drop_table(table.path)
-                # Who still reads a page of it has that page.
-                assert bytes(held) == before
-                del table, held
-                gc.collect()
-                assert _open_files(tmp_path / "tables") == set()
-
-    asyncio.run(scenario())
+async def test_no_file_of_a_dropped_table_stays_open(tmp_path: Path, make: object) -> None:
+    async with open_manager(tmp_path) as manager:
+        for number in range(3):
+            table = await make(manager, number)  # type: ignore[operator]
+            _read_all(table)
+            held = table.tablet(0).read(0, bytes_max=1)[0].payload
+            before = bytes(held)
+            assert _open_files(tmp_path / "tables")
+            await manager.drop_table(table.path)
+            # Who still reads a page of it has that page.
+            assert bytes(held) == before
+            del table, held
+            gc.collect()
+            assert _open_files(tmp_path / "tables") == set()

@@ -31,60 +31,51 @@ async def _table(manager: TabletManager, bucket_count: int = 1) -> OpenTable:
     return await manager.create_table(table_descriptor(bucket_count=bucket_count))
 
 
-def test_an_append_is_visible_in_all_its_buckets_and_says_where(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 3)
+async def test_an_append_is_visible_in_all_its_buckets_and_says_where(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 3)
 
-            appended = await manager.append(
-                table,
-                [
-                    routed(0, event_rows(0, 5)),
-                    routed(2, event_rows(5, 7)),
-                    routed(0, event_rows(7, 8)),
-                ],
-                writer_id=0,
+        appended = await manager.append(
+            table,
+            [
+                routed(0, event_rows(0, 5)),
+                routed(2, event_rows(5, 7)),
+                routed(0, event_rows(7, 8)),
+            ],
+            writer_id=0,
+        )
+
+        assert appended.ranges == {0: (0, 6), 2: (0, 2)}
+        assert _watermarks(table) == [6, 0, 2]
+        stored = table.tablet(0).read(0, bytes_max=1 << 20)
+        assert [(b.base_offset, b.row_count) for b in stored] == [(0, 5), (5, 1)]
+        assert appended.timestamp_us >= max(b.timestamp_us for b in stored)
+
+
+async def test_an_append_of_nothing_changes_nothing(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+
+        assert (await manager.append(table, [], writer_id=0)).ranges == {}
+        assert _watermarks(table) == [0]
+
+
+async def test_an_append_with_one_bad_part_stores_none_of_it(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        good = routed(0, event_rows(0, 5), sequence=1)
+
+        with pytest.raises(OutOfOrderSequenceError):
+            await manager.append(
+                table, [good, routed(1, event_rows(0, 5), sequence=9)], writer_id=7
             )
+        with pytest.raises(BucketNotFoundError, match=r"no bucket 2; its buckets are 0\.\.1"):
+            await manager.append(table, [good, routed(2, event_rows(0, 5))], writer_id=0)
 
-            assert appended.ranges == {0: (0, 6), 2: (0, 2)}
-            assert _watermarks(table) == [6, 0, 2]
-            stored = table.tablet(0).read(0, bytes_max=1 << 20)
-            assert [(b.base_offset, b.row_count) for b in stored] == [(0, 5), (5, 1)]
-            assert appended.timestamp_us >= max(b.timestamp_us for b in stored)
-
-    asyncio.run(scenario())
+        assert _watermarks(table) == [0, 0]
 
 
-def test_an_append_of_nothing_changes_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-
-            assert (await manager.append(table, [], writer_id=0)).ranges == {}
-            assert _watermarks(table) == [0]
-
-    asyncio.run(scenario())
-
-
-def test_an_append_with_one_bad_part_stores_none_of_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
-            good = routed(0, event_rows(0, 5), sequence=1)
-
-            with pytest.raises(OutOfOrderSequenceError):
-                await manager.append(
-                    table, [good, routed(1, event_rows(0, 5), sequence=9)], writer_id=7
-                )
-            with pytest.raises(BucketNotFoundError, match=r"no bucket 2; its buckets are 0\.\.1"):
-                await manager.append(table, [good, routed(2, event_rows(0, 5))], writer_id=0)
-
-            assert _watermarks(table) == [0, 0]
-
-    asyncio.run(scenario())
-
-
-def test_a_repeated_sequence_is_answered_with_its_first_offsets_also_after_a_restart(
+async def test_a_repeated_sequence_is_answered_with_its_first_offsets_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     batch = routed(0, event_rows(0, 5), sequence=1)
@@ -95,31 +86,25 @@ def test_a_repeated_sequence_is_answered_with_its_first_offsets_also_after_a_res
             table = tables[0] if tables else await _table(manager)
             return dict((await manager.append(table, [batch], writer_id=7)).ranges)
 
-    assert [asyncio.run(append()) for _ in range(2)] == [{0: (0, 5)}, {0: (0, 5)}]
+    assert [await append() for _ in range(2)] == [{0: (0, 5)}, {0: (0, 5)}]
 
 
-def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
-    async def write() -> None:
-        async with open_manager(tmp_path) as manager:
-            await manager.create_database("sales")
-            table = await _table(manager, 2)
-            await manager.append(table, [routed(1, event_rows(0, 5))], writer_id=0)
-
-    async def read() -> None:
-        async with open_manager(tmp_path) as manager:
-            (table,) = manager.open_tables()
-            assert manager.databases() == ["default", "sales"]
-            assert table.positions()[1] == BucketPositions(
-                log_start_offset=0, high_watermark=5, tiered_offset=0
-            )
-            appended = await manager.append(table, [routed(1, event_rows(5, 6))], writer_id=0)
-            assert appended.ranges == {1: (5, 6)}
-
-    asyncio.run(write())
-    asyncio.run(read())
+async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        await manager.create_database("sales")
+        table = await _table(manager, 2)
+        await manager.append(table, [routed(1, event_rows(0, 5))], writer_id=0)
+    async with open_manager(tmp_path) as manager:
+        (table,) = manager.open_tables()
+        assert manager.databases() == ["default", "sales"]
+        assert table.positions()[1] == BucketPositions(
+            log_start_offset=0, high_watermark=5, tiered_offset=0
+        )
+        appended = await manager.append(table, [routed(1, event_rows(5, 6))], writer_id=0)
+        assert appended.ranges == {1: (5, 6)}
 
 
-def test_a_log_that_lost_tiered_rows_is_not_opened(tmp_path: Path) -> None:
+async def test_a_log_that_lost_tiered_rows_is_not_opened(tmp_path: Path) -> None:
     """New rows would get offsets that the lake has given to others."""
 
     async def tier() -> int:
@@ -142,154 +127,133 @@ def test_a_log_that_lost_tiered_rows_is_not_opened(tmp_path: Path) -> None:
         async with open_manager(tmp_path, is_strict=True):
             pass
 
-    table_id = asyncio.run(tier())
+    table_id = await tier()
     for file in (tmp_path / "tables" / str(table_id) / "bucket-0").iterdir():
         file.unlink()
 
     with pytest.raises(CorruptDataError):
-        asyncio.run(start())
+        await start()
 
 
-def test_who_waits_is_woken_by_an_append_to_that_bucket(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
-            woken = table.wakeups.waiter(1, timeout_s=None)
-            asleep = table.wakeups.waiter(0, timeout_s=None)
+async def test_who_waits_is_woken_by_an_append_to_that_bucket(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        woken = table.wakeups.waiter(1, timeout_s=None)
+        asleep = table.wakeups.waiter(0, timeout_s=None)
 
-            await manager.append(table, [routed(1, event_rows(0, 1))], writer_id=0)
+        await manager.append(table, [routed(1, event_rows(0, 1))], writer_id=0)
 
-            assert (woken.done(), asleep.done()) == (True, False)
-            asleep.cancel()
-
-    asyncio.run(scenario())
+        assert (woken.done(), asleep.done()) == (True, False)
+        asleep.cancel()
 
 
-def test_every_cut_has_all_of_an_append_or_none(tmp_path: Path) -> None:
+async def test_every_cut_has_all_of_an_append_or_none(tmp_path: Path) -> None:
     """Appends touch both buckets alike: a cut with unequal watermarks is half an append."""
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
 
-            async def write(start: int) -> None:
-                for i in range(start, start + 20):
-                    rows = event_rows(i, i + 3)
-                    await manager.append(table, [routed(0, rows), routed(1, rows)], writer_id=0)
+        async def write(start: int) -> None:
+            for i in range(start, start + 20):
+                rows = event_rows(i, i + 3)
+                await manager.append(table, [routed(0, rows), routed(1, rows)], writer_id=0)
 
-            writers = [asyncio.ensure_future(write(i)) for i in range(5)]
-            cuts = set()
-            while not all(writer.done() for writer in writers):
-                cuts.add(tuple(p.high_watermark for p in table.state().positions.values()))
-                await asyncio.sleep(0)
-
-            assert all(first == second for first, second in cuts)
-            assert len(cuts) > 5
-            assert _watermarks(table) == [300, 300]
-
-    asyncio.run(scenario())
-
-
-def test_a_dropped_table_is_gone_at_once_and_for_good(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            old = await _table(manager, 2)
-            await manager.append(old, [routed(0, event_rows(0, 5))], writer_id=0)
-            waiter = old.wakeups.waiter(0, timeout_s=None)
-
-            await manager.drop_table(old.path)
-
-            assert waiter.done()
-            with pytest.raises(TableNotFoundError):
-                manager.table(old.path)
-            with pytest.raises(TableNotFoundError, match=r"'default\.events' does not exist"):
-                await manager.append(old, [routed(0, event_rows(0, 5))], writer_id=0)
-            new = await _table(manager, 2)
-            assert new.info.table_id > old.info.table_id
-            assert _watermarks(new) == [0, 0]
-            assert [p.name for p in (tmp_path / "tables").iterdir()] == [str(new.info.table_id)]
-
-    asyncio.run(scenario())
-
-
-def test_dropping_under_load_answers_every_append(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-
-            async def write() -> str:
-                try:
-                    for i in range(100):
-                        await manager.append(table, [routed(0, event_rows(i, i + 1))], writer_id=0)
-                except StreamhouseError as error:
-                    return error.code
-                return "none"
-
-            writers = [asyncio.ensure_future(write()) for _ in range(4)]
-            await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
-            await manager.drop_table(table.path)
-
-            assert set(await asyncio.gather(*writers)) == {"table_not_found"}
-
-    asyncio.run(scenario())
-
-
-def test_a_new_segment_size_holds_from_the_next_append_on(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            rows = event_rows(0, 3_000)
-
-            await manager.append(table, [routed(0, rows)], writer_id=0)
-            await manager.alter_properties(
-                table.path, updates={"table.log.segment-bytes": "64kb"}, removals=[]
-            )
-            await manager.append(table, [routed(0, rows)], writer_id=0)
-
-            directory = tmp_path / "tables" / str(table.info.table_id) / "bucket-0"
-            assert len(list(directory.glob("*.log"))) == 2
-            assert manager.table(table.path).info.properties().log_segment_bytes == 64 << 10
-
-    asyncio.run(scenario())
-
-
-def test_closing_commits_what_was_submitted_and_refuses_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            appends = [
-                asyncio.ensure_future(
-                    manager.append(table, [routed(0, event_rows(i, i + 1))], writer_id=0)
-                )
-                for i in range(50)
-            ]
+        writers = [asyncio.ensure_future(write(i)) for i in range(5)]
+        cuts = set()
+        while not all(writer.done() for writer in writers):
+            cuts.add(tuple(p.high_watermark for p in table.state().positions.values()))
             await asyncio.sleep(0)
 
-            await manager.close()
-
-            assert len({(await append).ranges[0] for append in appends}) == 50
-            with pytest.raises(UnavailableError):
-                await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
-
-    asyncio.run(scenario())
+        assert all(first == second for first, second in cuts)
+        assert len(cuts) > 5
+        assert _watermarks(table) == [300, 300]
 
 
-def test_the_oldest_row_outside_the_lake_is_known(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
-            assert table.oldest_untiered_us() is None
+async def test_a_dropped_table_is_gone_at_once_and_for_good(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        old = await _table(manager, 2)
+        await manager.append(old, [routed(0, event_rows(0, 5))], writer_id=0)
+        waiter = old.wakeups.waiter(0, timeout_s=None)
 
-            first = await manager.append(table, [routed(1, event_rows(0, 5))], writer_id=0)
-            await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+        await manager.drop_table(old.path)
 
-            assert table.oldest_untiered_us() == first.timestamp_us
-            assert table.untiered_rows == 10
+        assert waiter.done()
+        with pytest.raises(TableNotFoundError):
+            manager.table(old.path)
+        with pytest.raises(TableNotFoundError, match=r"'default\.events' does not exist"):
+            await manager.append(old, [routed(0, event_rows(0, 5))], writer_id=0)
+        new = await _table(manager, 2)
+        assert new.info.table_id > old.info.table_id
+        assert _watermarks(new) == [0, 0]
+        assert [p.name for p in (tmp_path / "tables").iterdir()] == [str(new.info.table_id)]
 
-    asyncio.run(scenario())
+
+async def test_dropping_under_load_answers_every_append(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+
+        async def write() -> str:
+            try:
+                for i in range(100):
+                    await manager.append(table, [routed(0, event_rows(i, i + 1))], writer_id=0)
+            except StreamhouseError as error:
+                return error.code
+            return "none"
+
+        writers = [asyncio.ensure_future(write()) for _ in range(4)]
+        await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+        await manager.drop_table(table.path)
+
+        assert set(await asyncio.gather(*writers)) == {"table_not_found"}
 
 
-def test_a_table_whose_logs_cannot_be_made_does_not_exist(
+async def test_a_new_segment_size_holds_from_the_next_append_on(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        rows = event_rows(0, 3_000)
+
+        await manager.append(table, [routed(0, rows)], writer_id=0)
+        await manager.alter_properties(
+            table.path, updates={"table.log.segment-bytes": "64kb"}, removals=[]
+        )
+        await manager.append(table, [routed(0, rows)], writer_id=0)
+
+        directory = tmp_path / "tables" / str(table.info.table_id) / "bucket-0"
+        assert len(list(directory.glob("*.log"))) == 2
+        assert manager.table(table.path).info.properties().log_segment_bytes == 64 << 10
+
+
+async def test_closing_commits_what_was_submitted_and_refuses_more(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        appends = [
+            asyncio.ensure_future(
+                manager.append(table, [routed(0, event_rows(i, i + 1))], writer_id=0)
+            )
+            for i in range(50)
+        ]
+        await asyncio.sleep(0)
+
+        await manager.close()
+
+        assert len({(await append).ranges[0] for append in appends}) == 50
+        with pytest.raises(UnavailableError):
+            await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+
+
+async def test_the_oldest_row_outside_the_lake_is_known(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        assert table.oldest_untiered_us() is None
+
+        first = await manager.append(table, [routed(1, event_rows(0, 5))], writer_id=0)
+        await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+
+        assert table.oldest_untiered_us() == first.timestamp_us
+        assert table.untiered_rows == 10
+
+
+async def test_a_table_whose_logs_cannot_be_made_does_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No disk space, or no file descriptors left, after the table was registered."""
@@ -300,38 +264,32 @@ def test_a_table_whose_logs_cannot_be_made_does_not_exist(
             raise OSError(28, "No space left on device")
         make_directory(self, directory)
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            monkeypatch.setattr(LocalFilesystem, "make_directory", full)
-            with pytest.raises(
-                StorageFailedError, match=r"'default\.events' cannot be opened: .*No space left"
-            ):
-                await _table(manager, 2)
-            assert manager.list_tables(None) == []
-            assert list((tmp_path / "tables").iterdir()) == []
+    async with open_manager(tmp_path) as manager:
+        monkeypatch.setattr(LocalFilesystem, "make_directory", full)
+        with pytest.raises(
+            StorageFailedError, match=r"'default\.events' cannot be opened: .*No space left"
+        ):
+            await _table(manager, 2)
+        assert manager.list_tables(None) == []
+        assert list((tmp_path / "tables").iterdir()) == []
 
-            monkeypatch.undo()
-            assert (await _table(manager, 2)).info.table_id == 2
-
-    asyncio.run(scenario())
+        monkeypatch.undo()
+        assert (await _table(manager, 2)).info.table_id == 2
 
 
-def test_a_damaged_log_is_named_when_the_service_starts(tmp_path: Path) -> None:
-    async def write() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            for _ in range(3):
-                await manager.append(table, [routed(0, event_rows(0, 100))], writer_id=0)
-
+async def test_a_damaged_log_is_named_when_the_service_starts(tmp_path: Path) -> None:
     async def start() -> None:
         async with open_manager(tmp_path, is_strict=True):
             pass
 
-    asyncio.run(write())
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        for _ in range(3):
+            await manager.append(table, [routed(0, event_rows(0, 100))], writer_id=0)
     (log,) = (tmp_path / "tables" / "1" / "bucket-0").glob("*.log")
     content = bytearray(log.read_bytes())
     content[64 + 200] ^= 1
     log.write_bytes(content)
 
     with pytest.raises(CorruptDataError, match=r"table 'default\.events' cannot be opened"):
-        asyncio.run(start())
+        await start()

@@ -19,7 +19,7 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
 )
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
-from tests.support.claim_world import World, run
+from tests.support.claim_world import World, claim_world
 
 PARTITION = "table.datalake.batch-layout.partition"
 SORT = "table.datalake.batch-layout.sort"
@@ -48,8 +48,8 @@ def _kept(data_dir: Path, table: OpenTable) -> LakeState:
     return load_lake_state(directory, table.info)
 
 
-def test_what_is_in_another_layout_counts_no_more(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_what_is_in_another_layout_counts_no_more(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t", properties={SORT: "id"})
         await _round(world, table, 1)
         assert table.lake.batch == _batch(1)
@@ -72,11 +72,9 @@ def test_what_is_in_another_layout_counts_no_more(tmp_path: Path) -> None:
         )
         assert table.lake.batch == _batch(2)
 
-    run(tmp_path, scenario)
 
-
-def test_a_round_that_ran_meanwhile_registers_rows_but_no_layout(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_round_that_ran_meanwhile_registers_rows_but_no_layout(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t", properties={SORT: "id"})
         granted = await world.granted(tables=[table])
 
@@ -92,11 +90,9 @@ def test_a_round_that_ran_meanwhile_registers_rows_but_no_layout(tmp_path: Path)
         await _round(world, table, 2)
         assert table.lake.batch == _batch(2)
 
-    run(tmp_path, scenario)
 
-
-def test_only_another_lake_table_of_the_layout_may_begin_anew(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_only_another_lake_table_of_the_layout_may_begin_anew(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t", properties={SORT: "id"})
         await _round(world, table, 1)
         await world.append(table)
@@ -109,17 +105,15 @@ def test_only_another_lake_table_of_the_layout_may_begin_anew(tmp_path: Path) ->
         await world.complete(table, granted.epoch, tiered_offsets=ENDS, batch=anew)
         assert table.lake.batch == anew
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     "updates",
     [{SORT: "nobody"}, {PARTITION: "day(id)"}],
 )
-def test_a_layout_that_cannot_be_leaves_all_as_it_was(
+async def test_a_layout_that_cannot_be_leaves_all_as_it_was(
     tmp_path: Path, updates: dict[str, Any]
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t", properties={PARTITION: "bucket(2, id)"})
         await _round(world, table, 1)
         before = table.lake
@@ -129,8 +123,6 @@ def test_a_layout_that_cannot_be_leaves_all_as_it_was(
 
         assert table.lake == before == _kept(tmp_path, table)
         assert table.info.descriptor.properties == {PARTITION: "bucket(2, id)"}
-
-    run(tmp_path, scenario)
 
 
 _NOTHING = {"table.datalake.auto-maintenance": "false"}
@@ -145,20 +137,20 @@ _LAKE_CHANGES: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("updates", _LAKE_CHANGES, ids=lambda updates: next(iter(updates)))
-def test_a_table_of_which_nothing_was_due_is_looked_at_with_other_properties(
+async def test_a_table_of_which_nothing_was_due_is_looked_at_with_other_properties(
     tmp_path: Path, updates: dict[str, str]
 ) -> None:
     is_off = "table.datalake.auto-maintenance" in updates
 
-    async def before(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t", properties=_NOTHING if is_off else {})
         granted = await world.granted(tables=[table])
         await world.complete(table, granted.epoch, maintenance_due_us=None)
         world.seconds += 1e6
         assert (await world.claim(force=False)).reason == "nothing_to_tier"
         await world.manager.alter_properties(table.path, updates=updates, removals=())
-
-    async def after(world: World) -> None:
+    # Also if the service dies right after the change.
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         granted = await world.granted(force=False)
         # It has looked with these properties: what it says counts.
@@ -166,21 +158,16 @@ def test_a_table_of_which_nothing_was_due_is_looked_at_with_other_properties(
         world.seconds += 1e6
         assert (await world.claim(force=False)).reason == "nothing_to_tier"
 
-    run(tmp_path, before)
-    # Also if the service dies right after the change.
-    run(tmp_path, after)
 
-
-def test_what_a_round_that_ran_meanwhile_says_is_due_is_not_believed(tmp_path: Path) -> None:
-    async def before(world: World) -> None:
+async def test_what_a_round_that_ran_meanwhile_says_is_due_is_not_believed(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t")
         granted = await world.granted(tables=[table])
         updates = {"table.datalake.ttl": "1h"}
         await world.manager.alter_properties(table.path, updates=updates, removals=())
         # Its worker knows of no time to live.
         await world.complete(table, granted.epoch, keep_lease=True)
-
-    async def after(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         await world.complete(table, 1, maintenance_due_us=None)
         assert table.lake.maintenance_due_us == 0
@@ -191,12 +178,9 @@ def test_what_a_round_that_ran_meanwhile_says_is_due_is_not_believed(tmp_path: P
         await world.complete(table, 2, maintenance_due_us=77)
         assert table.lake.maintenance_due_us == 77
 
-    run(tmp_path, before)
-    run(tmp_path, after)
 
-
-def test_other_changes_wake_no_worker(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_other_changes_wake_no_worker(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("t")
         updates = {"table.datalake.ttl": "1h"}
         await world.manager.alter_properties(table.path, updates=updates, removals=())
@@ -214,5 +198,3 @@ def test_other_changes_wake_no_worker(tmp_path: Path) -> None:
             await world.manager.alter_properties(table.path, updates=updates, removals=())
 
         assert table.lake == before == _kept(tmp_path, table)
-
-    run(tmp_path, scenario)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,16 +57,7 @@ class FakeLake:
         return table, lake
 
 
-def _run(directory: Path, *scenarios: Callable[[TabletManager], Awaitable[None]]) -> None:
-    async def run() -> None:
-        for scenario in scenarios:
-            async with open_manager(directory) as manager:
-                await scenario(manager)
-
-    asyncio.run(run())
-
-
-def test_the_log_begins_where_the_lake_ends_also_after_a_restart(tmp_path: Path) -> None:
+async def test_the_log_begins_where_the_lake_ends_also_after_a_restart(tmp_path: Path) -> None:
     lake = FakeLake(owner_id=12)
 
     def check(manager: TabletManager, *, added: int) -> None:
@@ -81,21 +70,18 @@ def test_the_log_begins_where_the_lake_ends_also_after_a_restart(tmp_path: Path)
         assert positions[0].truncated_offset == 30
         assert table.row_count == 47 - 30 + added
 
-    async def adopt(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         table = await manager.adopt_table(lambda: lake)
         check(manager, added=0)
         appended = await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
         assert appended.ranges == {0: (40, 45)}
-
-    async def again(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         check(manager, added=5)
-
-    _run(tmp_path, adopt, again)
     assert lake.taken == [13]
 
 
-def test_what_is_refused_takes_nothing_over(tmp_path: Path) -> None:
-    async def scenario(manager: TabletManager) -> None:
+async def test_what_is_refused_takes_nothing_over(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
         there = await manager.create_table(table_descriptor())
         lake = FakeLake(owner_id=1)
         with pytest.raises(TableExistsError):
@@ -113,16 +99,14 @@ def test_what_is_refused_takes_nothing_over(tmp_path: Path) -> None:
         lake.error = None
         assert (await manager.adopt_table(lambda: lake)).info.table_id == 3
 
-    _run(tmp_path, scenario)
 
-
-def test_a_table_that_cannot_be_filled_or_opened_is_none(
+async def test_a_table_that_cannot_be_filled_or_opened_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async def scenario(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         lake = FakeLake(owner_id=1)
         with monkeypatch.context() as patched:
             patched.setattr(table_adoption, "begin_log", refuse)
@@ -135,11 +119,8 @@ def test_a_table_that_cannot_be_filled_or_opened_is_none(
         with pytest.raises(CorruptDataError, match="the rows by key are lost"):
             await manager.adopt_table(lambda: keyed)
         assert manager.list_tables(None) == []
-
-    async def again(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         assert manager.list_tables(None) == []
-
-    _run(tmp_path, scenario, again)
 
 
 async def _diverged(manager: TabletManager) -> OpenTable:
@@ -149,8 +130,8 @@ async def _diverged(manager: TabletManager) -> OpenTable:
     return table
 
 
-def test_the_lake_takes_the_place_of_a_log_whose_files_stay(tmp_path: Path) -> None:
-    async def scenario(manager: TabletManager) -> None:
+async def test_the_lake_takes_the_place_of_a_log_whose_files_stay(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
         table = await _diverged(manager)
         with pytest.raises(HistoryDivergedError):
             await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
@@ -160,15 +141,12 @@ def test_the_lake_takes_the_place_of_a_log_whose_files_stay(tmp_path: Path) -> N
         assert (made.info.table_id, made.positions()[0].log_start_offset) == (9, 40)
         appended = await manager.append(made, [routed(0, event_rows(0, 5))], writer_id=0)
         assert appended.ranges == {0: (40, 45)}
-
-    async def again(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         (table,) = manager.open_tables()
         assert (table.info.table_id, table.positions()[0].high_watermark) == (9, 45)
         aside = manager.directory.given_up(1)
         log = open_segment(segment_path(aside / "bucket-0", 0))
         assert sum(frame.row_count for frame in log.frames()) == 5
-
-    _run(tmp_path, scenario, again)
 
 
 class _Crash(BaseException):
@@ -183,26 +161,24 @@ class _DyingLake(FakeLake):
         raise _Crash
 
 
-def test_a_replacement_that_is_cut_off_leaves_the_table_or_none_and_is_repeated(
+async def test_a_replacement_that_is_cut_off_leaves_the_table_or_none_and_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async def before_the_lake_is_taken(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         table = await _diverged(manager)
         lake = FakeLake(owner_id=1)
         lake.error = CommitConflictError("somebody was faster")
         with pytest.raises(CommitConflictError):
             await manager.replace_by_lake(table, lambda: lake)
         assert manager.table(table.path) is table
-
-    async def before_the_directory_is_set_aside(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         (table,) = manager.open_tables()
         with pytest.raises(_Crash):
             await manager.replace_by_lake(table, lambda: _DyingLake(owner_id=1))
-
-    async def before_the_new_one_begins(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         (table,) = manager.open_tables()
         assert table.lake.diverged
         with monkeypatch.context() as patched:
@@ -210,16 +186,7 @@ def test_a_replacement_that_is_cut_off_leaves_the_table_or_none_and_is_repeated(
             with pytest.raises(StorageFailedError, match="No space left"):
                 await manager.replace_by_lake(table, lambda: FakeLake(owner_id=4))
         assert manager.list_tables(None) == []
-
-    async def at_last(manager: TabletManager) -> None:
+    async with open_manager(tmp_path) as manager:
         made = await manager.adopt_table(lambda: FakeLake(owner_id=5))
         assert made.positions()[0].log_start_offset == 40
         assert (manager.directory.given_up(1) / "bucket-0").is_dir()
-
-    _run(
-        tmp_path,
-        before_the_lake_is_taken,
-        before_the_directory_is_set_aside,
-        before_the_new_one_begins,
-        at_last,
-    )

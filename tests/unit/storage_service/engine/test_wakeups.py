@@ -10,53 +10,41 @@ from streamhouse.storage_service.engine.wakeups import ANY_BUCKET, WaiterLimit, 
 from streamhouse.storage_service.errors import OverloadedError
 
 
-def test_a_change_wakes_who_waits_for_that_bucket_or_for_any() -> None:
-    async def scenario() -> None:
-        wakeups = Wakeups(WaiterLimit(10))
-        first, second, any_bucket = (
-            wakeups.waiter(bucket, timeout_s=None) for bucket in (0, 1, ANY_BUCKET)
-        )
+async def test_a_change_wakes_who_waits_for_that_bucket_or_for_any() -> None:
+    wakeups = Wakeups(WaiterLimit(10))
+    first, second, any_bucket = (
+        wakeups.waiter(bucket, timeout_s=None) for bucket in (0, 1, ANY_BUCKET)
+    )
 
-        wakeups.wake([1])
+    wakeups.wake([1])
 
-        assert (first.done(), second.done(), any_bucket.done()) == (False, True, True)
-        first.cancel()
-
-    asyncio.run(scenario())
+    assert (first.done(), second.done(), any_bucket.done()) == (False, True, True)
+    first.cancel()
 
 
-def test_waking_all_wakes_everybody() -> None:
-    async def scenario() -> None:
-        wakeups = Wakeups(WaiterLimit(10))
-        waiters = [wakeups.waiter(bucket, timeout_s=None) for bucket in (0, 1, ANY_BUCKET)]
+async def test_waking_all_wakes_everybody() -> None:
+    wakeups = Wakeups(WaiterLimit(10))
+    waiters = [wakeups.waiter(bucket, timeout_s=None) for bucket in (0, 1, ANY_BUCKET)]
 
-        wakeups.wake_all()
+    wakeups.wake_all()
 
-        assert all(waiter.done() for waiter in waiters)
-
-    asyncio.run(scenario())
+    assert all(waiter.done() for waiter in waiters)
 
 
-def test_a_waiter_is_done_when_its_time_is_up() -> None:
-    async def scenario() -> None:
-        await Wakeups(WaiterLimit(1)).waiter(0, timeout_s=0.001)
-
-    asyncio.run(scenario())
+async def test_a_waiter_is_done_when_its_time_is_up() -> None:
+    await Wakeups(WaiterLimit(1)).waiter(0, timeout_s=0.001)
 
 
-def test_places_are_limited_and_freed_by_waking_and_cancelling() -> None:
-    async def scenario() -> None:
-        limit = WaiterLimit(2)
-        wakeups = Wakeups(limit)
-        woken, cancelled = wakeups.waiter(0, timeout_s=9), wakeups.waiter(1, timeout_s=9)
+async def test_places_are_limited_and_freed_by_waking_and_cancelling() -> None:
+    limit = WaiterLimit(2)
+    wakeups = Wakeups(limit)
+    woken, cancelled = wakeups.waiter(0, timeout_s=9), wakeups.waiter(1, timeout_s=9)
 
-        with pytest.raises(OverloadedError, match="2 requests are already waiting"):
-            wakeups.waiter(0, timeout_s=None)
-        wakeups.wake([0])
-        cancelled.cancel()
-        await woken
-        await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="2 requests are already waiting"):
+        wakeups.waiter(0, timeout_s=None)
+    wakeups.wake([0])
+    cancelled.cancel()
+    await woken
+    await asyncio.sleep(0)
 
-        assert limit.count == 0
-
-    asyncio.run(scenario())
+    assert limit.count == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -31,80 +30,68 @@ async def _tiered(service: InProcessService, table: OpenTable) -> None:
     )
 
 
-def test_over_the_budget_writes_wait_until_tiering_has_made_room(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, disk_bytes_max=300_000) as service:
-            await service.create_table(properties=SMALL_SEGMENTS)
-            budget, table = service.service.disk_budget, service.service.table("events")
-            await budget.look()
-            while table.tablets[0].size_bytes <= 300_000:
-                assert (await _append(service)).status == 200
-            await budget.look()
-
-            refused = await _append(service)
-            assert refused.error()[:2] == (503, "overloaded")
-            assert refused.headers["retry-after"] == "1"
-            assert "--disk-max" in refused.json()["error"]["message"]
-            # Reads and lookups of state are not writes.
-            state = await service.call("GET", "/v1/tables/events/state")
-            written = state.json()["positions"]["0"]["high_watermark"]
-            assert state.json()["positions"]["0"]["log_start_offset"] == 0
-
-            await _tiered(service, table)
-            await budget.look()
-
-            assert table.tablets[0].log_start_offset == written
-            assert budget.bytes_used < 300_000
+async def test_over_the_budget_writes_wait_until_tiering_has_made_room(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, disk_bytes_max=300_000) as service:
+        await service.create_table(properties=SMALL_SEGMENTS)
+        budget, table = service.service.disk_budget, service.service.table("events")
+        await budget.look()
+        while table.tablets[0].size_bytes <= 300_000:
             assert (await _append(service)).status == 200
+        await budget.look()
 
-    asyncio.run(scenario())
+        refused = await _append(service)
+        assert refused.error()[:2] == (503, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert "--disk-max" in refused.json()["error"]["message"]
+        # Reads and lookups of state are not writes.
+        state = await service.call("GET", "/v1/tables/events/state")
+        written = state.json()["positions"]["0"]["high_watermark"]
+        assert state.json()["positions"]["0"]["log_start_offset"] == 0
+
+        await _tiered(service, table)
+        await budget.look()
+
+        assert table.tablets[0].log_start_offset == written
+        assert budget.bytes_used < 300_000
+        assert (await _append(service)).status == 200
 
 
-def test_close_to_the_budget_tables_are_tiered_before_they_are_due(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, disk_bytes_max=10_000_000) as service:
-            await service.create_table(properties={"table.datalake.freshness": "1d"})
+async def test_close_to_the_budget_tables_are_tiered_before_they_are_due(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, disk_bytes_max=10_000_000) as service:
+        await service.create_table(properties={"table.datalake.freshness": "1d"})
+        await _append(service)
+        coordinator, table = service.service.manager.tiering, service.service.table("events")
+        await service.service.disk_budget.look()
+        early = await coordinator.claim("w", tables=[table], force=False)
+        assert (early.assignment, early.reason) == (None, "not_due")
+
+        while table.tablets[0].size_bytes <= 8_000_000:
+            await _append(service, count=100_000)
+        await service.service.disk_budget.look()
+
+        early = await coordinator.claim("w", tables=[table], force=False)
+        assert early.assignment is not None
+        assert (await _append(service)).status == 200
+
+
+async def test_the_log_of_a_table_without_a_lake_stays_for_its_age(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, disk_bytes_max=100_000) as service:
+        properties = {**SMALL_SEGMENTS, "table.datalake.enabled": "false"}
+        await service.create_table(properties=properties)
+        for _ in range(5):
             await _append(service)
-            coordinator, table = service.service.manager.tiering, service.service.table("events")
-            await service.service.disk_budget.look()
-            early = await coordinator.claim("w", tables=[table], force=False)
-            assert (early.assignment, early.reason) == (None, "not_due")
+        await service.service.disk_budget.look()
 
-            while table.tablets[0].size_bytes <= 8_000_000:
-                await _append(service, count=100_000)
-            await service.service.disk_budget.look()
-
-            early = await coordinator.claim("w", tables=[table], force=False)
-            assert early.assignment is not None
-            assert (await _append(service)).status == 200
-
-    asyncio.run(scenario())
+        assert service.service.table("events").tablets[0].log_start_offset == 0
+        assert (await _append(service)).status == 503
 
 
-def test_the_log_of_a_table_without_a_lake_stays_for_its_age(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, disk_bytes_max=100_000) as service:
-            properties = {**SMALL_SEGMENTS, "table.datalake.enabled": "false"}
-            await service.create_table(properties=properties)
-            for _ in range(5):
-                await _append(service)
-            await service.service.disk_budget.look()
+async def test_rows_by_key_count_and_their_writes_wait_too(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, disk_bytes_max=1) as service:
+        await service.create_table(primary_key=("id",))
+        await service.service.disk_budget.look()
+        assert service.service.disk_budget.bytes_used > 1
 
-            assert service.service.table("events").tablets[0].log_start_offset == 0
-            assert (await _append(service)).status == 503
-
-    asyncio.run(scenario())
-
-
-def test_rows_by_key_count_and_their_writes_wait_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, disk_bytes_max=1) as service:
-            await service.create_table(primary_key=("id",))
-            await service.service.disk_budget.look()
-            assert service.service.disk_budget.bytes_used > 1
-
-            for route in ("upsert", "delete"):
-                refused = await service.call("POST", f"/v1/tables/events/{route}", body=b"")
-                assert refused.error()[:2] == (503, "overloaded")
-
-    asyncio.run(scenario())
+        for route in ("upsert", "delete"):
+            refused = await service.call("POST", f"/v1/tables/events/{route}", body=b"")
+            assert refused.error()[:2] == (503, "overloaded")

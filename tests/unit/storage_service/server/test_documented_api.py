@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def test_every_error_code_is_documented_with_its_status() -> None:
     }
 
 
-def test_every_control_route_is_documented(tmp_path: Path) -> None:
+async def test_every_control_route_is_documented(tmp_path: Path) -> None:
     async def routes() -> set[str]:
         async with in_process_service(tmp_path) as service:
             paths = (await service.call("GET", "/openapi.json")).json()["paths"]
@@ -36,7 +35,7 @@ def test_every_control_route_is_documented(tmp_path: Path) -> None:
     calls = ("heartbeat", "complete", "fail", "history")
     tiering = {f"POST /v1/tiering/{call}" for call in calls}
     documented = set(re.findall(r"`((?:GET|POST|PUT|DELETE|PATCH) /[^`?]*)`", TEXT))
-    assert documented == asyncio.run(routes()) - tiering
+    assert documented == await routes() - tiering
 
 
 def test_every_reason_not_to_tier_is_documented() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -25,44 +24,36 @@ async def _families(service: InProcessService) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _metrics(tmp_path: Path) -> dict[str, tuple[str, str]]:
-    async def run() -> dict[str, tuple[str, str]]:
-        async with in_process_service(tmp_path) as service:
-            return await _families(service)
-
-    return asyncio.run(run())
+async def _metrics(tmp_path: Path) -> dict[str, tuple[str, str]]:
+    async with in_process_service(tmp_path) as service:
+        return await _families(service)
 
 
-def test_every_metric_is_documented_as_it_is(tmp_path: Path) -> None:
+async def test_every_metric_is_documented_as_it_is(tmp_path: Path) -> None:
     documented = re.findall(r"^\| `(streamhouse_\w+)` \| (\w+) \| (.*) \|$", TEXT, re.M)
 
-    assert {name: (kind, text) for name, kind, text in documented} == _metrics(tmp_path)
+    assert {name: (kind, text) for name, kind, text in documented} == await _metrics(tmp_path)
 
 
-def test_every_setting_has_its_metric_or_none_on_purpose(tmp_path: Path) -> None:
+async def test_every_setting_has_its_metric_or_none_on_purpose(tmp_path: Path) -> None:
     section = TEXT[TEXT.index("## Limits and their metrics") :]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M))
 
     assert list(rows) == [option.name for option in ServiceConfig.options()]
     named = {name for text in rows.values() for name in re.findall(r"`(\w+)`", text)}
-    assert named <= set(_metrics(tmp_path))
+    assert named <= set(await _metrics(tmp_path))
     assert all("`" in text or text.startswith("none: ") for text in rows.values())
 
 
-def test_a_limit_that_refuses_is_counted_by_its_name(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with in_process_service(
-            tmp_path, tables_max=1, control_body_bytes_max=300
-        ) as service:
-            await service.call("POST", "/v1/databases", body=b" " * 301)
-            await service.call("GET", "/v1/tables/x (tables_max)")
+async def test_a_limit_that_refuses_is_counted_by_its_name(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, tables_max=1, control_body_bytes_max=300) as service:
+        await service.call("POST", "/v1/databases", body=b" " * 301)
+        await service.call("GET", "/v1/tables/x (tables_max)")
 
-            text = (await service.call("GET", "/metrics")).body.decode()
+        text = (await service.call("GET", "/metrics")).body.decode()
 
-        limits = 'streamhouse_limits_reached_total{limit="control_body_bytes_max"} 1.0'
-        assert limits in text
-        # What a request quotes is no limit that was reached.
-        assert 'streamhouse_limits_reached_total{limit="tables_max"}' not in text
-        assert 'streamhouse_limit{limit="tables_max"} 1.0' in text
-
-    asyncio.run(run())
+    limits = 'streamhouse_limits_reached_total{limit="control_body_bytes_max"} 1.0'
+    assert limits in text
+    # What a request quotes is no limit that was reached.
+    assert 'streamhouse_limits_reached_total{limit="tables_max"}' not in text
+    assert 'streamhouse_limit{limit="tables_max"} 1.0' in text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,13 @@ from tests.support.in_process_service import (
 KEYS = pa.schema([EVENTS.field("id")])
 CHANGES = pa.schema([*EVENTS, pa.field("__change_type", pa.string())])
 
-Scenario = Callable[[InProcessService], Awaitable[None]]
 
-
-def _run(directory: Path, scenario: Scenario, **config: Any) -> None:
-    async def run() -> None:
-        async with in_process_service(directory, **config) as service:
-            await service.create_table("keyed", primary_key=("id",), bucket_count=2)
-            await service.create_table("plain")
-            await scenario(service)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def _tables(directory: Path, **config: Any) -> AsyncIterator[InProcessService]:
+    async with in_process_service(directory, **config) as service:
+        await service.create_table("keyed", primary_key=("id",), bucket_count=2)
+        await service.create_table("plain")
+        yield service
 
 
 def _body(schema: pa.Schema, rows: list[dict[str, Any]]) -> bytes:
@@ -58,8 +54,8 @@ def _ids(*ids: int | None) -> bytes:
     return _body(nullable, [{"id": i} for i in ids])
 
 
-def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         answer = await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 6))]))
 
         assert answer.status == 200
@@ -78,11 +74,9 @@ def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> None:
         named = _rows(await _post(service, "lookup", _ids(1), columns="name"))
         assert named == [{"name": "n1", "__found": True}]
 
-    _run(tmp_path, scenario)
 
-
-def test_a_name_that_is_only_almost_a_tables_is_none(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_name_that_is_only_almost_a_tables_is_none(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         assert (
             await _post(service, "upsert", _body(EVENTS, [{"id": 3, "name": "n"}]))
         ).status == 200
@@ -90,11 +84,9 @@ def test_a_name_that_is_only_almost_a_tables_is_none(tmp_path: Path) -> None:
             answer = await service.call("GET", url)
             assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_name"), url
 
-    _run(tmp_path, scenario)
 
-
-def test_a_change_stream_upserts_deletes_and_ignores_before_images(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_change_stream_upserts_deletes_and_ignores_before_images(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         changes = [
             {"id": 1, "name": "a", "__change_type": "+I"},
             {"id": 1, "name": "a", "__change_type": "-U"},
@@ -107,11 +99,9 @@ def test_a_change_stream_upserts_deletes_and_ignores_before_images(tmp_path: Pat
         found = _rows(await _post(service, "lookup", _ids(1, 2)))
         assert [(row["name"], row["__found"]) for row in found] == [("b", True), (None, False)]
 
-    _run(tmp_path, scenario)
 
-
-def test_a_fetch_may_ask_for_changes_without_their_rows(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_fetch_may_ask_for_changes_without_their_rows(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         for name in ("a", "b"):
             await _post(service, "upsert", _body(EVENTS, [{"id": 1, "name": name}]))
         found = []
@@ -125,11 +115,9 @@ def test_a_fetch_may_ask_for_changes_without_their_rows(tmp_path: Path) -> None:
 
         assert [tuple(row.values()) for row in found] == [(1, None), (2, None), (3, 0)]
 
-    _run(tmp_path, scenario)
 
-
-def test_a_partial_update_keeps_the_other_columns(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_partial_update_keeps_the_other_columns(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 2))]))
 
         answer = await _post(service, "upsert", _ids(1, 9), columns='["id"]')
@@ -138,11 +126,9 @@ def test_a_partial_update_keeps_the_other_columns(tmp_path: Path) -> None:
         found = _rows(await _post(service, "lookup", _ids(1, 9)))
         assert [row["name"] for row in found] == ["n1", None]
 
-    _run(tmp_path, scenario)
 
-
-def test_a_delete_removes_rows_and_says_where_its_changes_are(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_delete_removes_rows_and_says_where_its_changes_are(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 4))]))
 
         answer = await _post(service, "delete", _ids(0, 3, 99))
@@ -155,8 +141,6 @@ def test_a_delete_removes_rows_and_says_where_its_changes_are(tmp_path: Path) ->
             "row_not_found",
             "table 'default.keyed' has no row {'id': 3}",
         )
-
-    _run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +184,7 @@ def test_a_delete_removes_rows_and_says_where_its_changes_are(tmp_path: Path) ->
         ("keyed", "prefix_lookup", _ids(1), {"limit": "0"}, "invalid_request", "limit"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_in_one_sentence_and_applies_nothing(
+async def test_bad_input_is_refused_in_one_sentence_and_applies_nothing(
     tmp_path: Path,
     path: str,
     verb: str,
@@ -209,7 +193,7 @@ def test_bad_input_is_refused_in_one_sentence_and_applies_nothing(
     code: str,
     message: str,
 ) -> None:
-    async def scenario(service: InProcessService) -> None:
+    async with _tables(tmp_path) as service:
         answer = await _post(service, verb, body, path, **query)
 
         _, found_code, sentence = answer.error()
@@ -218,11 +202,9 @@ def test_bad_input_is_refused_in_one_sentence_and_applies_nothing(
         assert "\n" not in sentence
         assert (await service.call("GET", "/v1/tables/keyed/count")).json() == {"count": 0}
 
-    _run(tmp_path, scenario)
 
-
-def test_a_request_wrong_in_one_bucket_changes_no_other(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_request_wrong_in_one_bucket_changes_no_other(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         created = await service.call(
             "POST",
             "/v1/tables",
@@ -262,11 +244,9 @@ def test_a_request_wrong_in_one_bucket_changes_no_other(tmp_path: Path) -> None:
         assert "'default.strict': row 17 has" in answer.error()[2]
         assert (await service.call("GET", "/v1/tables/strict/count")).json() == {"count": 0}
 
-    _run(tmp_path, scenario)
 
-
-def test_keys_of_several_types_are_read_from_the_url(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_keys_of_several_types_are_read_from_the_url(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         schema = pa.schema(
             [
                 pa.field("name", pa.string(), nullable=False),
@@ -328,11 +308,9 @@ def test_keys_of_several_types_are_read_from_the_url(tmp_path: Path) -> None:
         few = await service.call("GET", "/v1/tables/wide/rows/a")
         assert "one part for each key column" in few.error()[2]
 
-    _run(tmp_path, scenario)
 
-
-def test_a_fetch_can_ask_for_change_types_alone(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_fetch_can_ask_for_change_types_alone(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 9))]))
 
         answer = await service.call(
@@ -345,11 +323,9 @@ def test_a_fetch_can_ask_for_change_types_alone(tmp_path: Path) -> None:
         assert rows.column_names == ["__change_type", "id"]
         assert set(rows.column("__change_type").to_pylist()) == {1}
 
-    _run(tmp_path, scenario)
 
-
-def test_an_append_only_column_of_a_log_table_is_not_there(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_an_append_only_column_of_a_log_table_is_not_there(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         answer = await service.call(
             "GET",
             "/v1/tables/plain/buckets/0/fetch",
@@ -358,11 +334,9 @@ def test_an_append_only_column_of_a_log_table_is_not_there(tmp_path: Path) -> No
 
         assert answer.error()[1] == "unknown_column"
 
-    _run(tmp_path, scenario)
 
-
-def test_merge_properties_are_checked_at_creation_and_fixed(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_merge_properties_are_checked_at_creation_and_fixed(tmp_path: Path) -> None:
+    async with _tables(tmp_path) as service:
         descriptor = {
             "path": "bad",
             "schema": [{"name": "id", "type": "bigint", "nullable": False},
@@ -387,10 +361,8 @@ def test_merge_properties_are_checked_at_creation_and_fixed(tmp_path: Path) -> N
             assert changed.error()[1] == "unsupported"
             assert f"{key} is fixed when the table is created" in changed.error()[2]
 
-    _run(tmp_path, scenario)
 
-
-def test_rows_of_any_year_are_found_under_what_their_json_says(tmp_path: Path) -> None:
+async def test_rows_of_any_year_are_found_under_what_their_json_says(tmp_path: Path) -> None:
     schema = pa.schema(
         [
             pa.field("day", pa.date32(), nullable=False),
@@ -424,7 +396,7 @@ def test_rows_of_any_year_are_found_under_what_their_json_says(tmp_path: Path) -
         rows = pa.ipc.open_stream(found.body).read_all().combine_chunks()
         assert rows.drop_columns("__found").to_batches()[0].columns == columns
 
-    async def write(service: InProcessService) -> None:
+    async with _tables(tmp_path / "a") as service:
         fields = {"primary_key": ("day", "at"), "bucket_key": ("day",), "bucket_count": 3}
         descriptor = TableDescriptor(
             path=TablePath.parse("far"), schema=Schema.from_arrow(schema), **fields
@@ -434,10 +406,5 @@ def test_rows_of_any_year_are_found_under_what_their_json_says(tmp_path: Path) -
         assert (await _post(service, "upsert", body, "far")).status == 200
         await check(service)
 
-    _run(tmp_path / "a", write)
-
-    async def reopened() -> None:
-        async with in_process_service(tmp_path / "a") as service:
-            await check(service)
-
-    asyncio.run(reopened())
+    async with in_process_service(tmp_path / "a") as service:
+        await check(service)

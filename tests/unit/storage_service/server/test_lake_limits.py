@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -61,72 +60,63 @@ async def _stage(service: InProcessService, path: str, body: bytes) -> Any:
         (_rows(id_=-(2**63)), "'id' of row 1 has a value that the lake's partition field truncate"),
     ],
 )
-def test_every_write_refuses_what_the_lake_cannot_hold(
+async def test_every_write_refuses_what_the_lake_cannot_hold(
     tmp_path: Path, rows: pa.RecordBatch, sentence: str
 ) -> None:
-    async def run() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _create(service, "plain")
-            await _create(service, "keyed", primary_key=("id",), bucket_count=2)
-            body = append_body(SCHEMA, [(None, 0, rows)])
+    async with in_process_service(tmp_path) as service:
+        await _create(service, "plain")
+        await _create(service, "keyed", primary_key=("id",), bucket_count=2)
+        body = append_body(SCHEMA, [(None, 0, rows)])
 
-            answers = [
-                await service.call("POST", "/v1/tables/plain/append", body=body),
-                await service.call("POST", "/v1/tables/keyed/upsert", body=body),
-                await _stage(service, "plain", body),
-                await _stage(service, "keyed", body),
-            ]
+        answers = [
+            await service.call("POST", "/v1/tables/plain/append", body=body),
+            await service.call("POST", "/v1/tables/keyed/upsert", body=body),
+            await _stage(service, "plain", body),
+            await _stage(service, "keyed", body),
+        ]
 
-            for answer in answers:
-                assert answer.status == 400, answer.body
-                error = answer.json()["error"]
-                assert error["code"] == "schema_mismatch"
-                assert sentence in error["message"]
-            count = await service.call("GET", "/v1/tables/keyed/count")
-            assert count.json() == {"count": 0}
-            good = append_body(SCHEMA, [(None, 0, _rows(at=253_402_300_800_000_000))])
-            for url in ("plain/append", "keyed/upsert"):
-                taken = await service.call("POST", f"/v1/tables/{url}", body=good)
-                assert taken.status == 200, taken.body
-
-    asyncio.run(run())
+        for answer in answers:
+            assert answer.status == 400, answer.body
+            error = answer.json()["error"]
+            assert error["code"] == "schema_mismatch"
+            assert sentence in error["message"]
+        count = await service.call("GET", "/v1/tables/keyed/count")
+        assert count.json() == {"count": 0}
+        good = append_body(SCHEMA, [(None, 0, _rows(at=253_402_300_800_000_000))])
+        for url in ("plain/append", "keyed/upsert"):
+            taken = await service.call("POST", f"/v1/tables/{url}", body=good)
+            assert taken.status == 200, taken.body
 
 
-def test_a_row_that_is_no_longer_allowed_may_be_deleted(tmp_path: Path) -> None:
+async def test_a_row_that_is_no_longer_allowed_may_be_deleted(tmp_path: Path) -> None:
     """It may have come before its table was partitioned so."""
 
-    async def run() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _create(service, "keyed", primary_key=("id",))
-            rows = _rows(id_=-(2**63))
-            changes = pa.schema([*SCHEMA, pa.field("__change_type", pa.string())])
-            batch = rows.append_column("__change_type", pa.array(["+I", "-D"]))
-            body = append_body(changes, [(None, 0, batch.cast(changes))])
+    async with in_process_service(tmp_path) as service:
+        await _create(service, "keyed", primary_key=("id",))
+        rows = _rows(id_=-(2**63))
+        changes = pa.schema([*SCHEMA, pa.field("__change_type", pa.string())])
+        batch = rows.append_column("__change_type", pa.array(["+I", "-D"]))
+        body = append_body(changes, [(None, 0, batch.cast(changes))])
 
-            answer = await service.call("POST", "/v1/tables/keyed/upsert", body=body)
+        answer = await service.call("POST", "/v1/tables/keyed/upsert", body=body)
 
-            assert answer.status == 200, answer.body
-
-    asyncio.run(run())
+        assert answer.status == 200, answer.body
 
 
-def test_a_table_that_is_partitioned_otherwise_has_other_limits(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with in_process_service(tmp_path) as service:
-            for path, key in (("plain", ()), ("keyed", ("id",))):
-                descriptor = TableDescriptor(
-                    path=TablePath.parse(path), schema=Schema.from_arrow(SCHEMA), primary_key=key
-                )
-                await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
-            body = append_body(SCHEMA, [(None, 0, _rows(at=2**63 - 1))])
-            for url in ("plain/append", "keyed/upsert"):
-                before = await service.call("POST", f"/v1/tables/{url}", body=body)
-                assert before.status == 200, before.body
-                path = TablePath.parse(url.partition("/")[0])
-                await service.service.manager.alter_partitioning(path, ["hour(at)"])
+async def test_a_table_that_is_partitioned_otherwise_has_other_limits(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        for path, key in (("plain", ()), ("keyed", ("id",))):
+            descriptor = TableDescriptor(
+                path=TablePath.parse(path), schema=Schema.from_arrow(SCHEMA), primary_key=key
+            )
+            await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
+        body = append_body(SCHEMA, [(None, 0, _rows(at=2**63 - 1))])
+        for url in ("plain/append", "keyed/upsert"):
+            before = await service.call("POST", f"/v1/tables/{url}", body=body)
+            assert before.status == 200, before.body
+            path = TablePath.parse(url.partition("/")[0])
+            await service.service.manager.alter_partitioning(path, ["hour(at)"])
 
-                after = await service.call("POST", f"/v1/tables/{url}", body=body)
+            after = await service.call("POST", f"/v1/tables/{url}", body=body)
 
-                assert after.status == 400, after.body
-
-    asyncio.run(run())
+            assert after.status == 400, after.body

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ SECRETS = {
 OPEN = {"s3.region": "eu-central-1", "s3.endpoint": "http://127.0.0.1:9"}
 
 
-def _run(
+@contextlib.asynccontextmanager
+async def _service(
     tmp_path: Path,
-    scenario: Callable[[InProcessService], Awaitable[None]],
     **tokens: list[str],
-) -> None:
+) -> AsyncIterator[InProcessService]:
     grants = tmp_path / "grants.toml"
     grants.write_text(
         "".join(
@@ -37,16 +37,13 @@ def _run(
     )
     grants.chmod(0o600)
 
-    async def run() -> None:
-        async with in_process_service(
-            tmp_path / "data",
-            token=OWNER_TOKEN,
-            grants_file=grants,
-            catalog_properties={**SECRETS, **OPEN},
-        ) as service:
-            await scenario(service)
-
-    asyncio.run(run())
+    async with in_process_service(
+        tmp_path / "data",
+        token=OWNER_TOKEN,
+        grants_file=grants,
+        catalog_properties={**SECRETS, **OPEN},
+    ) as service:
+        yield service
 
 
 async def _as(service: InProcessService, token: str, method: str, path: str, **more: Any) -> Any:
@@ -54,8 +51,17 @@ async def _as(service: InProcessService, token: str, method: str, path: str, **m
     return await service.call(method, path, headers=headers, **more)
 
 
-def test_only_who_may_read_the_lake_gets_its_secrets(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_only_who_may_read_the_lake_gets_its_secrets(tmp_path: Path) -> None:
+    async with _service(
+        tmp_path,
+        lake=["read:sales.orders", "read:lake"],
+        everything=["read:*"],
+        reader=["read:sales.orders"],
+        worker=["write:service", "read:sales.*"],
+        admin=["admin:sales.*", "admin:service"],
+        watcher=["admin:service"],
+        nobody=[],
+    ) as service:
         for token in (OWNER_TOKEN, "lake", "everything"):
             answer = await _as(service, token, "GET", "/v1/lake/catalog")
             assert answer.json()["properties"].items() >= {**SECRETS, **OPEN}.items()
@@ -75,23 +81,13 @@ def test_only_who_may_read_the_lake_gets_its_secrets(tmp_path: Path) -> None:
                 f"token '{token}' has no grant on any table",
             )
 
-    _run(
-        tmp_path,
-        scenario,
-        lake=["read:sales.orders", "read:lake"],
-        everything=["read:*"],
-        reader=["read:sales.orders"],
-        worker=["write:service", "read:sales.*"],
-        admin=["admin:sales.*", "admin:service"],
-        watcher=["admin:service"],
-        nobody=[],
-    )
 
-
-def test_the_rest_catalog_vends_them_to_nobody_else(tmp_path: Path) -> None:
+async def test_the_rest_catalog_vends_them_to_nobody_else(tmp_path: Path) -> None:
     schema = {"type": "struct", "schema-id": 0, "fields": []}
 
-    async def scenario(service: InProcessService) -> None:
+    async with _service(
+        tmp_path, lake=["read:sales.*", "read:lake"], reader=["admin:sales.*", "read:service"]
+    ) as service:
         base = "/iceberg/v1/namespaces"
         wants = {"x-iceberg-access-delegation": "vended-credentials"}
         made = await _as(
@@ -124,15 +120,10 @@ def test_the_rest_catalog_vends_them_to_nobody_else(tmp_path: Path) -> None:
         for path in ("/iceberg/v1/config", table, "/v1/tables", "/metrics", "/v1/status"):
             assert b"hush" not in (await _as(service, "reader", "GET", path)).body
 
-    _run(
-        tmp_path,
-        scenario,
-        lake=["read:sales.*", "read:lake"],
-        reader=["admin:sales.*", "read:service"],
-    )
 
-
-def test_a_pin_is_changed_and_ended_by_its_own_token_or_an_administrator(tmp_path: Path) -> None:
+async def test_a_pin_is_changed_and_ended_by_its_own_token_or_an_administrator(
+    tmp_path: Path,
+) -> None:
     pins = "/v1/tables/events/lake/pins"
 
     async def listed(service: InProcessService, token: str) -> dict[str, str]:
@@ -145,7 +136,12 @@ def test_a_pin_is_changed_and_ended_by_its_own_token_or_an_administrator(tmp_pat
         assert answer.status == 200
         assert answer.json().keys() == {"holder", "snapshot_id", "expires_timestamp_us"}
 
-    async def scenario(service: InProcessService) -> None:
+    async with _service(
+        tmp_path,
+        alice=["read:default.events"],
+        bob=["read:default.*"],
+        admin=["read:*", "admin:service"],
+    ) as service:
         created = await _as(
             service,
             OWNER_TOKEN,
@@ -169,11 +165,3 @@ def test_a_pin_is_changed_and_ended_by_its_own_token_or_an_administrator(tmp_pat
         assert await listed(service, "admin") == {"secret-query": "1", "mine": "2"}
         assert (await _as(service, "admin", "DELETE", f"{pins}/secret-query")).status == 204
         assert await listed(service, "admin") == {"mine": "2"}
-
-    _run(
-        tmp_path,
-        scenario,
-        alice=["read:default.events"],
-        bob=["read:default.*"],
-        admin=["read:*", "admin:service"],
-    )

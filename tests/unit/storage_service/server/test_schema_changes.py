@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -55,75 +54,65 @@ async def _evolved(service: InProcessService) -> pa.Schema:
     return new
 
 
-def test_rows_of_all_versions_come_in_the_current_one_or_the_one_asked_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _evolved(service)
-            old_name = event_rows(0, 1).to_pylist()[0]["name"]
+async def test_rows_of_all_versions_come_in_the_current_one_or_the_one_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _evolved(service)
+        old_name = event_rows(0, 1).to_pylist()[0]["name"]
 
-            assert await _rows(service) == [
-                {"id": 0, "size": None, "title": old_name},
-                {"id": 1, "size": 7, "title": "new"},
-            ]
-            assert await _rows(service, schema_id="0") == [
-                {"id": 0, "name": old_name},
-                {"id": 1, "name": "new"},
-            ]
-            assert await _rows(service, columns="title") == [{"title": old_name}, {"title": "new"}]
-            assert await _rows(service, columns="name", schema_id="0") == [
-                {"name": old_name},
-                {"name": "new"},
-            ]
-            answer = await service.call(
-                "GET",
-                "/v1/tables/events/buckets/0/fetch",
-                query={"offset": "0", "schema_id": "5"},
-            )
-            assert answer.error()[2].endswith("has no schema version 5; it has 0 to 1")
-
-    asyncio.run(scenario())
-
-
-def test_a_writer_that_does_not_know_of_the_change_goes_on_writing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _evolved(service)
-
-            assert await _append(service, event_rows(2, 3)) == 200
-
-            assert (await _rows(service))[2] == {
-                "id": 2,
-                "size": None,
-                "title": event_rows(2, 3).to_pylist()[0]["name"],
-            }
-
-    asyncio.run(scenario())
+        assert await _rows(service) == [
+            {"id": 0, "size": None, "title": old_name},
+            {"id": 1, "size": 7, "title": "new"},
+        ]
+        assert await _rows(service, schema_id="0") == [
+            {"id": 0, "name": old_name},
+            {"id": 1, "name": "new"},
+        ]
+        assert await _rows(service, columns="title") == [{"title": old_name}, {"title": "new"}]
+        assert await _rows(service, columns="name", schema_id="0") == [
+            {"name": old_name},
+            {"name": "new"},
+        ]
+        answer = await service.call(
+            "GET",
+            "/v1/tables/events/buckets/0/fetch",
+            query={"offset": "0", "schema_id": "5"},
+        )
+        assert answer.error()[2].endswith("has no schema version 5; it has 0 to 1")
 
 
-def test_versions_survive_a_restart(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _evolved(service)
-            before = await _rows(service)
-        async with in_process_service(tmp_path) as service:
-            assert await _rows(service) == before
-            info = (await service.call("GET", "/v1/tables/events")).json()
-            assert info["schema_id"] == 1
+async def test_a_writer_that_does_not_know_of_the_change_goes_on_writing(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _evolved(service)
 
-    asyncio.run(scenario())
+        assert await _append(service, event_rows(2, 3)) == 200
+
+        assert (await _rows(service))[2] == {
+            "id": 2,
+            "size": None,
+            "title": event_rows(2, 3).to_pylist()[0]["name"],
+        }
 
 
-def test_a_refused_change_changes_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await service.create_table()
-            before = (await service.call("GET", "/v1/tables/events")).json()
+async def test_versions_survive_a_restart(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _evolved(service)
+        before = await _rows(service)
+    async with in_process_service(tmp_path) as service:
+        assert await _rows(service) == before
+        info = (await service.call("GET", "/v1/tables/events")).json()
+        assert info["schema_id"] == 1
 
-            answer = await _alter(
-                service, {"add": "size", "type": "int"}, {"drop": "name", "confirm": "nmae"}
-            )
 
-            assert answer.error()[:2] == (400, "invalid_request")
-            assert (await service.call("GET", "/v1/tables/events")).json() == before
+async def test_a_refused_change_changes_nothing(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        before = (await service.call("GET", "/v1/tables/events")).json()
 
-    asyncio.run(scenario())
+        answer = await _alter(
+            service, {"add": "size", "type": "int"}, {"drop": "name", "confirm": "nmae"}
+        )
+
+        assert answer.error()[:2] == (400, "invalid_request")
+        assert (await service.call("GET", "/v1/tables/events")).json() == before

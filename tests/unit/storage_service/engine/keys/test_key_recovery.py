@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,62 +131,57 @@ def _rows_directory(data_dir: Path) -> Path:
     return data_dir / "tables" / "1" / "bucket-0" / "kv"
 
 
-def _prepare(data_dir: Path) -> tuple[Rows, FakeLake]:
+async def _prepare(data_dir: Path) -> tuple[Rows, FakeLake]:
     """Return what the table has, and its lake; the log is cut."""
-
-    async def scenario() -> tuple[Rows, FakeLake]:
-        async with open_manager(data_dir) as manager:
-            table = await _filled(manager)
-            lake = await _tier_and_cut(manager, table)
-            return _state(table), lake
-
-    return asyncio.run(scenario())
+    async with open_manager(data_dir) as manager:
+        table = await _filled(manager)
+        lake = await _tier_and_cut(manager, table)
+        return _state(table), lake
 
 
-def _reopened(data_dir: Path, recovery: KeyRecovery) -> Rows:
-    async def scenario() -> Rows:
-        async with open_manager(data_dir, recovery=recovery, is_strict=True) as manager:
-            return _state(manager.table(PATH))
-
-    return asyncio.run(scenario())
+async def _reopened(data_dir: Path, recovery: KeyRecovery) -> Rows:
+    async with open_manager(data_dir, recovery=recovery, is_strict=True) as manager:
+        return _state(manager.table(PATH))
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
-def test_lost_rows_come_from_the_lake_and_the_log_after_it(tmp_path: Path, on_demand: bool) -> None:
-    before, lake = _prepare(tmp_path)
+async def test_lost_rows_come_from_the_lake_and_the_log_after_it(
+    tmp_path: Path, on_demand: bool
+) -> None:
+    before, lake = await _prepare(tmp_path)
     if not on_demand:
         shutil.rmtree(_rows_directory(tmp_path))
     rebuild = frozenset({PATH}) if on_demand else frozenset[TablePath]()
 
-    assert _reopened(tmp_path, KeyRecovery(lake_rows=lake, rebuild=rebuild)) == before
+    assert await _reopened(tmp_path, KeyRecovery(lake_rows=lake, rebuild=rebuild)) == before
 
     # They are as durable as they were: nothing is read from the lake again.
-    assert _reopened(tmp_path, KeyRecovery()) == before
+    assert await _reopened(tmp_path, KeyRecovery()) == before
 
 
 @pytest.mark.parametrize("batches", [0, 1, 5])
-def test_a_rebuild_that_was_killed_starts_again(tmp_path: Path, batches: int) -> None:
-    before, lake = _prepare(tmp_path)
+async def test_a_rebuild_that_was_killed_starts_again(tmp_path: Path, batches: int) -> None:
+    before, lake = await _prepare(tmp_path)
     lake.batches_until_death = batches
     with pytest.raises(Killed):
-        _reopened(tmp_path, KeyRecovery(lake_rows=lake, rebuild=frozenset({PATH})))
+        await _reopened(tmp_path, KeyRecovery(lake_rows=lake, rebuild=frozenset({PATH})))
     lake.batches_until_death = -1
 
-    assert _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
+    assert await _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
     assert [p.name for p in _rows_directory(tmp_path).parent.glob("kv*")] == ["kv"]
 
 
-def test_a_rebuild_that_was_killed_between_its_moves_has_lost_nothing(tmp_path: Path) -> None:
-    before, _ = _prepare(tmp_path)
+async def test_a_rebuild_that_was_killed_between_its_moves_has_lost_nothing(tmp_path: Path) -> None:
+    before, _ = await _prepare(tmp_path)
     rows = _rows_directory(tmp_path)
     rows.rename(rows.with_name("kv.dropped"))
     (rows.with_name("kv.restored")).mkdir()
 
-    assert _reopened(tmp_path, KeyRecovery()) == before
+    assert await _reopened(tmp_path, KeyRecovery()) == before
     assert [p.name for p in rows.parent.glob("kv*")] == ["kv"]
 
 
-def test_rows_ahead_of_the_log_are_not_given_up(tmp_path: Path) -> None:
+async def test_rows_ahead_of_the_log_are_not_given_up(tmp_path: Path) -> None:
     """The log is an older copy: the rows show that acknowledged changes are missing from it."""
 
     async def write(ids: range) -> None:
@@ -196,15 +190,12 @@ def test_rows_ahead_of_the_log_are_not_given_up(tmp_path: Path) -> None:
             write = KeyWrite(0, event_rows(ids.start, ids.stop))
             await manager.write_keys(table, [write], columns=None, writer_id=0)
 
-    async def create() -> None:
-        async with open_manager(tmp_path) as manager:
-            await manager.create_table(table_descriptor(primary_key=("id",)))
-
-    asyncio.run(create())
-    asyncio.run(write(range(50)))
+    async with open_manager(tmp_path) as manager:
+        await manager.create_table(table_descriptor(primary_key=("id",)))
+    await write(range(50))
     rows = _rows_directory(tmp_path)
     shutil.copytree(rows.parent, tmp_path / "older")
-    asyncio.run(write(range(20, 90)))
+    await write(range(20, 90))
     for damaged in (False, True):
         if damaged:
             mark_damaged(rows, "a block", applied_offset=120)
@@ -212,18 +203,15 @@ def test_rows_ahead_of_the_log_are_not_given_up(tmp_path: Path) -> None:
             if path.is_file():
                 shutil.copyfile(tmp_path / "older" / path.name, path)
         with pytest.raises(CorruptDataError, match=r"acknowledged|were durable|is missing"):
-            _reopened(tmp_path, KeyRecovery())
+            await _reopened(tmp_path, KeyRecovery())
         assert (rows / "CURRENT").exists()
 
 
-def test_rows_older_than_the_log_are_replaced(tmp_path: Path) -> None:
+async def test_rows_older_than_the_log_are_replaced(tmp_path: Path) -> None:
     """A backup of the rows from before the log was cut: the lake is newer."""
 
-    async def old() -> None:
-        async with open_manager(tmp_path) as manager:
-            await _filled(manager)
-
-    asyncio.run(old())
+    async with open_manager(tmp_path) as manager:
+        await _filled(manager)
     rows = _rows_directory(tmp_path)
     shutil.copytree(rows, tmp_path / "backup")
 
@@ -237,20 +225,20 @@ def test_rows_older_than_the_log_are_replaced(tmp_path: Path) -> None:
             lake = await _tier_and_cut(manager, table)
             return _state(table), lake
 
-    before, lake = asyncio.run(cut())
+    before, lake = await cut()
     shutil.rmtree(rows)
     shutil.copytree(tmp_path / "backup", rows)
 
-    assert _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
+    assert await _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
 
 
 @pytest.mark.parametrize("lost", ["missing", "damaged", "CURRENT is missing", "foreign"])
-def test_with_the_whole_log_no_lake_is_needed(tmp_path: Path, lost: str) -> None:
+async def test_with_the_whole_log_no_lake_is_needed(tmp_path: Path, lost: str) -> None:
     async def scenario() -> Rows:
         async with open_manager(tmp_path) as manager:
             return _state(await _filled(manager))
 
-    before = asyncio.run(scenario())
+    before = await scenario()
     rebuild: frozenset[TablePath] = frozenset()
     rows = _rows_directory(tmp_path)
     if lost == "missing":
@@ -266,11 +254,11 @@ def test_with_the_whole_log_no_lake_is_needed(tmp_path: Path, lost: str) -> None
             pa.array([], pa.binary()), pa.array([], pa.binary()), marker=Marker(1, 0)
         )
         with pytest.raises(CorruptDataError, match=r"of table 77.*--rebuild default\.events"):
-            _reopened(tmp_path, KeyRecovery())
+            await _reopened(tmp_path, KeyRecovery())
         rebuild = frozenset({PATH})
 
-    assert _reopened(tmp_path, KeyRecovery(rebuild=rebuild)) == before
-    assert _reopened(tmp_path, KeyRecovery()) == before
+    assert await _reopened(tmp_path, KeyRecovery(rebuild=rebuild)) == before
+    assert await _reopened(tmp_path, KeyRecovery()) == before
 
 
 def _flip_in_newest_rows(rows: Path) -> None:
@@ -282,10 +270,12 @@ def _flip_in_newest_rows(rows: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["changelog", "lake"])
-def test_damage_that_a_read_meets_is_mended_by_the_next_start(tmp_path: Path, source: str) -> None:
+async def test_damage_that_a_read_meets_is_mended_by_the_next_start(
+    tmp_path: Path, source: str
+) -> None:
     """Until then the rows are out of use, in memory or not; the changelog is read on."""
     if source == "lake":
-        before, lake = _prepare(tmp_path)
+        before, lake = await _prepare(tmp_path)
         recovery = KeyRecovery(lake_rows=lake)
     else:
         recovery = KeyRecovery()
@@ -294,48 +284,45 @@ def test_damage_that_a_read_meets_is_mended_by_the_next_start(tmp_path: Path, so
             async with open_manager(tmp_path) as manager:
                 return _state(await _filled(manager))
 
-        before = asyncio.run(fill())
+        before = await fill()
     _flip_in_newest_rows(_rows_directory(tmp_path))
 
-    async def meet() -> None:
-        async with open_manager(tmp_path, recovery=recovery) as manager:
-            table = manager.table(PATH)
-            bucket = table.key_buckets[0]
-            ends = table.positions()
-            assert table.key_writer is not None
-            await table.key_writer.settle()
-            assert not bucket.is_usable
-            keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
-            with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* out of use"):
-                lookup_rows(table.info, table.key_buckets, keys)
-            with pytest.raises(CorruptDataError, match="bucket 0: its rows by key are damaged"):
-                await manager.write_keys(
-                    table, [KeyWrite(0, event_rows(3, 4))], columns=None, writer_id=0
-                )
-            assert table.positions() == ends
-            log = bucket.log
-            assert log.read(log.log_start_offset, bytes_max=1)
-            assert not await apply_retention(
-                table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
+    async with open_manager(tmp_path, recovery=recovery) as manager:
+        table = manager.table(PATH)
+        bucket = table.key_buckets[0]
+        ends = table.positions()
+        assert table.key_writer is not None
+        await table.key_writer.settle()
+        assert not bucket.is_usable
+        keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
+        with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* out of use"):
+            lookup_rows(table.info, table.key_buckets, keys)
+        with pytest.raises(CorruptDataError, match="bucket 0: its rows by key are damaged"):
+            await manager.write_keys(
+                table, [KeyWrite(0, event_rows(3, 4))], columns=None, writer_id=0
             )
-
-    asyncio.run(meet())
+        assert table.positions() == ends
+        log = bucket.log
+        assert log.read(log.log_start_offset, bytes_max=1)
+        assert not await apply_retention(
+            table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
+        )
     assert (_rows_directory(tmp_path) / "damaged.json").exists()
     if source == "lake":
         # Nothing is given up for what cannot be made again.
         with pytest.raises(CorruptDataError, match=r"damaged .* no lake snapshot to get"):
-            _reopened(tmp_path, KeyRecovery())
+            await _reopened(tmp_path, KeyRecovery())
 
-    assert _reopened(tmp_path, recovery) == before
-    assert _reopened(tmp_path, KeyRecovery()) == before
+    assert await _reopened(tmp_path, recovery) == before
+    assert await _reopened(tmp_path, KeyRecovery()) == before
 
 
 @pytest.mark.parametrize("source", ["changelog", "lake"])
-def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
+async def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
     tmp_path: Path, source: str
 ) -> None:
     if source == "lake":
-        _, lake = _prepare(tmp_path)
+        _, lake = await _prepare(tmp_path)
         recovery = KeyRecovery(lake_rows=lake)
     else:
         recovery = KeyRecovery()
@@ -344,7 +331,7 @@ def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
             async with open_manager(tmp_path) as manager:
                 await _filled(manager)
 
-        asyncio.run(fill())
+        await fill()
 
     async def scenario() -> Rows:
         async with open_manager(tmp_path, recovery=recovery) as manager:
@@ -373,58 +360,52 @@ def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
             await manager.mending.mend()
             return _state(table)
 
-    after = asyncio.run(scenario())
-    assert _reopened(tmp_path, KeyRecovery()) == after
+    after = await scenario()
+    assert await _reopened(tmp_path, KeyRecovery()) == after
     assert [p.name for p in _rows_directory(tmp_path).parent.glob("kv*")] == ["kv"]
 
 
-def test_what_cannot_be_mended_is_left_to_the_operator(tmp_path: Path) -> None:
+async def test_what_cannot_be_mended_is_left_to_the_operator(tmp_path: Path) -> None:
     """Nor is a table that is being dropped."""
-    _prepare(tmp_path)
+    await _prepare(tmp_path)
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = manager.table(PATH)
-            bucket = table.key_buckets[0]
-            _flip_in_newest_rows(_rows_directory(tmp_path))
-            with pytest.raises(CorruptDataError):
-                list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
-            files = sorted(_rows_directory(tmp_path).glob("*.sst"))
-            for _ in range(2):
-                await manager.mending.mend()
-                assert bucket.is_damaged
-            assert sorted(_rows_directory(tmp_path).glob("*.sst")) == files
-            await manager.drop_table(PATH)
+    async with open_manager(tmp_path) as manager:
+        table = manager.table(PATH)
+        bucket = table.key_buckets[0]
+        _flip_in_newest_rows(_rows_directory(tmp_path))
+        with pytest.raises(CorruptDataError):
+            list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+        files = sorted(_rows_directory(tmp_path).glob("*.sst"))
+        for _ in range(2):
             await manager.mending.mend()
-            assert not any((tmp_path / "tables").iterdir())
+            assert bucket.is_damaged
+        assert sorted(_rows_directory(tmp_path).glob("*.sst")) == files
+        await manager.drop_table(PATH)
+        await manager.mending.mend()
+        assert not any((tmp_path / "tables").iterdir())
 
-    asyncio.run(scenario())
 
-
-def test_rows_that_are_fewer_than_counted_are_damaged(tmp_path: Path) -> None:
+async def test_rows_that_are_fewer_than_counted_are_damaged(tmp_path: Path) -> None:
     """Whole files that lack rows: only the count can tell."""
 
     async def fill() -> Rows:
         async with open_manager(tmp_path) as manager:
             return _state(await _filled(manager))
 
-    before = asyncio.run(fill())
+    before = await fill()
     store = RocksdbStore(_rows_directory(tmp_path), table_id=1, bucket=0)
     keys, _ = next(store.scan())
     store.write(keys[:1], pa.nulls(1, pa.binary()), marker=store.written_marker)
     store.flush()
     store.close()
 
-    async def meet() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = manager.table(PATH)
-            assert table.key_writer is not None
-            await table.key_writer.settle()
-            with pytest.raises(CorruptDataError, match="has 9009 rows, but counts 9010"):
-                table.key_buckets[0].check_usable()
-
-    asyncio.run(meet())
-    assert _reopened(tmp_path, KeyRecovery()) == before
+    async with open_manager(tmp_path) as manager:
+        table = manager.table(PATH)
+        assert table.key_writer is not None
+        await table.key_writer.settle()
+        with pytest.raises(CorruptDataError, match="has 9009 rows, but counts 9010"):
+            table.key_buckets[0].check_usable()
+    assert await _reopened(tmp_path, KeyRecovery()) == before
 
 
 def _nothing(lake: FakeLake) -> KeyRecovery:
@@ -469,34 +450,33 @@ def _doubled(lake: FakeLake) -> KeyRecovery:
         (_doubled, CorruptDataError, "the lake has two rows with the same key"),
     ],
 )
-def test_rows_that_cannot_be_got_back_are_refused(
+async def test_rows_that_cannot_be_got_back_are_refused(
     tmp_path: Path, recovery: Any, error: type[StreamhouseError], sentence: str
 ) -> None:
-    before, lake = _prepare(tmp_path)
+    before, lake = await _prepare(tmp_path)
     shutil.rmtree(_rows_directory(tmp_path))
 
     for _ in range(2):
         with pytest.raises(error, match=sentence) as raised:
-            _reopened(tmp_path, recovery(lake))
+            await _reopened(tmp_path, recovery(lake))
         assert raised.value.message.startswith("table 'default.events' cannot be opened: table")
 
     lake.error = None
-    assert _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
+    assert await _reopened(tmp_path, KeyRecovery(lake_rows=lake)) == before
 
 
-def test_only_tables_with_rows_by_key_are_rebuilt(tmp_path: Path) -> None:
-    async def create() -> None:
-        async with open_manager(tmp_path) as manager:
-            await manager.create_table(table_descriptor())
-
-    asyncio.run(create())
+async def test_only_tables_with_rows_by_key_are_rebuilt(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        await manager.create_table(table_descriptor())
     with pytest.raises(UnsupportedError, match="has no primary key"):
-        _reopened(tmp_path, KeyRecovery(rebuild=frozenset({PATH})))
+        await _reopened(tmp_path, KeyRecovery(rebuild=frozenset({PATH})))
     with pytest.raises(TableNotFoundError, match=r"default\.other"):
-        _reopened(tmp_path, KeyRecovery(rebuild=frozenset({TablePath.parse("default.other")})))
+        await _reopened(
+            tmp_path, KeyRecovery(rebuild=frozenset({TablePath.parse("default.other")}))
+        )
 
 
-def test_the_log_is_cut_only_once_the_rows_are_durable_without_it(tmp_path: Path) -> None:
+async def test_the_log_is_cut_only_once_the_rows_are_durable_without_it(tmp_path: Path) -> None:
     async def scenario() -> Rows:
         async with open_manager(tmp_path / "data") as manager:
             table = await _filled(manager)
@@ -505,21 +485,18 @@ def test_the_log_is_cut_only_once_the_rows_are_durable_without_it(tmp_path: Path
             shutil.copytree(tmp_path / "data", tmp_path / "killed")
             return _state(table)
 
-    before = asyncio.run(scenario())
+    before = await scenario()
 
-    assert _reopened(tmp_path / "killed", KeyRecovery()) == before
+    assert await _reopened(tmp_path / "killed", KeyRecovery()) == before
 
 
-def test_without_a_lake_the_changelog_is_kept_whole(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _filled(manager)
-            await manager.alter_properties(
-                PATH, updates={"table.datalake.enabled": "false"}, removals=[]
-            )
-            await apply_retention(
-                table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
-            )
-            assert table.tablet(0).log_start_offset == 0
-
-    asyncio.run(scenario())
+async def test_without_a_lake_the_changelog_is_kept_whole(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _filled(manager)
+        await manager.alter_properties(
+            PATH, updates={"table.datalake.enabled": "false"}, removals=[]
+        )
+        await apply_retention(
+            table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
+        )
+        assert table.tablet(0).log_start_offset == 0

@@ -58,205 +58,181 @@ def _watermarks(table: OpenTable) -> list[int]:
     return [tablet.high_watermark for tablet in table.tablets]
 
 
-def test_changes_are_durable_then_found_then_visible_in_one_step(
+async def test_changes_are_durable_then_found_then_visible_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[list[int], list[int]]] = []
     apply = KvTablet.apply
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
 
-            def watching(self: KvTablet, planned: PlannedWrite) -> None:
-                seen.append(([t.log_end_offset for t in table.tablets], _watermarks(table)))
-                apply(self, planned)
+        def watching(self: KvTablet, planned: PlannedWrite) -> None:
+            seen.append(([t.log_end_offset for t in table.tablets], _watermarks(table)))
+            apply(self, planned)
 
-            monkeypatch.setattr(KvTablet, "apply", watching)
+        monkeypatch.setattr(KvTablet, "apply", watching)
+        await _write(manager, table, KeyWrite(0, event_rows(0, 3)), KeyWrite(1, event_rows(3, 5)))
+        assert seen == [([3, 2], [0, 0]), ([3, 2], [0, 0])]
+        assert _watermarks(table) == [3, 2]
+        assert [bucket.row_count for bucket in table.key_buckets] == [3, 2]
+
+
+async def test_writes_that_wait_together_are_one_round_each_with_its_own_answer(
+    tmp_path: Path,
+) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        wrong = pa.record_batch([pa.array([None], pa.int64()), ["x"]], names=EVENTS.names)
+        writes = [_named(range(5), f"v{number}") for number in range(20)]
+        writes[7] = wrong
+
+        answers = await asyncio.gather(
+            *(_write(manager, table, KeyWrite(0, rows)) for rows in writes),
+            return_exceptions=True,
+        )
+
+        assert isinstance(answers[7], SchemaMismatchError)
+        ends = [a.ranges[0] for a in answers if isinstance(a, Appended)]
+        assert ends[0] == (0, 5)
+        assert ends[1:] == [(5 + 10 * i, 15 + 10 * i) for i in range(18)]
+        assert _names(table, 0, range(5)) == ["v19"] * 5
+        assert table.key_buckets[0].row_count == 5
+
+
+async def test_a_repeated_batch_waits_for_the_first_and_is_answered_alike(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        write = KeyWrite(0, event_rows(0, 3), sequence=1)
+
+        first, again = await asyncio.gather(
+            *(_write(manager, table, write, writer_id=9) for _ in range(2))
+        )
+
+        assert first == again
+        with pytest.raises(OutOfOrderSequenceError, match="expected 2"):
+            await _write(manager, table, write._replace(sequence=4), writer_id=9)
+
+
+async def test_a_write_that_changes_nothing_uses_no_sequence_up(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        write = KeyWrite(0, event_rows(0, 3), sequence=1)
+        await _write(manager, table, write, writer_id=1)
+
+        same = await _write(manager, table, write, writer_id=2)
+        more = await _write(
+            manager, table, KeyWrite(0, _named(range(1), "x"), sequence=1), writer_id=2
+        )
+
+        assert same.ranges == {0: (3, 3)}
+        assert more.ranges == {0: (3, 5)}
+
+
+async def test_changes_larger_than_a_frame_are_refused_as_a_whole(tmp_path: Path) -> None:
+    async with open_manager(tmp_path, batch_bytes_max=4_096) as manager:
+        table = await _table(manager, 2)
+
+        with pytest.raises(RequestTooLargeError, match=r"bucket 1: 300 rows make \d+ bytes"):
             await _write(
-                manager, table, KeyWrite(0, event_rows(0, 3)), KeyWrite(1, event_rows(3, 5))
-            )
-            assert seen == [([3, 2], [0, 0]), ([3, 2], [0, 0])]
-            assert _watermarks(table) == [3, 2]
-            assert [bucket.row_count for bucket in table.key_buckets] == [3, 2]
-
-    asyncio.run(scenario())
-
-
-def test_writes_that_wait_together_are_one_round_each_with_its_own_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            wrong = pa.record_batch([pa.array([None], pa.int64()), ["x"]], names=EVENTS.names)
-            writes = [_named(range(5), f"v{number}") for number in range(20)]
-            writes[7] = wrong
-
-            answers = await asyncio.gather(
-                *(_write(manager, table, KeyWrite(0, rows)) for rows in writes),
-                return_exceptions=True,
+                manager, table, KeyWrite(0, event_rows(0, 2)), KeyWrite(1, event_rows(0, 300))
             )
 
-            assert isinstance(answers[7], SchemaMismatchError)
-            ends = [a.ranges[0] for a in answers if isinstance(a, Appended)]
-            assert ends[0] == (0, 5)
-            assert ends[1:] == [(5 + 10 * i, 15 + 10 * i) for i in range(18)]
-            assert _names(table, 0, range(5)) == ["v19"] * 5
-            assert table.key_buckets[0].row_count == 5
-
-    asyncio.run(scenario())
+        assert _watermarks(table) == [0, 0]
+        await _write(manager, table, KeyWrite(0, event_rows(0, 2)))
+        assert _watermarks(table) == [2, 0]
 
 
-def test_a_repeated_batch_waits_for_the_first_and_is_answered_alike(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            write = KeyWrite(0, event_rows(0, 3), sequence=1)
-
-            first, again = await asyncio.gather(
-                *(_write(manager, table, write, writer_id=9) for _ in range(2))
-            )
-
-            assert first == again
-            with pytest.raises(OutOfOrderSequenceError, match="expected 2"):
-                await _write(manager, table, write._replace(sequence=4), writer_id=9)
-
-    asyncio.run(scenario())
-
-
-def test_a_write_that_changes_nothing_uses_no_sequence_up(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            write = KeyWrite(0, event_rows(0, 3), sequence=1)
-            await _write(manager, table, write, writer_id=1)
-
-            same = await _write(manager, table, write, writer_id=2)
-            more = await _write(
-                manager, table, KeyWrite(0, _named(range(1), "x"), sequence=1), writer_id=2
-            )
-
-            assert same.ranges == {0: (3, 3)}
-            assert more.ranges == {0: (3, 5)}
-
-    asyncio.run(scenario())
-
-
-def test_changes_larger_than_a_frame_are_refused_as_a_whole(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path, batch_bytes_max=4_096) as manager:
-            table = await _table(manager, 2)
-
-            with pytest.raises(RequestTooLargeError, match=r"bucket 1: 300 rows make \d+ bytes"):
-                await _write(
-                    manager, table, KeyWrite(0, event_rows(0, 2)), KeyWrite(1, event_rows(0, 300))
-                )
-
-            assert _watermarks(table) == [0, 0]
-            await _write(manager, table, KeyWrite(0, event_rows(0, 2)))
-            assert _watermarks(table) == [2, 0]
-
-    asyncio.run(scenario())
-
-
-def test_a_full_disk_refuses_writes_and_loses_nothing(
+async def test_a_full_disk_refuses_writes_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
-            await _write(manager, table, KeyWrite(0, event_rows(0, 3)))
-            monkeypatch.setattr(os, "pwritev", full)
-            lost = [KeyWrite(b, _named(range(5), "lost"), sequence=1) for b in (0, 1)]
-            with pytest.raises(StorageFailedError):
-                await _write(manager, table, *lost, writer_id=3)
-            assert _names(table, 0, range(5)) == ["n0", "n1", "n2", None, None]
-            assert table.key_buckets[0].row_count == 3
-            monkeypatch.undo()
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        await _write(manager, table, KeyWrite(0, event_rows(0, 3)))
+        monkeypatch.setattr(os, "pwritev", full)
+        lost = [KeyWrite(b, _named(range(5), "lost"), sequence=1) for b in (0, 1)]
+        with pytest.raises(StorageFailedError):
+            await _write(manager, table, *lost, writer_id=3)
+        assert _names(table, 0, range(5)) == ["n0", "n1", "n2", None, None]
+        assert table.key_buckets[0].row_count == 3
+        monkeypatch.undo()
 
-            again = await _write(
-                manager, table, KeyWrite(0, _named(range(5), "kept"), sequence=1), writer_id=3
-            )
+        again = await _write(
+            manager, table, KeyWrite(0, _named(range(5), "kept"), sequence=1), writer_id=3
+        )
 
-            assert again.ranges == {0: (3, 11)}
-            assert _names(table, 0, range(5)) == ["kept"] * 5
-
-    asyncio.run(scenario())
+        assert again.ranges == {0: (3, 11)}
+        assert _names(table, 0, range(5)) == ["kept"] * 5
 
 
-def test_after_a_failed_sync_the_bucket_is_read_only_and_the_others_go_on(
+async def test_after_a_failed_sync_the_bucket_is_read_only_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = {0: range(4), 1: range(10, 14)}
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager, 2)
-            both = [KeyWrite(b, _named(ids[b], "first"), sequence=1) for b in (0, 1)]
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        both = [KeyWrite(b, _named(ids[b], "first"), sequence=1) for b in (0, 1)]
+        await _write(manager, table, *both, writer_id=5)
+        failing = table.tablets[1]._active
+        sync = type(failing).sync
+
+        def failing_sync(self: Any) -> None:
+            if self is failing:
+                raise OSError(5, "Input/output error")
+            sync(self)
+
+        monkeypatch.setattr(type(failing), "sync", failing_sync)
+        both = [KeyWrite(b, _named(ids[b], "second"), sequence=2) for b in (0, 1)]
+        with pytest.raises(UnknownOutcomeError):
             await _write(manager, table, *both, writer_id=5)
-            failing = table.tablets[1]._active
-            sync = type(failing).sync
 
-            def failing_sync(self: Any) -> None:
-                if self is failing:
-                    raise OSError(5, "Input/output error")
-                sync(self)
-
-            monkeypatch.setattr(type(failing), "sync", failing_sync)
-            both = [KeyWrite(b, _named(ids[b], "second"), sequence=2) for b in (0, 1)]
-            with pytest.raises(UnknownOutcomeError):
-                await _write(manager, table, *both, writer_id=5)
-
-            assert _watermarks(table) == [12, 4]
-            assert _names(table, 0, ids[0]) == ["second"] * 4
-            assert _names(table, 1, ids[1]) == ["first"] * 4
-            with pytest.raises(StorageFailedError, match="bucket 1 is read-only"):
-                await _write(manager, table, KeyWrite(1, event_rows(0, 1)))
-            await _write(manager, table, KeyWrite(0, event_rows(8, 9)))
-            assert _watermarks(table) == [13, 4]
-        monkeypatch.undo()
-        async with open_manager(tmp_path) as manager:
-            table = next(iter(manager.open_tables()))
-            await _write(manager, table, *both, writer_id=5)
-            assert _names(table, 1, ids[1]) == ["second"] * 4
-
-    asyncio.run(scenario())
+        assert _watermarks(table) == [12, 4]
+        assert _names(table, 0, ids[0]) == ["second"] * 4
+        assert _names(table, 1, ids[1]) == ["first"] * 4
+        with pytest.raises(StorageFailedError, match="bucket 1 is read-only"):
+            await _write(manager, table, KeyWrite(1, event_rows(0, 1)))
+        await _write(manager, table, KeyWrite(0, event_rows(8, 9)))
+        assert _watermarks(table) == [13, 4]
+    monkeypatch.undo()
+    async with open_manager(tmp_path) as manager:
+        table = next(iter(manager.open_tables()))
+        await _write(manager, table, *both, writer_id=5)
+        assert _names(table, 1, ids[1]) == ["second"] * 4
 
 
-def test_rows_that_cannot_be_applied_are_out_of_use_until_a_restart(
+async def test_rows_that_cannot_be_applied_are_out_of_use_until_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: KvTablet, planned: PlannedWrite) -> None:
         raise MemoryError
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            await _write(manager, table, KeyWrite(0, event_rows(0, 2)))
-            monkeypatch.setattr(KvTablet, "apply", failing)
-            write = KeyWrite(0, _named(range(2), "x"), sequence=1)
-            with pytest.raises(UnknownOutcomeError, match="could not be applied; restart"):
-                await _write(manager, table, write, writer_id=4)
-            monkeypatch.undo()
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        await _write(manager, table, KeyWrite(0, event_rows(0, 2)))
+        monkeypatch.setattr(KvTablet, "apply", failing)
+        write = KeyWrite(0, _named(range(2), "x"), sequence=1)
+        with pytest.raises(UnknownOutcomeError, match="could not be applied; restart"):
+            await _write(manager, table, write, writer_id=4)
+        monkeypatch.undo()
 
-            # Neither shown nor built upon.
-            assert _watermarks(table) == [2]
-            with pytest.raises(StorageFailedError, match="out of use"):
-                await _write(manager, table, KeyWrite(0, event_rows(5, 6)))
-            keys = pa.record_batch([pa.array([0], pa.int64())], names=["id"])
-            with pytest.raises(StorageFailedError, match="out of use"):
-                lookup_rows(table.info, table.key_buckets, keys)
-        async with open_manager(tmp_path) as manager:
-            table = next(iter(manager.open_tables()))
-            assert _names(table, 0, range(2)) == ["x", "x"]
-            assert (await _write(manager, table, write, writer_id=4)).ranges == {0: (2, 6)}
-
-    asyncio.run(scenario())
+        # Neither shown nor built upon.
+        assert _watermarks(table) == [2]
+        with pytest.raises(StorageFailedError, match="out of use"):
+            await _write(manager, table, KeyWrite(0, event_rows(5, 6)))
+        keys = pa.record_batch([pa.array([0], pa.int64())], names=["id"])
+        with pytest.raises(StorageFailedError, match="out of use"):
+            lookup_rows(table.info, table.key_buckets, keys)
+    async with open_manager(tmp_path) as manager:
+        table = next(iter(manager.open_tables()))
+        assert _names(table, 0, range(2)) == ["x", "x"]
+        assert (await _write(manager, table, write, writer_id=4)).ranges == {0: (2, 6)}
 
 
-def test_a_clean_stop_leaves_nothing_to_replay(
+async def test_a_clean_stop_leaves_nothing_to_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed: list[int] = []
@@ -266,79 +242,67 @@ def test_a_clean_stop_leaves_nothing_to_replay(
         replayed.append(base_offset)
         replay(self, changelog, base_offset=base_offset)
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            deletes = np.full(1, OPERATION_DELETE, dtype=np.int8)
-            await _write(manager, table, KeyWrite(0, event_rows(0, 5)))
-            key = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
-            await _write(manager, table, KeyWrite(0, key, deletes))
-        monkeypatch.setattr(KvTablet, "replay", watching)
-        async with open_manager(tmp_path) as manager:
-            table = next(iter(manager.open_tables()))
-            assert _names(table, 0, range(5)) == ["n0", "n1", "n2", None, "n4"]
-            assert table.key_buckets[0].row_count == 4
-            assert replayed == []
-
-    asyncio.run(scenario())
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        deletes = np.full(1, OPERATION_DELETE, dtype=np.int8)
+        await _write(manager, table, KeyWrite(0, event_rows(0, 5)))
+        key = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
+        await _write(manager, table, KeyWrite(0, key, deletes))
+    monkeypatch.setattr(KvTablet, "replay", watching)
+    async with open_manager(tmp_path) as manager:
+        table = next(iter(manager.open_tables()))
+        assert _names(table, 0, range(5)) == ["n0", "n1", "n2", None, "n4"]
+        assert table.key_buckets[0].row_count == 4
+        assert replayed == []
 
 
-def test_rows_without_their_log_are_refused_at_the_start(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            await _write(manager, table, KeyWrite(0, event_rows(0, 5)))
-        bucket = tmp_path / "tables" / "1" / "bucket-0"
-        for file in bucket.iterdir():
-            if file.is_file():
-                file.unlink()
-        with pytest.raises(CorruptDataError, match=r"'default\.events' cannot be opened"):
-            async with open_manager(tmp_path, is_strict=True):
-                pass
-
-    asyncio.run(scenario())
+async def test_rows_without_their_log_are_refused_at_the_start(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        await _write(manager, table, KeyWrite(0, event_rows(0, 5)))
+    bucket = tmp_path / "tables" / "1" / "bucket-0"
+    for file in bucket.iterdir():
+        if file.is_file():
+            file.unlink()
+    with pytest.raises(CorruptDataError, match=r"'default\.events' cannot be opened"):
+        async with open_manager(tmp_path, is_strict=True):
+            pass
 
 
-def test_dropping_under_load_answers_everybody_and_deletes_everything(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            writes = [
-                asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(9), f"{n}"))))
-                for n in range(30)
-            ]
-            await asyncio.sleep(0)
+async def test_dropping_under_load_answers_everybody_and_deletes_everything(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        writes = [
+            asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(9), f"{n}"))))
+            for n in range(30)
+        ]
+        await asyncio.sleep(0)
 
-            await manager.drop_table(table.path)
+        await manager.drop_table(table.path)
 
-            answers = await asyncio.gather(*writes, return_exceptions=True)
-            assert all(isinstance(a, Appended | StreamhouseError) for a in answers)
-            with pytest.raises(TableNotFoundError):
-                await _write(manager, table, KeyWrite(0, event_rows(0, 1)))
-            assert list((tmp_path / "tables").iterdir()) == []
-
-    asyncio.run(scenario())
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(a, Appended | StreamhouseError) for a in answers)
+        with pytest.raises(TableNotFoundError):
+            await _write(manager, table, KeyWrite(0, event_rows(0, 1)))
+        assert list((tmp_path / "tables").iterdir()) == []
 
 
-def test_a_request_that_was_read_before_the_schema_changed_is_stored_after_it(
+async def test_a_request_that_was_read_before_the_schema_changed_is_stored_after_it(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _table(manager)
-            rows, keys = _named(range(3), "x"), pa.record_batch({"id": pa.array([0], pa.int64())})
-            changes = [
-                {"add": "unit", "type": "string"},
-                {"rename": "name", "to": "title"},
-            ]
-            await manager.alter_schema(table.path, changes)
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        rows, keys = _named(range(3), "x"), pa.record_batch({"id": pa.array([0], pa.int64())})
+        changes = [
+            {"add": "unit", "type": "string"},
+            {"rename": "name", "to": "title"},
+        ]
+        await manager.alter_schema(table.path, changes)
 
-            await _write(manager, table, KeyWrite(0, rows))
-            await _write(manager, table, KeyWrite(0, keys, np.array([OPERATION_DELETE], np.int8)))
+        await _write(manager, table, KeyWrite(0, rows))
+        await _write(manager, table, KeyWrite(0, keys, np.array([OPERATION_DELETE], np.int8)))
 
-            found = table.key_buckets[0].rows.lookup(_named(range(3), "").select(["id"]))
-            assert found.found.tolist() == [False, True, True]
-            assert found.rows.column("title").to_pylist() == ["x", "x"]
-            assert found.rows.column("unit").to_pylist() == [None, None]
-
-    asyncio.run(scenario())
+        found = table.key_buckets[0].rows.lookup(_named(range(3), "").select(["id"]))
+        assert found.found.tolist() == [False, True, True]
+        assert found.rows.column("title").to_pylist() == ["x", "x"]
+        assert found.rows.column("unit").to_pylist() == [None, None]

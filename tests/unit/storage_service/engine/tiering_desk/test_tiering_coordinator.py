@@ -19,12 +19,12 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import SideLakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
-from tests.support.claim_world import World, run
+from tests.support.claim_world import World, claim_world
 from tests.support.in_process_service import table_descriptor
 
 
-def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
 
         assignment = await world.granted()
@@ -32,19 +32,15 @@ def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Pat
         assert assignment.epoch == assignment.state.lake.tiering_epoch == 1
         assert assignment.lease_ms == 10_000
         assert assignment.state.positions == table.positions()
-
-    async def after_restart(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         world.seconds += 10
         assert (await world.granted()).epoch == 2
 
-    run(tmp_path, scenario)
-    run(tmp_path, after_restart)
 
-
-def test_a_claimed_table_is_not_given_to_another_worker_until_its_lease_ends(
+async def test_a_claimed_table_is_not_given_to_another_worker_until_its_lease_ends(
     tmp_path: Path,
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         first = await world.granted("one")
 
@@ -66,11 +62,9 @@ def test_a_claimed_table_is_not_given_to_another_worker_until_its_lease_ends(
             with pytest.raises(FencedError, match="epoch 1 is not the current one, 2 of worker"):
                 await call
 
-    run(tmp_path, scenario)
 
-
-def test_only_one_of_many_claims_at_once_wins(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_only_one_of_many_claims_at_once_wins(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         await world.table()
 
         answers = await asyncio.gather(*(world.claim(f"w{i}") for i in range(8)))
@@ -78,11 +72,9 @@ def test_only_one_of_many_claims_at_once_wins(tmp_path: Path) -> None:
         assert sum(answer.assignment is not None for answer in answers) == 1
         assert {a.reason for a in answers if a.assignment is None} == {"leased"}
 
-    run(tmp_path, scenario)
 
-
-def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         assignment = await world.granted()
 
@@ -91,22 +83,18 @@ def test_a_completed_round_moves_the_tiered_offsets_durably(tmp_path: Path) -> N
         assert (lake.snapshot_id, lake.tiered_offsets) == (11, {0: 5, 1: 5})
         assert table.state().lake == lake
         assert (await world.claim()).reason == "nothing_to_tier"
-
-    async def after_restart(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         assert (table.lake.snapshot_id, table.lake.table_uuid) == (11, "uuid")
         assert [p.tiered_offset for p in table.positions().values()] == [5, 5]
-
-    run(tmp_path, scenario)
-    run(tmp_path, after_restart)
 
 
 def _history(*ends: int) -> SideLakeState:
     return SideLakeState(snapshot_id=77, table_uuid="history", tiered_offsets=dict(enumerate(ends)))
 
 
-def test_a_full_history_is_reported_with_the_rows_and_stays(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_full_history_is_reported_with_the_rows_and_stays(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         epoch = (await world.granted()).epoch
 
@@ -120,34 +108,26 @@ def test_a_full_history_is_reported_with_the_rows_and_stays(tmp_path: Path) -> N
         with pytest.raises(InvalidRequestError, match="would go back from 4"):
             await world.complete(table, epoch, changelog=_history(3, 3))
         assert table.lake == lake
-
-    async def after_restart(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         assert table.lake.changelog == _history(4, 3)
 
-    run(tmp_path, scenario)
-    run(tmp_path, after_restart)
 
-
-def test_a_round_that_outlived_a_restart_may_still_report(tmp_path: Path) -> None:
+async def test_a_round_that_outlived_a_restart_may_still_report(tmp_path: Path) -> None:
     epochs = []
 
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         await world.table()
         epochs.append((await world.granted()).epoch)
-
-    async def after_restart(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         await world.tiering.heartbeat(table, epoch=epochs[0])
         assert (await world.claim("two")).reason == "leased", "the heartbeat renewed the lease"
         await world.complete(table, epochs[0])
 
-    run(tmp_path, scenario)
-    run(tmp_path, after_restart)
 
-
-def test_reporting_twice_answers_the_same(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_reporting_twice_answers_the_same(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         epoch = (await world.granted()).epoch
 
@@ -156,11 +136,9 @@ def test_reporting_twice_answers_the_same(tmp_path: Path) -> None:
 
         assert await world.complete(table, epoch) == first
 
-    run(tmp_path, scenario)
 
-
-def test_a_late_heartbeat_does_not_take_back_a_finished_rounds_lease(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_late_heartbeat_does_not_take_back_a_finished_rounds_lease(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         epoch = (await world.granted()).epoch
         await world.complete(table, epoch, tiered_offsets={0: 5, 1: 4})
@@ -169,11 +147,9 @@ def test_a_late_heartbeat_does_not_take_back_a_finished_rounds_lease(tmp_path: P
 
         assert (await world.granted("two")).epoch == 2
 
-    run(tmp_path, scenario)
 
-
-def test_a_round_that_registers_an_ahead_snapshot_may_keep_its_lease(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_round_that_registers_an_ahead_snapshot_may_keep_its_lease(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         epoch = (await world.granted()).epoch
 
@@ -182,8 +158,6 @@ def test_a_round_that_registers_an_ahead_snapshot_may_keep_its_lease(tmp_path: P
         assert (await world.claim("two")).reason == "leased"
         await world.complete(table, epoch, snapshot_id=12)
         assert table.lake.snapshot_id == 12
-
-    run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +170,10 @@ def test_a_round_that_registers_an_ahead_snapshot_may_keep_its_lease(tmp_path: P
         ({"epoch": 7}, FencedError, "epoch 7 is not the current one, 1; stop this round"),
     ],
 )
-def test_a_wrong_report_is_refused_and_changes_nothing(
+async def test_a_wrong_report_is_refused_and_changes_nothing(
     tmp_path: Path, changes: dict[str, Any], error: type[StreamhouseError], message: str
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         epoch = (await world.granted()).epoch
         await world.complete(table, epoch, tiered_offsets={0: 4, 1: 4})
@@ -210,21 +184,17 @@ def test_a_wrong_report_is_refused_and_changes_nothing(
 
         assert table.lake == before
 
-    run(tmp_path, scenario)
 
-
-def test_a_table_nobody_claimed_has_no_epoch_to_report_under(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_table_nobody_claimed_has_no_epoch_to_report_under(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
 
         with pytest.raises(FencedError, match="epoch 0 is not the current one, 0"):
             await world.complete(table, 0)
 
-    run(tmp_path, scenario)
 
-
-def test_after_failures_a_table_rests_longer_each_time(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_after_failures_a_table_rests_longer_each_time(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table(properties={"table.datalake.freshness": "1ms"})
         world.seconds += 1
         for pause_ms in (1_000, 2_000, 4_000, 4_000):
@@ -240,21 +210,17 @@ def test_after_failures_a_table_rests_longer_each_time(tmp_path: Path) -> None:
 
         assert world.tiering.round_of(table).failures == 0
 
-    run(tmp_path, scenario)
 
-
-def test_force_takes_a_resting_table_at_once(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_force_takes_a_resting_table_at_once(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         await world.tiering.fail(table, epoch=(await world.granted()).epoch, error="boom")
 
         assert (await world.granted(force=True)).epoch == 2
 
-    run(tmp_path, scenario)
 
-
-def test_a_table_is_handed_out_when_its_rows_get_too_old(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_table_is_handed_out_when_its_rows_get_too_old(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         await world.table(properties={"table.datalake.freshness": "3s"})
 
         answer = await world.claim(force=False)
@@ -263,11 +229,9 @@ def test_a_table_is_handed_out_when_its_rows_get_too_old(tmp_path: Path) -> None
 
         assert (await world.granted(force=False)).epoch == 1
 
-    run(tmp_path, scenario)
 
-
-def test_the_table_furthest_behind_its_freshness_comes_first(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_table_furthest_behind_its_freshness_comes_first(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         slow = await world.table("slow", properties={"table.datalake.freshness": "1h"})
         fast = await world.table("fast", properties={"table.datalake.freshness": "1s"})
         world.seconds += 2
@@ -276,33 +240,27 @@ def test_the_table_furthest_behind_its_freshness_comes_first(tmp_path: Path) -> 
 
         assert claimed == [fast.path, slow.path]
 
-    run(tmp_path, scenario)
 
-
-def test_only_the_wanted_tables_are_handed_out(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_only_the_wanted_tables_are_handed_out(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         wanted = await world.table("wanted")
         await world.table("other")
 
         assert (await world.granted(tables=[wanted])).state.table.path == wanted.path
         assert (await world.claim(tables=[wanted])).reason == "leased"
 
-    run(tmp_path, scenario)
 
-
-def test_tables_that_cannot_be_tiered_are_not_handed_out(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_tables_that_cannot_be_tiered_are_not_handed_out(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         assert (await world.claim()).reason == "no_tables"
         await world.manager.create_table(table_descriptor("empty"))
         assert (await world.claim()).reason == "nothing_to_tier"
         off = await world.table("off", properties={"table.datalake.enabled": "false"})
         assert (await world.claim(tables=[off])).reason == "datalake_disabled"
 
-    run(tmp_path, scenario)
 
-
-def test_a_damaged_log_does_not_keep_other_tables_from_being_tiered(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_damaged_log_does_not_keep_other_tables_from_being_tiered(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         damaged = await world.table("damaged")
         good = await world.table("good")
         directory = tmp_path / "tables" / str(damaged.info.table_id) / "bucket-0"
@@ -315,8 +273,6 @@ def test_a_damaged_log_does_not_keep_other_tables_from_being_tiered(tmp_path: Pa
         assert (await world.granted()).state.table.path == good.path
         assert (await world.claim(tables=[damaged])).reason == "unreadable"
 
-    run(tmp_path, scenario)
-
 
 _OTHER_HISTORIES: list[tuple[dict[str, Any], str]] = [
     ({"tiered_offsets": {0: 6, 1: 5}}, "up to offset 6, but this log ends at 5"),
@@ -326,7 +282,7 @@ _OTHER_HISTORIES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), _OTHER_HISTORIES)
-def test_a_lake_of_another_history_ends_writing_and_tiering_for_good(
+async def test_a_lake_of_another_history_ends_writing_and_tiering_for_good(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     async def check(world: World) -> None:
@@ -337,7 +293,7 @@ def test_a_lake_of_another_history_ends_writing_and_tiering_for_good(
         with pytest.raises(HistoryDivergedError, match=re.escape(message)):
             await table.gate.enter()
 
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         epoch = (await world.granted()).epoch
         await world.complete(table, epoch, tiered_offsets={0: 4, 1: 4})
@@ -348,15 +304,14 @@ def test_a_lake_of_another_history_ends_writing_and_tiering_for_good(
         # What fits is registered no more, until somebody has chosen.
         with pytest.raises(HistoryDivergedError, match=re.escape(message)):
             await world.complete(table, epoch, tiered_offsets={0: 5, 1: 5})
+    async with claim_world(tmp_path) as world:
+        await check(world)
 
-    run(tmp_path, scenario)
-    run(tmp_path, check)
 
-
-def test_an_epoch_that_was_not_given_out_here_needs_proof(tmp_path: Path) -> None:
+async def test_an_epoch_that_was_not_given_out_here_needs_proof(tmp_path: Path) -> None:
     """Twins, or a directory restored from a backup, of which only one has the lake's rows."""
 
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         table_id = table.info.table_id
         ends = {0: 5, 1: 5}
@@ -375,28 +330,22 @@ def test_an_epoch_that_was_not_given_out_here_needs_proof(tmp_path: Path) -> Non
                 table, table_id=table_id, covered=unknown, offsets={}
             )
 
-    run(tmp_path, scenario)
 
-
-def test_a_lake_state_of_another_log_is_noticed_at_the_start(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_lake_state_of_another_log_is_noticed_at_the_start(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         await world.complete(table, (await world.granted()).epoch)
         assert set(table.lake.fingerprints) == {0, 1}
         other = {**table.lake.fingerprints, 0: "f" * 16}
         await world.tiering.record(table, replace(table.lake, fingerprints=other))
-
-    async def after_restart(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         assert "bucket 0: the lake has other rows below offset" in table.lake.diverged
         assert table.gate.is_stopped
 
-    run(tmp_path, scenario)
-    run(tmp_path, after_restart)
 
-
-def test_a_lake_that_is_the_logs_again_lets_the_table_go_on(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_lake_that_is_the_logs_again_lets_the_table_go_on(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         table_id, ends = table.info.table_id, {0: 4, 1: 0}
         own = await world.tiering.compare_history(
@@ -415,5 +364,3 @@ def test_a_lake_that_is_the_logs_again_lets_the_table_go_on(tmp_path: Path) -> N
 
         await world.append(table)
         assert (await world.granted()).epoch == 1
-
-    run(tmp_path, scenario)

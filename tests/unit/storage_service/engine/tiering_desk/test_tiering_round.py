@@ -11,16 +11,16 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundP
 from streamhouse.storage_service.errors import FencedError
 from streamhouse.storage_service.model.lake import LakeDebt
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
-from tests.support.claim_world import World, run
+from tests.support.claim_world import claim_world
 from tests.support.in_process_service import table_descriptor
 
 SHORT = {"table.datalake.freshness": "4s"}
 
 
-def test_a_backlog_does_not_starve_the_others(tmp_path: Path) -> None:
+async def test_a_backlog_does_not_starve_the_others(tmp_path: Path) -> None:
     """One slot, rounds of a second, one table with more rows than it ever gets rid of."""
 
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         backlog = await world.table("backlog", properties=SHORT)
         world.seconds += 3_600
         small = [await world.table(f"small{i}", properties=SHORT) for i in range(3)]
@@ -41,13 +41,11 @@ def test_a_backlog_does_not_starve_the_others(tmp_path: Path) -> None:
                 table.path.table for table in (backlog, *small)
             )
 
-    run(tmp_path, scenario)
 
-
-def test_a_table_whose_rows_leave_the_lake_is_looked_after_when_nobody_writes(
+async def test_a_table_whose_rows_leave_the_lake_is_looked_after_when_nobody_writes(
     tmp_path: Path,
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         aging = await world.table("aging", properties={"table.datalake.ttl": "1h"})
         granted = await world.granted(tables=[aging])
         await world.complete(aging, granted.epoch)
@@ -64,11 +62,11 @@ def test_a_table_whose_rows_leave_the_lake_is_looked_after_when_nobody_writes(
         await world.manager.alter_properties(aging.path, updates=off, removals=())
         assert (await world.claim(force=False)).reason == "nothing_to_tier"
 
-    run(tmp_path, scenario)
 
-
-def test_a_table_that_went_idle_is_handed_out_once_when_something_is_due(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_table_that_went_idle_is_handed_out_once_when_something_is_due(
+    tmp_path: Path,
+) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("quiet")
         granted = await world.granted(tables=[table])
         due_us = world._clock_us() + 3_600_000_000
@@ -88,16 +86,13 @@ def test_a_table_that_went_idle_is_handed_out_once_when_something_is_due(tmp_pat
         world.seconds += 1e6
         assert (await world.claim(force=False)).reason == "nothing_to_tier"
 
-    run(tmp_path, scenario)
 
-
-def test_what_is_due_survives_a_restart_and_never_makes_a_table_busy(tmp_path: Path) -> None:
-    async def before(world: World) -> None:
+async def test_what_is_due_survives_a_restart_and_never_makes_a_table_busy(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("quiet")
         granted = await world.granted(tables=[table])
         await world.complete(table, granted.epoch, maintenance_due_us=0)
-
-    async def after(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         for _ in range(3):
             granted = await world.granted(force=False)
@@ -110,12 +105,9 @@ def test_what_is_due_survives_a_restart_and_never_makes_a_table_busy(tmp_path: P
         await world.manager.alter_properties(table.path, updates=off, removals=())
         assert (await world.claim(force=False)).reason == "nothing_to_tier"
 
-    run(tmp_path, before)
-    run(tmp_path, after)
 
-
-def test_changed_properties_make_a_worker_look_again(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_changed_properties_make_a_worker_look_again(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table("quiet", properties={"table.datalake.ttl": "400d"})
         granted = await world.granted(tables=[table])
         await world.complete(table, granted.epoch, maintenance_due_us=1 << 60)
@@ -127,11 +119,9 @@ def test_changed_properties_make_a_worker_look_again(tmp_path: Path) -> None:
 
         assert (await world.granted(force=False)).state.table.path == table.path
 
-    run(tmp_path, scenario)
 
-
-def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         bad = await world.table("bad", properties=SHORT)
         good = await world.table("good", properties=SHORT)
         world.seconds += 60
@@ -146,15 +136,12 @@ def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> None:
         assert world.tiering.status(bad)["last_error"] == "the bucket is away"
         assert world.tiering.rounds_ended["failed"] == 3
 
-    run(tmp_path, scenario)
 
-
-def test_after_a_restart_a_table_stays_with_the_worker_that_has_it(tmp_path: Path) -> None:
-    async def before(world: World) -> None:
+async def test_after_a_restart_a_table_stays_with_the_worker_that_has_it(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         await world.table()
         await world.granted("one")
-
-    async def after(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         answer = await world.claim("two")
         assert (answer.assignment, answer.reason) == (None, "leased")
@@ -167,68 +154,51 @@ def test_after_a_restart_a_table_stays_with_the_worker_that_has_it(tmp_path: Pat
         await world.complete(table, 1, tiered_offsets={0: 1, 1: 1})
 
         assert (await world.granted("two")).epoch == 2
-
-    async def later(world: World) -> None:
+    async with claim_world(tmp_path) as world:
+        (table,) = world.manager.open_tables()
+        await world.tiering.fail(table, epoch=2, error="stopped")
+    async with claim_world(tmp_path) as world:
         # Worker two ended its round before the service stopped: nothing to wait for.
         assert (await world.granted("three")).epoch == 3
 
-    async def end_of_two(world: World) -> None:
-        (table,) = world.manager.open_tables()
-        await world.tiering.fail(table, epoch=2, error="stopped")
 
-    run(tmp_path, before)
-    run(tmp_path, after)
-    run(tmp_path, end_of_two)
-    run(tmp_path, later)
-
-
-def test_a_worker_that_died_with_the_service_keeps_its_table_for_one_lease(tmp_path: Path) -> None:
-    async def before(world: World) -> None:
+async def test_a_worker_that_died_with_the_service_keeps_its_table_for_one_lease(
+    tmp_path: Path,
+) -> None:
+    async with claim_world(tmp_path) as world:
         await world.table()
         await world.granted("one")
-
-    async def after(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         world.seconds += 10
         assert (await world.granted("two")).epoch == 2
         with pytest.raises(FencedError, match="epoch 1 is not the current one"):
             await world.complete(table, 1)
 
-    run(tmp_path, before)
-    run(tmp_path, after)
 
-
-def test_the_worker_inside_the_service_has_no_table_after_a_restart(tmp_path: Path) -> None:
-    async def before(world: World) -> None:
+async def test_the_worker_inside_the_service_has_no_table_after_a_restart(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         await world.table()
         await world.granted(EMBEDDED_WORKER_ID)
-
-    async def after(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         assert (await world.granted(EMBEDDED_WORKER_ID)).epoch == 2
 
-    run(tmp_path, before)
-    run(tmp_path, after)
 
-
-def test_a_lease_kept_for_maintenance_outlives_a_restart(tmp_path: Path) -> None:
-    async def before(world: World) -> None:
+async def test_a_lease_kept_for_maintenance_outlives_a_restart(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         await world.granted("one")
         await world.complete(table, 1, keep_lease=True)
         await world.append(table)
-
-    async def after(world: World) -> None:
+    async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
         assert (await world.claim("two")).reason == "leased"
         await world.complete(table, 1, snapshot_id=12)
         assert (await world.granted("two")).epoch == 2
 
-    run(tmp_path, before)
-    run(tmp_path, after)
 
-
-def test_rounds_are_counted_once_as_in_time_or_late(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_rounds_are_counted_once_as_in_time_or_late(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table(properties=SHORT)
         for ends, seconds in ((1, 4.0), (2, 0.1)):
             epoch = (await world.granted()).epoch
@@ -240,11 +210,9 @@ def test_rounds_are_counted_once_as_in_time_or_late(tmp_path: Path) -> None:
 
         assert world.tiering.rounds_ended == {"in_time": 1, "late": 1}
 
-    run(tmp_path, scenario)
 
-
-def test_progress_and_debt_are_shown(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_progress_and_debt_are_shown(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.table()
         await world.granted()
         progress = RoundProgress(step="writing", rows_done=3, rows_planned=10)
@@ -266,11 +234,9 @@ def test_progress_and_debt_are_shown(tmp_path: Path) -> None:
         assert world.tiering.status(table)["progress"] is None
         assert world.tiering.status(table)["maintenance_debt"] == debt.to_json()
 
-    run(tmp_path, scenario)
 
-
-def test_an_empty_table_is_never_claimed(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_an_empty_table_is_never_claimed(tmp_path: Path) -> None:
+    async with claim_world(tmp_path) as world:
         table = await world.manager.create_table(table_descriptor("empty", properties=SHORT))
 
         answer = await world.claim("idler", force=False)
@@ -282,8 +248,6 @@ def test_an_empty_table_is_never_claimed(tmp_path: Path) -> None:
         assert world.tiering.idle_workers() == {"idler": "nothing_to_tier"}
         world.seconds += 61
         assert world.tiering.idle_workers() == {}
-
-    run(tmp_path, scenario)
 
 
 def test_workers_that_are_not_heard_of_are_forgotten() -> None:

@@ -47,7 +47,7 @@ def _is_log(descriptor: int) -> bool:
 
 
 @KINDS
-def test_a_full_disk_holds_a_commit_up_and_refuses_others_until_there_is_room(
+async def test_a_full_disk_holds_a_commit_up_and_refuses_others_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
 ) -> None:
     real = os.pwritev
@@ -63,34 +63,30 @@ def test_a_full_disk_holds_a_commit_up_and_refuses_others_until_there_is_room(
                 raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, buffers, position)
 
-    async def scenario() -> None:
-        nonlocal is_full
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = await make_table(manager, is_keyed)
-            other = await make_table(manager, False, "other")
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions, is_keyed)
-            parts = await stage_parts(transactions, begun)
-            monkeypatch.setattr(os, "pwritev", write)
-            assert await transactions.commit(begun, parts, wait_s=0) is None
-            await until(lambda: transactions.status(begun)["trouble"] != "")
-            assert transactions.abort(begun) is TransactionStatus.COMMITTING
-            with pytest.raises(StorageFailedError, match="is completing transaction"):
-                await write_alone(manager, table, 0)
-            assert visible_ends(table) == [0, 0]
-            is_full = False
-            await write_alone(manager, other, 0)
-            result = await transactions.commit(begun, parts, wait_s=20)
-            assert result is not None
-            assert result.ranges == {0: (0, 120), 1: (0, 120)}
-            await write_alone(manager, table, 1)
-            assert visible_ends(table) == [121, 120]
-
-    asyncio.run(scenario())
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = await make_table(manager, is_keyed)
+        other = await make_table(manager, False, "other")
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions, is_keyed)
+        parts = await stage_parts(transactions, begun)
+        monkeypatch.setattr(os, "pwritev", write)
+        assert await transactions.commit(begun, parts, wait_s=0) is None
+        await until(lambda: transactions.status(begun)["trouble"] != "")
+        assert transactions.abort(begun) is TransactionStatus.COMMITTING
+        with pytest.raises(StorageFailedError, match="is completing transaction"):
+            await write_alone(manager, table, 0)
+        assert visible_ends(table) == [0, 0]
+        is_full = False
+        await write_alone(manager, other, 0)
+        result = await transactions.commit(begun, parts, wait_s=20)
+        assert result is not None
+        assert result.ranges == {0: (0, 120), 1: (0, 120)}
+        await write_alone(manager, table, 1)
+        assert visible_ends(table) == [121, 120]
 
 
 @KINDS
-def test_a_failed_sync_leaves_nothing_half_visible_and_the_next_start_completes_it(
+async def test_a_failed_sync_leaves_nothing_half_visible_and_the_next_start_completes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
 ) -> None:
     syncs = 0
@@ -104,146 +100,131 @@ def test_a_failed_sync_leaves_nothing_half_visible_and_the_next_start_completes_
                 raise OSError(errno.EIO, "Input/output error")
         real(descriptor)
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = await make_table(manager, is_keyed)
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions, is_keyed)
-            parts = await stage_parts(transactions, begun)
-            monkeypatch.setattr(os, "fdatasync", sync)
-            for _ in range(2):
-                with pytest.raises(UnknownOutcomeError, match="completed only by the next start"):
-                    await transactions.commit(begun, parts, wait_s=20)
-            with pytest.raises(StorageFailedError, match="completed only by the next start"):
-                await write_alone(manager, table, 0)
-            assert visible_ends(table) == [0, 0]
-        monkeypatch.undo()
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = next(iter(manager.open_tables()))
-            assert visible_ends(table) == [120, 120]
-            result = await manager.transactions.of(table).commit(begun, parts, wait_s=20)
-            assert result is not None
-            assert result.ranges == {0: (0, 120), 1: (0, 120)}
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = await make_table(manager, is_keyed)
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions, is_keyed)
+        parts = await stage_parts(transactions, begun)
+        monkeypatch.setattr(os, "fdatasync", sync)
+        for _ in range(2):
+            with pytest.raises(UnknownOutcomeError, match="completed only by the next start"):
+                await transactions.commit(begun, parts, wait_s=20)
+        with pytest.raises(StorageFailedError, match="completed only by the next start"):
             await write_alone(manager, table, 0)
+        assert visible_ends(table) == [0, 0]
+    monkeypatch.undo()
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = next(iter(manager.open_tables()))
+        assert visible_ends(table) == [120, 120]
+        result = await manager.transactions.of(table).commit(begun, parts, wait_s=20)
+        assert result is not None
+        assert result.ranges == {0: (0, 120), 1: (0, 120)}
+        await write_alone(manager, table, 0)
 
-    asyncio.run(scenario())
 
-
-def test_a_decision_that_cannot_be_written_leaves_the_transaction_open(
+async def test_a_decision_that_cannot_be_written_leaves_the_transaction_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: LocalFilesystem, source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await make_table(manager, False)
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions)
-            parts = await stage_parts(transactions, begun)
-            monkeypatch.setattr(LocalFilesystem, "rename", failing)
-            with pytest.raises(StorageFailedError, match="nothing was stored"):
-                await transactions.commit(begun, parts, wait_s=20)
-            monkeypatch.undo()
-            assert transactions.status(begun)["status"] == "open"
-            await write_alone(manager, table, 0)
-            result = await transactions.commit(begun, parts, wait_s=20)
-            assert result is not None
-            assert result.ranges == {0: (1, 121), 1: (0, 120)}
-
-    asyncio.run(scenario())
-
-
-@KINDS
-def test_writes_wait_for_a_commit_and_other_tables_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
-) -> None:
-    async def scenario() -> None:
-        held = asyncio.Event()
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = await make_table(manager, is_keyed)
-            other = await make_table(manager, is_keyed, "other")
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions, is_keyed)
-            parts = await stage_parts(transactions, begun)
-            real = TransactionCommit._stored
-            pieces = 0
-
-            async def stored(self: TransactionCommit, *args: Any) -> int:
-                nonlocal pieces
-                pieces += 1
-                if pieces == 3:
-                    await held.wait()
-                return await real(self, *args)
-
-            monkeypatch.setattr(TransactionCommit, "_stored", stored)
-            assert await transactions.commit(begun, parts, wait_s=0) is None
-            waiting = asyncio.ensure_future(write_alone(manager, table, 0))
-            await until(lambda: pieces == 3)
-            await write_alone(manager, other, 0)
-            assert visible_ends(table) == [0, 0]
-            assert not waiting.done()
-            status = transactions.status(begun)
-            assert status["status"] == "committing"
-            assert 0 < status["rows_committed"] < status["rows_to_commit"] == 240
-            held.set()
-            await waiting
-            assert visible_ends(table) == [121, 120]
-
-    asyncio.run(scenario())
-
-
-@KINDS
-def test_a_stop_interrupts_a_commit_and_the_next_start_completes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
-) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = await make_table(manager, is_keyed)
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions, is_keyed)
-            parts = await stage_parts(transactions, begun)
-            real = TransactionCommit._stored
-            started = asyncio.Event()
-
-            async def stored(self: TransactionCommit, *args: Any) -> int:
-                timestamp_us = await real(self, *args)
-                started.set()
-                await asyncio.sleep(0.01)
-                return timestamp_us
-
-            monkeypatch.setattr(TransactionCommit, "_stored", stored)
-            asking = asyncio.ensure_future(transactions.commit(begun, parts, wait_s=20))
-            await started.wait()
-        with pytest.raises(UnknownOutcomeError, match="the service stops"):
-            await asking
+    async with open_manager(tmp_path) as manager:
+        table = await make_table(manager, False)
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions)
+        parts = await stage_parts(transactions, begun)
+        monkeypatch.setattr(LocalFilesystem, "rename", failing)
+        with pytest.raises(StorageFailedError, match="nothing was stored"):
+            await transactions.commit(begun, parts, wait_s=20)
         monkeypatch.undo()
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = next(iter(manager.open_tables()))
-            assert visible_ends(table) == [120, 120]
-            assert manager.transactions.open_count == 0
-
-    asyncio.run(scenario())
-
-
-def test_rows_staged_for_a_log_are_the_frames_of_the_log(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await make_table(manager, False)
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions)
-            await transactions.commit(begun, await stage_parts(transactions, begun), wait_s=20)
-            log: LogTablet = table.tablets[1]
-            frames = log.read(0, bytes_max=1 << 20)
-            assert [frame.row_count for frame in frames] == [20] * 6
-            first = pa.ipc.read_record_batch(pa.py_buffer(frames[0].payload), EVENTS)
-            assert first == event_rows(20, 40)
-
-    asyncio.run(scenario())
+        assert transactions.status(begun)["status"] == "open"
+        await write_alone(manager, table, 0)
+        result = await transactions.commit(begun, parts, wait_s=20)
+        assert result is not None
+        assert result.ranges == {0: (1, 121), 1: (0, 120)}
 
 
 @KINDS
-def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
+async def test_writes_wait_for_a_commit_and_other_tables_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
+) -> None:
+    held = asyncio.Event()
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = await make_table(manager, is_keyed)
+        other = await make_table(manager, is_keyed, "other")
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions, is_keyed)
+        parts = await stage_parts(transactions, begun)
+        real = TransactionCommit._stored
+        pieces = 0
+
+        async def stored(self: TransactionCommit, *args: Any) -> int:
+            nonlocal pieces
+            pieces += 1
+            if pieces == 3:
+                await held.wait()
+            return await real(self, *args)
+
+        monkeypatch.setattr(TransactionCommit, "_stored", stored)
+        assert await transactions.commit(begun, parts, wait_s=0) is None
+        waiting = asyncio.ensure_future(write_alone(manager, table, 0))
+        await until(lambda: pieces == 3)
+        await write_alone(manager, other, 0)
+        assert visible_ends(table) == [0, 0]
+        assert not waiting.done()
+        status = transactions.status(begun)
+        assert status["status"] == "committing"
+        assert 0 < status["rows_committed"] < status["rows_to_commit"] == 240
+        held.set()
+        await waiting
+        assert visible_ends(table) == [121, 120]
+
+
+@KINDS
+async def test_a_stop_interrupts_a_commit_and_the_next_start_completes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
+) -> None:
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = await make_table(manager, is_keyed)
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions, is_keyed)
+        parts = await stage_parts(transactions, begun)
+        real = TransactionCommit._stored
+        started = asyncio.Event()
+
+        async def stored(self: TransactionCommit, *args: Any) -> int:
+            timestamp_us = await real(self, *args)
+            started.set()
+            await asyncio.sleep(0.01)
+            return timestamp_us
+
+        monkeypatch.setattr(TransactionCommit, "_stored", stored)
+        asking = asyncio.ensure_future(transactions.commit(begun, parts, wait_s=20))
+        await started.wait()
+    with pytest.raises(UnknownOutcomeError, match="the service stops"):
+        await asking
+    monkeypatch.undo()
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = next(iter(manager.open_tables()))
+        assert visible_ends(table) == [120, 120]
+        assert manager.transactions.open_count == 0
+
+
+async def test_rows_staged_for_a_log_are_the_frames_of_the_log(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await make_table(manager, False)
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions)
+        await transactions.commit(begun, await stage_parts(transactions, begun), wait_s=20)
+        log: LogTablet = table.tablets[1]
+        frames = log.read(0, bytes_max=1 << 20)
+        assert [frame.row_count for frame in frames] == [20] * 6
+        first = pa.ipc.read_record_batch(pa.py_buffer(frames[0].payload), EVENTS)
+        assert first == event_rows(20, 40)
+
+
+@KINDS
+async def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
 ) -> None:
     is_aborted = threading.Event()
@@ -254,17 +235,14 @@ def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
         (files.directory / f"{transaction_id}.open").unlink(missing_ok=True)
         real(files, transaction_id)
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path, **SMALL) as manager:
-            table = await make_table(manager, is_keyed)
-            transactions = manager.transactions.of(table)
-            begun = await begin(transactions, is_keyed)
-            monkeypatch.setattr(TransactionFiles, "_sync_open", after_the_abort)
-            staging = asyncio.ensure_future(stage_parts(transactions, begun))
-            await asyncio.sleep(0)
-            transactions.abort(begun)
-            is_aborted.set()
-            with pytest.raises(TransactionNotFoundError):
-                await staging
-
-    asyncio.run(scenario())
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = await make_table(manager, is_keyed)
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions, is_keyed)
+        monkeypatch.setattr(TransactionFiles, "_sync_open", after_the_abort)
+        staging = asyncio.ensure_future(stage_parts(transactions, begun))
+        await asyncio.sleep(0)
+        transactions.abort(begun)
+        is_aborted.set()
+        with pytest.raises(TransactionNotFoundError):
+            await staging

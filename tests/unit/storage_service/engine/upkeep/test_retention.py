@@ -51,49 +51,40 @@ async def _apply(manager: TabletManager, table: OpenTable, *, age_us: int) -> in
     )
 
 
-def test_rows_that_are_not_tiered_stay_however_old_they_are(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _filled(manager)
+async def test_rows_that_are_not_tiered_stay_however_old_they_are(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _filled(manager)
 
-            assert await _apply(manager, table, age_us=100 * DAY_US) == 0
-            await _tier(manager, table, 4_000)
-            assert await _apply(manager, table, age_us=100 * DAY_US) == 1
+        assert await _apply(manager, table, age_us=100 * DAY_US) == 0
+        await _tier(manager, table, 4_000)
+        assert await _apply(manager, table, age_us=100 * DAY_US) == 1
 
-            # Offset 4,000 lies in the second segment, which therefore stays.
-            assert table.tablet(0).log_start_offset == 3_000
-
-    asyncio.run(scenario())
+        # Offset 4,000 lies in the second segment, which therefore stays.
+        assert table.tablet(0).log_start_offset == 3_000
 
 
-def test_tiered_rows_stay_until_their_time_is_up(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _filled(manager)
-            await _tier(manager, table, 9_000)
+async def test_tiered_rows_stay_until_their_time_is_up(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _filled(manager)
+        await _tier(manager, table, 9_000)
 
-            assert await _apply(manager, table, age_us=DAY_US // 2) == 0
-            assert await _apply(manager, table, age_us=2 * DAY_US) == 3
+        assert await _apply(manager, table, age_us=DAY_US // 2) == 0
+        assert await _apply(manager, table, age_us=2 * DAY_US) == 3
 
-            assert table.tablet(0).log_start_offset == table.tablet(0).high_watermark == 9_000
-
-    asyncio.run(scenario())
+        assert table.tablet(0).log_start_offset == table.tablet(0).high_watermark == 9_000
 
 
-def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _filled(manager, **{"table.datalake.enabled": "false"})
+async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _filled(manager, **{"table.datalake.enabled": "false"})
 
-            assert await _apply(manager, table, age_us=2 * DAY_US) == 3
+        assert await _apply(manager, table, age_us=2 * DAY_US) == 3
 
-            appended = await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
-            assert appended.ranges == {0: (9_000, 9_001)}
-
-    asyncio.run(scenario())
+        appended = await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+        assert appended.ranges == {0: (9_000, 9_001)}
 
 
-def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
+async def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
     class Observer:
         def __init__(self) -> None:
             self.counted: asyncio.Queue[int] = asyncio.Queue()
@@ -101,39 +92,33 @@ def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
         def segments_deleted(self, count: int) -> None:
             self.counted.put_nowait(count)
 
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            table = await _filled(manager)
-            await _tier(manager, table, 9_000)
-            observer = Observer()
-            loop = asyncio.ensure_future(
-                run_retention(
-                    manager.open_tables,
-                    run_blocking=manager._run_blocking,
-                    clock_us=lambda: clock_us() + 2 * DAY_US,
-                    interval_ms=1,
-                    observer=observer,
-                    changing_files=manager.changing_files,
-                )
+    async with open_manager(tmp_path) as manager:
+        table = await _filled(manager)
+        await _tier(manager, table, 9_000)
+        observer = Observer()
+        loop = asyncio.ensure_future(
+            run_retention(
+                manager.open_tables,
+                run_blocking=manager._run_blocking,
+                clock_us=lambda: clock_us() + 2 * DAY_US,
+                interval_ms=1,
+                observer=observer,
+                changing_files=manager.changing_files,
             )
+        )
 
-            assert await asyncio.wait_for(observer.counted.get(), 10) == 3
-            loop.cancel()
-
-    asyncio.run(scenario())
+        assert await asyncio.wait_for(observer.counted.get(), 10) == 3
+        loop.cancel()
 
 
-def test_rows_that_the_batch_layout_lacks_stay(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with open_manager(tmp_path) as manager:
-            layout = {"table.datalake.batch-layout.sort": "id"}
-            table = await _filled(manager, **layout)
+async def test_rows_that_the_batch_layout_lacks_stay(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        layout = {"table.datalake.batch-layout.sort": "id"}
+        table = await _filled(manager, **layout)
 
-            await _tier(manager, table, 9_000)
-            assert await _apply(manager, table, age_us=100 * DAY_US) == 0
-            await _tier(manager, table, 9_000, batch=3_000)
-            assert await _apply(manager, table, age_us=100 * DAY_US) == 1
+        await _tier(manager, table, 9_000)
+        assert await _apply(manager, table, age_us=100 * DAY_US) == 0
+        await _tier(manager, table, 9_000, batch=3_000)
+        assert await _apply(manager, table, age_us=100 * DAY_US) == 1
 
-            assert table.tablet(0).log_start_offset == 3_000
-
-    asyncio.run(scenario())
+        assert table.tablet(0).log_start_offset == 3_000

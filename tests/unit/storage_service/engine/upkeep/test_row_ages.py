@@ -10,7 +10,7 @@ import pytest
 from streamhouse.storage_service.engine import opener as table_opener
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
-from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, run
+from tests.support.expiry_world import HOUR_US, TTL, expiry_world
 from tests.support.in_process_service import table_descriptor
 from tests.support.state_files import content_of, state_file
 
@@ -18,14 +18,13 @@ START_US = 1_800_000_000_000_000
 MINUTE_US = 60_000_000
 
 
-def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_ahead(
+async def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_us = START_US
     monkeypatch.setattr(table_opener, "clock_us", lambda: now_us)
 
-    async def scenario(world: ExpiryWorld) -> None:
-        nonlocal now_us
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
         (tablet,) = table.tablets
         ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
@@ -47,13 +46,11 @@ def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_ahead(
         # Minute 59 is an hour ago; a mark may be missing in between.
         assert ages.end_before(0, tablet, now_us - HOUR_US) in (58, 59)
 
-    run(tmp_path, scenario)
 
-
-def test_a_log_that_is_cut_while_its_ages_are_read_is_read_again_the_next_time(
+async def test_a_log_that_is_cut_while_its_ages_are_read_is_read_again_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.manager.create_table(
             table_descriptor("default.db", primary_key=("id",), bucket_count=2, properties=TTL)
         )
@@ -72,8 +69,6 @@ def test_a_log_that_is_cut_while_its_ages_are_read_is_read_again_the_next_time(
         monkeypatch.undo()
         ages.advance(table.tablets, now_us=START_US, age_us=HOUR_US)
         assert ages.end_before(0, cut, far_us) == 5
-
-    run(tmp_path, scenario)
 
 
 def _refuse(*_: object, **__: object) -> None:

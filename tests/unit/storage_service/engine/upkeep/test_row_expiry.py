@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -25,15 +24,15 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     OverloadedError,
 )
-from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, ids_of, run
+from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, expiry_world, ids_of
 from tests.support.in_process_service import open_manager, table_descriptor
 from tests.support.state_files import content_of, state_file
 
 
-def test_a_row_written_between_look_and_delete_stays(
+async def test_a_row_written_between_look_and_delete_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
         await world.upsert(table, range(10))
 
@@ -51,13 +50,11 @@ def test_a_row_written_between_look_and_delete_stays(
         assert world.expired == [8]
         assert table.row_count == 2
 
-    run(tmp_path, scenario)
 
-
-def test_rows_are_looked_at_only_now_and_then_but_at_once_when_the_time_changes(
+async def test_rows_are_looked_at_only_now_and_then_but_at_once_when_the_time_changes(
     tmp_path: Path,
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
         await world.upsert(table, [1])
         await world.look()
@@ -77,13 +74,11 @@ def test_rows_are_looked_at_only_now_and_then_but_at_once_when_the_time_changes(
         await world.look(ahead_us=8 * HOUR_US)
         assert ids_of(table) == []
 
-    run(tmp_path, scenario)
 
-
-def test_an_upsert_that_changes_nothing_counts_from_when_the_table_has_a_time_to_live(
+async def test_an_upsert_that_changes_nothing_counts_from_when_the_table_has_a_time_to_live(
     tmp_path: Path,
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table(properties={})
         await world.upsert(table, [1])
         assert (await world.upsert(table, [1])).ranges == {0: (1, 1)}, "no change"
@@ -92,14 +87,12 @@ def test_an_upsert_that_changes_nothing_counts_from_when_the_table_has_a_time_to
         await world.manager.alter_properties(table.path, updates={}, removals=list(TTL))
         assert (await world.upsert(table, [1])).ranges == {0: (3, 3)}
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("updates", [{}, {"table.datalake.ttl": "10d"}])
-def test_nothing_more_is_deleted_once_the_owner_says_otherwise(
+async def test_nothing_more_is_deleted_once_the_owner_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: dict[str, str]
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
         await world.upsert(table, range(2_000), "x" * 500)
 
@@ -116,15 +109,13 @@ def test_nothing_more_is_deleted_once_the_owner_says_otherwise(
         assert len(world.expired) == 1, "the piece that was on its way"
         assert table.row_count == 2_000 - world.expired[0] > 0
 
-    run(tmp_path, scenario)
 
-
-def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted(
+async def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else more is to be deleted after it, which makes the next pause longer, without end."""
 
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
 
         async def slowly(*of: Any, **others: Any) -> Appended:
@@ -138,11 +129,9 @@ def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted(
             assert ids_of(table) == []
             world.monotonic_s += 3_600 / 24
 
-    run(tmp_path, scenario)
 
-
-def test_large_rows_are_deleted_in_pieces_that_the_log_takes(tmp_path: Path) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+async def test_large_rows_are_deleted_in_pieces_that_the_log_takes(tmp_path: Path) -> None:
+    async with expiry_world(tmp_path, batch_bytes_max=100000) as world:
         table = await world.table()
         for i in range(40):
             await world.upsert(table, [i], "x" * 20_000)
@@ -151,13 +140,11 @@ def test_large_rows_are_deleted_in_pieces_that_the_log_takes(tmp_path: Path) -> 
         assert ids_of(table) == []
         assert sum(world.expired) == 40
 
-    run(tmp_path, scenario, batch_bytes_max=100_000)
 
-
-def test_nothing_is_deleted_while_the_disk_budget_is_used_up(
+async def test_nothing_is_deleted_while_the_disk_budget_is_used_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
         await world.upsert(table, [1])
         world.room.append(OverloadedError("full"))
@@ -170,13 +157,11 @@ def test_nothing_is_deleted_while_the_disk_budget_is_used_up(
         await world.look()
         assert ids_of(table) == []
 
-    run(tmp_path, scenario)
 
-
-def test_a_table_that_fails_keeps_no_other_from_its_turn(
+async def test_a_table_that_fails_keeps_no_other_from_its_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         first, second = await world.table("first"), await world.table("second")
         for table in (first, second):
             await world.upsert(table, [1])
@@ -186,13 +171,11 @@ def test_a_table_that_fails_keeps_no_other_from_its_turn(
         assert (ids_of(first), ids_of(second)) == ([1], [])
         assert "row_ages.json holds no ages of rows" in caplog.text
 
-    run(tmp_path, scenario)
 
-
-def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_without_a_pause(
+async def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.manager.create_table(
             table_descriptor("default.db", primary_key=("id",), bucket_count=3, properties=TTL)
         )
@@ -212,13 +195,11 @@ def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_without_a_pa
             assert [bucket.row_count for bucket in table.key_buckets] == [0, 1, 0]
             assert caplog.text.count("bucket 1: its rows are out of use, it") == failures
 
-    run(tmp_path, scenario)
 
-
-def test_a_table_dropped_under_a_look_is_let_go_of(
+async def test_a_table_dropped_under_a_look_is_let_go_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+    async with expiry_world(tmp_path) as world:
         table, other = await world.table(), await world.table("other")
         for each in (table, other):
             await world.upsert(each, range(5))
@@ -236,19 +217,11 @@ def test_a_table_dropped_under_a_look_is_let_go_of(
         assert "expiry_failed" not in caplog.text
         assert "event=bug" not in caplog.text
 
-    run(tmp_path, scenario)
 
-
-def test_ages_outlive_the_log_and_a_restart(
+async def test_ages_outlive_the_log_and_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the log has forgotten is old by the marks, and young without them."""
-
-    async def write() -> None:
-        async with open_manager(tmp_path) as manager:
-            world = ExpiryWorld(manager)
-            await world.upsert(await world.table(), range(5))
-            await world.look(ahead_us=0)
 
     async def left(*, with_marks: bool) -> list[int]:
         async with open_manager(tmp_path) as manager:
@@ -264,9 +237,12 @@ def test_ages_outlive_the_log_and_a_restart(
                 (tmp_path / "kept.json").rename(world.ages_file(table))
             return ids_of(table)
 
-    asyncio.run(write())
-    assert asyncio.run(left(with_marks=False)) == [0, 1, 2, 3, 4]
-    assert asyncio.run(left(with_marks=True)) == []
+    async with open_manager(tmp_path) as manager:
+        world = ExpiryWorld(manager)
+        await world.upsert(await world.table(), range(5))
+        await world.look(ahead_us=0)
+    assert await left(with_marks=False) == [0, 1, 2, 3, 4]
+    assert await left(with_marks=True) == []
 
 
 @pytest.mark.parametrize(
@@ -289,8 +265,8 @@ def test_a_table_whose_rows_are_never_deleted_has_no_time_to_live(
         table_descriptor(primary_key=("id",), properties=TTL | properties)
 
 
-def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
-    async def scenario(world: ExpiryWorld) -> None:
+async def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
+    async with expiry_world(tmp_path) as world:
         table = await world.table()
         ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
         start_us = clock_us()
@@ -305,8 +281,6 @@ def test_marks_are_few_however_long_a_table_is_written(tmp_path: Path) -> None:
         # Each step of a sixty-fourth of an hour is known.
         times = [time_us for time_us, _ in marks]
         assert max(b - a for a, b in itertools.pairwise(times)) <= 2 * 60_000_000
-
-    run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -60,18 +61,15 @@ def _grants(path: Path, **tokens: list[str]) -> Path:
     return path
 
 
-def _run(
+@contextlib.asynccontextmanager
+async def _service(
     tmp_path: Path,
-    scenario: Callable[[InProcessService], Awaitable[None]],
     **tokens: list[str],
-) -> None:
-    async def run() -> None:
-        async with in_process_service(
-            tmp_path / "data", token=OWNER_TOKEN, grants_file=_grants(tmp_path / "g", **tokens)
-        ) as service:
-            await scenario(service)
-
-    asyncio.run(run())
+) -> AsyncIterator[InProcessService]:
+    async with in_process_service(
+        tmp_path / "data", token=OWNER_TOKEN, grants_file=_grants(tmp_path / "g", **tokens)
+    ) as service:
+        yield service
 
 
 def _filled(path: str) -> str:
@@ -83,29 +81,27 @@ def test_the_data_routes_are_found() -> None:
     assert {("POST", "/v1/tables/{x}/append"), ("GET", "/v1/tables/{x}/subscribe")} < _data_routes()
 
 
-def test_every_route_but_the_open_ones_refuses_callers_without_a_token(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_every_route_but_the_open_ones_refuses_callers_without_a_token(
+    tmp_path: Path,
+) -> None:
+    async with _service(tmp_path) as service:
         for method, path in await _routes(service):
             answer = await service.call(method, _filled(path))
             expected = 200 if path in OPEN_PATHS else 401
             assert answer.status == expected, (method, path)
 
-    _run(tmp_path, scenario)
 
-
-def test_every_route_names_what_it_needs(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_every_route_names_what_it_needs(tmp_path: Path) -> None:
+    async with _service(tmp_path) as service:
         for method, path in await _routes(service):
             if path in OPEN_PATHS:
                 continue
             need = need_of(method, _filled(path))
             assert need.scope != "*", f"{method} {path} is not listed in access.need_of"
 
-    _run(tmp_path, scenario)
 
-
-def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) -> None:
+    async with _service(tmp_path, nobody=[]) as service:
         for method, path in await _routes(service):
             if path in OPEN_PATHS or need_of(method, _filled(path)).scope is None:
                 continue
@@ -117,8 +113,6 @@ def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) -> Non
         assert (await service.call("GET", "/v1/databases", headers=_bearer("nobody"))).json() == {
             "databases": []
         }
-
-    _run(tmp_path, scenario, nobody=[])
 
 
 async def _append(service: InProcessService, token: str, path: str) -> int:
@@ -139,8 +133,15 @@ async def _create(service: InProcessService, token: str, path: str) -> int:
     return answer.status
 
 
-def test_levels_on_tables_and_databases(tmp_path: Path) -> None:
-    async def scenario(service: InProcessService) -> None:
+async def test_levels_on_tables_and_databases(tmp_path: Path) -> None:
+    async with _service(
+        tmp_path,
+        reader=["read:sales.orders"],
+        writer=["write:sales.orders"],
+        admin=["admin:sales.*"],
+        watcher=["read:service"],
+    ) as service:
+
         async def get(token: str, path: str) -> Any:
             return await service.call("GET", path, headers=_bearer(token))
 
@@ -173,25 +174,14 @@ def test_levels_on_tables_and_databases(tmp_path: Path) -> None:
         assert (await service.call(*drop, headers=_bearer("writer"))).status == 403
         assert (await service.call(*drop, headers=_bearer("admin"))).status == 204
 
-    _run(
-        tmp_path,
-        scenario,
-        reader=["read:sales.orders"],
-        writer=["write:sales.orders"],
-        admin=["admin:sales.*"],
-        watcher=["read:service"],
-    )
 
-
-def test_a_refused_call_leaves_an_audit_line_and_no_token(
+async def test_a_refused_call_leaves_an_audit_line_and_no_token(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(service: InProcessService) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with _service(tmp_path, reader=["read:a.b"]) as service:
         await service.call("GET", "/v1/tables", headers=_bearer("wr0ng-secret"))
         await service.call("DELETE", "/v1/tables/a.b", headers=_bearer("reader"))
-
-    with caplog.at_level(logging.DEBUG):
-        _run(tmp_path, scenario, reader=["read:a.b"])
 
     lines = [r.getMessage() for r in caplog.records if r.name == "streamhouse.audit"]
     assert lines == [
@@ -203,27 +193,24 @@ def test_a_refused_call_leaves_an_audit_line_and_no_token(
     assert OWNER_TOKEN not in caplog.text
 
 
-def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
-    async def run() -> None:
-        grants = _grants(tmp_path / "g", reader=["read:default.events"])
-        async with in_process_service(
-            tmp_path / "data",
-            token=OWNER_TOKEN,
-            grants_file=grants,
-            grants_check_interval_ms=1,
-            subscription_heartbeat_ms=5,
-        ) as service:
-            assert await _create(service, OWNER_TOKEN, "default.events") == 201
-            call, answering = service.start(
-                "GET", "/v1/tables/events/subscribe", headers=_bearer("reader")
-            )
-            await call.sent(0)
-            grants.write_text("")
-            answer = await asyncio.wait_for(answering, 30)
-            assert answer.status == 200
-            assert answer.is_complete
-
-    asyncio.run(run())
+async def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
+    grants = _grants(tmp_path / "g", reader=["read:default.events"])
+    async with in_process_service(
+        tmp_path / "data",
+        token=OWNER_TOKEN,
+        grants_file=grants,
+        grants_check_interval_ms=1,
+        subscription_heartbeat_ms=5,
+    ) as service:
+        assert await _create(service, OWNER_TOKEN, "default.events") == 201
+        call, answering = service.start(
+            "GET", "/v1/tables/events/subscribe", headers=_bearer("reader")
+        )
+        await call.sent(0)
+        grants.write_text("")
+        answer = await asyncio.wait_for(answering, 30)
+        assert answer.status == 200
+        assert answer.is_complete
 
 
 @pytest.mark.parametrize(

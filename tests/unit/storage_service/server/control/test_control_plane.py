@@ -19,36 +19,33 @@ from tests.support.in_process_service import (
 )
 
 
-def test_a_table_lives_from_creation_to_dropping(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            descriptor = table_descriptor("sales.events", bucket_count=2, bucket_key=("id",))
-            created = await service.call("POST", "/v1/databases", json_body={"name": "sales"})
-            assert created.status == 201
+async def test_a_table_lives_from_creation_to_dropping(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        descriptor = table_descriptor("sales.events", bucket_count=2, bucket_key=("id",))
+        created = await service.call("POST", "/v1/databases", json_body={"name": "sales"})
+        assert created.status == 201
 
-            info = TableInfo.from_json(await service.create_table("sales.events", bucket_count=2))
+        info = TableInfo.from_json(await service.create_table("sales.events", bucket_count=2))
 
-            assert (info.table_id, info.nodes) == (1, {0: "", 1: ""})
-            described = await service.call("GET", "/v1/tables/sales.events")
-            assert TableInfo.from_json(described.json()) == info
-            listed = await service.call("GET", "/v1/tables", query={"database": "sales"})
-            assert listed.json() == {"tables": ["sales.events"]}
-            altered = await service.call(
-                "PATCH",
-                "/v1/tables/sales.events/properties",
-                json_body={"set": {"table.log.ttl": "1h"}},
-            )
-            assert altered.json()["properties"] == {"table.log.ttl": "1h"}
-            again = await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
-            assert again.error()[:2] == (409, "table_exists")
-            full = await service.call("DELETE", "/v1/databases/sales")
-            assert full.error()[:2] == (409, "database_not_empty")
-            assert (await service.call("DELETE", "/v1/tables/sales.events")).status == 204
-            assert (await service.call("DELETE", "/v1/databases/sales")).status == 204
-            databases = await service.call("GET", "/v1/databases")
-            assert databases.json() == {"databases": ["default"]}
-
-    asyncio.run(scenario())
+        assert (info.table_id, info.nodes) == (1, {0: "", 1: ""})
+        described = await service.call("GET", "/v1/tables/sales.events")
+        assert TableInfo.from_json(described.json()) == info
+        listed = await service.call("GET", "/v1/tables", query={"database": "sales"})
+        assert listed.json() == {"tables": ["sales.events"]}
+        altered = await service.call(
+            "PATCH",
+            "/v1/tables/sales.events/properties",
+            json_body={"set": {"table.log.ttl": "1h"}},
+        )
+        assert altered.json()["properties"] == {"table.log.ttl": "1h"}
+        again = await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
+        assert again.error()[:2] == (409, "table_exists")
+        full = await service.call("DELETE", "/v1/databases/sales")
+        assert full.error()[:2] == (409, "database_not_empty")
+        assert (await service.call("DELETE", "/v1/tables/sales.events")).status == 204
+        assert (await service.call("DELETE", "/v1/databases/sales")).status == 204
+        databases = await service.call("GET", "/v1/databases")
+        assert databases.json() == {"databases": ["default"]}
 
 
 @pytest.mark.parametrize(
@@ -67,18 +64,15 @@ def test_a_table_lives_from_creation_to_dropping(tmp_path: Path) -> None:
         ({"bucket.num": 3}, 400, "invalid_request", "no field 'bucket.num'"),
     ],
 )
-def test_a_bad_descriptor_is_refused_in_one_sentence_and_makes_nothing(
+async def test_a_bad_descriptor_is_refused_in_one_sentence_and_makes_nothing(
     tmp_path: Path, change: dict[str, Any], status: int, code: str, message: str
 ) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            body = {**table_descriptor().to_json(), **change}
-            answer = await service.call("POST", "/v1/tables", json_body=body)
-            assert answer.error()[:2] == (status, code)
-            assert message in answer.error()[2]
-            assert (await service.call("GET", "/v1/tables")).json() == {"tables": []}
-
-    asyncio.run(scenario())
+    async with in_process_service(tmp_path) as service:
+        body = {**table_descriptor().to_json(), **change}
+        answer = await service.call("POST", "/v1/tables", json_body=body)
+        assert answer.error()[:2] == (status, code)
+        assert message in answer.error()[2]
+        assert (await service.call("GET", "/v1/tables")).json() == {"tables": []}
 
 
 @pytest.mark.parametrize(
@@ -94,35 +88,27 @@ def test_a_bad_descriptor_is_refused_in_one_sentence_and_makes_nothing(
         ("/v1/tiering/heartbeat", b'{"table": "t", "epoch": 0}', "body.epoch: Input should be"),
     ],
 )
-def test_a_malformed_body_is_refused_by_field(
+async def test_a_malformed_body_is_refused_by_field(
     tmp_path: Path, path: str, body: bytes, message: str
 ) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            answer = await service.call(
-                "POST", path, body=body, headers={"content-type": "application/json"}
-            )
-            assert answer.error()[:2] == (400, "invalid_request")
-            assert answer.error()[2].startswith(f"{path}: ")
-            assert message in answer.error()[2]
-
-    asyncio.run(scenario())
+    async with in_process_service(tmp_path) as service:
+        answer = await service.call(
+            "POST", path, body=body, headers={"content-type": "application/json"}
+        )
+        assert answer.error()[:2] == (400, "invalid_request")
+        assert answer.error()[2].startswith(f"{path}: ")
+        assert message in answer.error()[2]
 
 
-def test_state_is_a_whole_cut(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await service.create_table(bucket_count=2)
-            await service.append([(0, 0, event_rows(0, 3))])
+async def test_state_is_a_whole_cut(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table(bucket_count=2)
+        await service.append([(0, 0, event_rows(0, 3))])
 
-            state = TableState.from_json(
-                (await service.call("GET", "/v1/tables/events/state")).json()
-            )
+        state = TableState.from_json((await service.call("GET", "/v1/tables/events/state")).json())
 
-            assert {b: p.high_watermark for b, p in state.positions.items()} == {0: 3, 1: 0}
-            assert state.lake == LakeState(tiered_offsets={0: 0, 1: 0})
-
-    asyncio.run(scenario())
+        assert {b: p.high_watermark for b, p in state.positions.items()} == {0: 3, 1: 0}
+        assert state.lake == LakeState(tiered_offsets={0: 0, 1: 0})
 
 
 async def _state(service: InProcessService, **query: str) -> dict[str, int]:
@@ -131,31 +117,28 @@ async def _state(service: InProcessService, **query: str) -> dict[str, int]:
     return {b: p["high_watermark"] for b, p in answer.json()["positions"].items()}
 
 
-def test_state_waits_for_rows_beyond_the_given_offsets(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await service.create_table(bucket_count=2)
-            await service.append([(0, 0, event_rows(0, 3))])
-            # What is there already is no reason to wait.
-            assert await _state(service, after='{"0": 2, "1": 0}', max_wait_ms="60000") == {
-                "0": 3,
-                "1": 0,
-            }
-            waiting = asyncio.ensure_future(
-                _state(service, after='{"0": 3, "1": 0}', max_wait_ms="60000")
-            )
-            while not service.service.manager.waiter_limit.count:
-                await asyncio.sleep(0)
+async def test_state_waits_for_rows_beyond_the_given_offsets(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table(bucket_count=2)
+        await service.append([(0, 0, event_rows(0, 3))])
+        # What is there already is no reason to wait.
+        assert await _state(service, after='{"0": 2, "1": 0}', max_wait_ms="60000") == {
+            "0": 3,
+            "1": 0,
+        }
+        waiting = asyncio.ensure_future(
+            _state(service, after='{"0": 3, "1": 0}', max_wait_ms="60000")
+        )
+        while not service.service.manager.waiter_limit.count:
+            await asyncio.sleep(0)
 
-            await service.append([(1, 0, event_rows(0, 1))])
+        await service.append([(1, 0, event_rows(0, 1))])
 
-            assert await asyncio.wait_for(waiting, 10) == {"0": 3, "1": 1}
-            assert await _state(service, after='{"0": 3, "1": 1}', max_wait_ms="2") == {
-                "0": 3,
-                "1": 1,
-            }
-
-    asyncio.run(scenario())
+        assert await asyncio.wait_for(waiting, 10) == {"0": 3, "1": 1}
+        assert await _state(service, after='{"0": 3, "1": 1}', max_wait_ms="2") == {
+            "0": 3,
+            "1": 1,
+        }
 
 
 @pytest.mark.parametrize(
@@ -166,90 +149,78 @@ def test_state_waits_for_rows_beyond_the_given_offsets(tmp_path: Path) -> None:
         ({"max_wait_ms": "soon"}, "parameter max_wait_ms = 'soon'"),
     ],
 )
-def test_a_bad_wait_is_refused(tmp_path: Path, query: dict[str, str], message: str) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await service.create_table()
-            answer = await service.call("GET", "/v1/tables/events/state", query=query)
-            assert answer.error()[:2] == (400, "invalid_request")
-            assert message in answer.error()[2]
-
-    asyncio.run(scenario())
+async def test_a_bad_wait_is_refused(tmp_path: Path, query: dict[str, str], message: str) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        answer = await service.call("GET", "/v1/tables/events/state", query=query)
+        assert answer.error()[:2] == (400, "invalid_request")
+        assert message in answer.error()[2]
 
 
-def test_offsets_are_found_by_time(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await service.create_table(bucket_count=2)
-            first = (await service.append([(0, 0, event_rows(0, 3))])).json()["timestamp_us"]
-            second = (await service.append([(0, 0, event_rows(3, 5))])).json()["timestamp_us"]
+async def test_offsets_are_found_by_time(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table(bucket_count=2)
+        first = (await service.append([(0, 0, event_rows(0, 3))])).json()["timestamp_us"]
+        second = (await service.append([(0, 0, event_rows(3, 5))])).json()["timestamp_us"]
 
-            async def offsets(timestamp_us: int) -> Any:
-                answer = await service.call(
-                    "GET",
-                    "/v1/tables/events/offsets",
-                    query={"timestamp_us": str(timestamp_us)},
-                )
-                return answer.json()["offsets"]
+        async def offsets(timestamp_us: int) -> Any:
+            answer = await service.call(
+                "GET",
+                "/v1/tables/events/offsets",
+                query={"timestamp_us": str(timestamp_us)},
+            )
+            return answer.json()["offsets"]
 
-            assert await offsets(0) == {"0": 0, "1": 0}
-            assert await offsets(first + 1) == {"0": 3, "1": 0}
-            assert await offsets(second + 1) == {"0": 5, "1": 0}
-            missing = await service.call("GET", "/v1/tables/events/offsets")
-            assert "timestamp_us: Field required" in missing.error()[2]
-
-    asyncio.run(scenario())
+        assert await offsets(0) == {"0": 0, "1": 0}
+        assert await offsets(first + 1) == {"0": 3, "1": 0}
+        assert await offsets(second + 1) == {"0": 5, "1": 0}
+        missing = await service.call("GET", "/v1/tables/events/offsets")
+        assert "timestamp_us: Field required" in missing.error()[2]
 
 
-def test_the_catalog_is_named(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            answer = await service.call("GET", "/v1/lake/catalog")
-            named = service.service.config.lake_catalog().to_json()
-            named["properties"]["streamhouse.service-id"] = service.service.manager.service_id
-            assert answer.json() == named
-
-    asyncio.run(scenario())
+async def test_the_catalog_is_named(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        answer = await service.call("GET", "/v1/lake/catalog")
+        named = service.service.config.lake_catalog().to_json()
+        named["properties"]["streamhouse.service-id"] = service.service.manager.service_id
+        assert answer.json() == named
 
 
-def test_a_tiering_round_over_http(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await service.create_table()
-            await service.append([(0, 0, event_rows(0, 3))])
+async def test_a_tiering_round_over_http(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 3))])
 
-            async def post(verb: str, **body: Any) -> Any:
-                return (await service.call("POST", f"/v1/tiering/{verb}", json_body=body)).json()
+        async def post(verb: str, **body: Any) -> Any:
+            return (await service.call("POST", f"/v1/tiering/{verb}", json_body=body)).json()
 
-            early = await post("claim", worker_id="w")
-            assert (early["assignment"], early["reason"]) == (None, "not_due")
-            assert 50 <= early["retry_after_ms"] <= 5_000
-            claim = await post("claim", worker_id="w", tables=["events"], force=True)
-            assignment = TieringAssignment.from_json(claim["assignment"])
-            assert (await post("heartbeat", table="events", epoch=1, rows_done=5)) == {
-                "lease_ms": 30_000
-            }
-            report = {
-                "table": "events",
-                "table_id": assignment.state.table.table_id,
-                "epoch": assignment.epoch,
-                "lake_snapshot_id": "9007199254740993",
-                "lake_table_uuid": "u",
-                "tiered_offsets": {"0": 3},
-            }
-            lake = LakeState.from_json(await post("complete", **report))
-            assert (lake.snapshot_id, lake.tiered_offsets) == (9007199254740993, {0: 3})
-            await service.append([(0, 0, event_rows(0, 3))])
-            await post("claim", worker_id="w", force=True)
-            fenced = await post("complete", **report)
-            assert fenced["error"]["code"] == "fenced"
-            assert await post("fail", table="events", epoch=2, error="boom") == {"paused_ms": 1_000}
-            status = (await service.call("GET", "/v1/tiering")).json()["tables"]["default.events"]
-            assert (status["failures"], status["last_error"]) == (1, "boom")
-            assert (status["untiered_rows"], status["tiering_epoch"]) == (3, 2)
-            assert (status["worker_id"], status["lease_left_ms"]) == ("", 0)
-            assert 0 < status["pause_left_ms"] <= 1_000
-            unknown = await post("claim", worker_id="w", tables=["nope"])
-            assert unknown["error"]["code"] == "table_not_found"
-
-    asyncio.run(scenario())
+        early = await post("claim", worker_id="w")
+        assert (early["assignment"], early["reason"]) == (None, "not_due")
+        assert 50 <= early["retry_after_ms"] <= 5_000
+        claim = await post("claim", worker_id="w", tables=["events"], force=True)
+        assignment = TieringAssignment.from_json(claim["assignment"])
+        assert (await post("heartbeat", table="events", epoch=1, rows_done=5)) == {
+            "lease_ms": 30_000
+        }
+        report = {
+            "table": "events",
+            "table_id": assignment.state.table.table_id,
+            "epoch": assignment.epoch,
+            "lake_snapshot_id": "9007199254740993",
+            "lake_table_uuid": "u",
+            "tiered_offsets": {"0": 3},
+        }
+        lake = LakeState.from_json(await post("complete", **report))
+        assert (lake.snapshot_id, lake.tiered_offsets) == (9007199254740993, {0: 3})
+        await service.append([(0, 0, event_rows(0, 3))])
+        await post("claim", worker_id="w", force=True)
+        fenced = await post("complete", **report)
+        assert fenced["error"]["code"] == "fenced"
+        assert await post("fail", table="events", epoch=2, error="boom") == {"paused_ms": 1_000}
+        status = (await service.call("GET", "/v1/tiering")).json()["tables"]["default.events"]
+        assert (status["failures"], status["last_error"]) == (1, "boom")
+        assert (status["untiered_rows"], status["tiering_epoch"]) == (3, 2)
+        assert (status["worker_id"], status["lease_left_ms"]) == ("", 0)
+        assert 0 < status["pause_left_ms"] <= 1_000
+        unknown = await post("claim", worker_id="w", tables=["nope"])
+        assert unknown["error"]["code"] == "table_not_found"

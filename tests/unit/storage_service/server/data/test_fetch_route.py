@@ -37,20 +37,17 @@ async def _filled(service: InProcessService) -> None:
         await service.append([(0, 0, event_rows(start, start + 10))])
 
 
-def test_whole_batches_come_from_the_one_that_holds_the_offset(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
+async def test_whole_batches_come_from_the_one_that_holds_the_offset(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
 
-            body = await _fetch(service, offset="15")
+        body = await _fetch(service, offset="15")
 
-            assert _spans(body) == [(10, 10), (20, 10)]
-            assert body.positions == {0: (0, 30)}
-            assert body.batches[0][1].column("id").to_pylist() == list(range(10, 20))
-            address = body.batches[0][0]
-            assert (address.bucket, address.schema_id) == (0, 0)
-
-    asyncio.run(scenario())
+        assert _spans(body) == [(10, 10), (20, 10)]
+        assert body.positions == {0: (0, 30)}
+        assert body.batches[0][1].column("id").to_pylist() == list(range(10, 20))
+        address = body.batches[0][0]
+        assert (address.bucket, address.schema_id) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -64,113 +61,89 @@ def test_whole_batches_come_from_the_one_that_holds_the_offset(tmp_path: Path) -
         ({"offset": "30"}, []),
     ],
 )
-def test_bytes_and_end_bound_what_comes(
+async def test_bytes_and_end_bound_what_comes(
     tmp_path: Path, query: dict[str, str], spans: list[tuple[int, int]]
 ) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            assert _spans(await _fetch(service, **query)) == spans
-
-    asyncio.run(scenario())
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        assert _spans(await _fetch(service, **query)) == spans
 
 
 @pytest.mark.parametrize("inline_bytes_max", [1, 1 << 20])
-def test_only_the_wanted_columns_come(tmp_path: Path, inline_bytes_max: int) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, inline_bytes_max=inline_bytes_max) as service:
-            await _filled(service)
+async def test_only_the_wanted_columns_come(tmp_path: Path, inline_bytes_max: int) -> None:
+    async with in_process_service(tmp_path, inline_bytes_max=inline_bytes_max) as service:
+        await _filled(service)
 
-            body = await _fetch(service, offset="0", columns="name")
+        body = await _fetch(service, offset="0", columns="name")
 
-            assert [batch.schema.names for _, batch in body.batches] == [["name"]] * 3
-            assert body.batches[0][1].column("name")[3].as_py() == "n3"
-
-    asyncio.run(scenario())
+        assert [batch.schema.names for _, batch in body.batches] == [["name"]] * 3
+        assert body.batches[0][1].column("name")[3].as_py() == "n3"
 
 
-def test_a_long_poll_is_answered_by_the_append_it_waits_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            _, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
-            await asyncio.sleep(0)
+async def test_a_long_poll_is_answered_by_the_append_it_waits_for(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        _, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
+        await asyncio.sleep(0)
 
-            await service.append([(1, 0, event_rows(0, 1))])
-            assert not poll.done(), "another bucket's rows are none of its business"
-            await service.append([(0, 0, event_rows(30, 31))])
+        await service.append([(1, 0, event_rows(0, 1))])
+        assert not poll.done(), "another bucket's rows are none of its business"
+        await service.append([(0, 0, event_rows(30, 31))])
 
-            assert _spans(_decoded(await asyncio.wait_for(poll, 10))) == [(30, 1)]
-
-    asyncio.run(scenario())
+        assert _spans(_decoded(await asyncio.wait_for(poll, 10))) == [(30, 1)]
 
 
-def test_a_long_poll_answers_nothing_when_its_time_is_up(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, fetch_wait_ms_max=5) as service:
-            await _filled(service)
-            for wait in ("1", "3600000"):
-                assert _spans(await _fetch(service, offset="30", max_wait_ms=wait)) == []
-
-    asyncio.run(scenario())
+async def test_a_long_poll_answers_nothing_when_its_time_is_up(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, fetch_wait_ms_max=5) as service:
+        await _filled(service)
+        for wait in ("1", "3600000"):
+            assert _spans(await _fetch(service, offset="30", max_wait_ms=wait)) == []
 
 
-def test_at_end_offset_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            call = _fetch(service, offset="30", end_offset="30", max_wait_ms="60000")
-            assert _spans(await asyncio.wait_for(call, 10)) == []
-
-    asyncio.run(scenario())
+async def test_at_end_offset_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        call = _fetch(service, offset="30", end_offset="30", max_wait_ms="60000")
+        assert _spans(await asyncio.wait_for(call, 10)) == []
 
 
-def test_a_client_that_goes_away_stops_waiting(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            call, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
-            await asyncio.sleep(0)
+async def test_a_client_that_goes_away_stops_waiting(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        call, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
+        await asyncio.sleep(0)
 
-            call.disconnect()
+        call.disconnect()
 
-            assert (await asyncio.wait_for(poll, 10)).status == 0
-            assert service.service.open_requests == 0
-            assert service.service.manager.waiter_limit.count == 0
-
-    asyncio.run(scenario())
+        assert (await asyncio.wait_for(poll, 10)).status == 0
+        assert service.service.open_requests == 0
+        assert service.service.manager.waiter_limit.count == 0
 
 
-def test_dropping_the_table_ends_the_wait_with_the_reason(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            _, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
-            await asyncio.sleep(0)
+async def test_dropping_the_table_ends_the_wait_with_the_reason(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        _, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
+        await asyncio.sleep(0)
 
-            await service.call("DELETE", "/v1/tables/events")
+        await service.call("DELETE", "/v1/tables/events")
 
-            assert (await asyncio.wait_for(poll, 10)).error()[:2] == (404, "table_not_found")
-
-    asyncio.run(scenario())
+        assert (await asyncio.wait_for(poll, 10)).error()[:2] == (404, "table_not_found")
 
 
-def test_too_many_waiters_are_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path, waiting_fetches_max=1) as service:
-            await _filled(service)
-            query = {"offset": "30", "max_wait_ms": "60000"}
-            call, poll = service.start("GET", FETCH, query=query)
-            await asyncio.sleep(0)
+async def test_too_many_waiters_are_refused(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, waiting_fetches_max=1) as service:
+        await _filled(service)
+        query = {"offset": "30", "max_wait_ms": "60000"}
+        call, poll = service.start("GET", FETCH, query=query)
+        await asyncio.sleep(0)
 
-            status, code, message = (await service.call("GET", FETCH, query=query)).error()
+        status, code, message = (await service.call("GET", FETCH, query=query)).error()
 
-            assert (status, code) == (503, "overloaded")
-            assert "(waiting_fetches_max)" in message
-            call.disconnect()
-            await poll
-
-    asyncio.run(scenario())
+        assert (status, code) == (503, "overloaded")
+        assert "(waiting_fetches_max)" in message
+        call.disconnect()
+        await poll
 
 
 @pytest.mark.parametrize(
@@ -203,32 +176,26 @@ def test_too_many_waiters_are_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_fetch_is_refused_in_one_sentence(
+async def test_a_bad_fetch_is_refused_in_one_sentence(
     tmp_path: Path, path: str, query: dict[str, str], status: int, code: str, message: str
 ) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            answer = await service.call("GET", path, query=query)
-            assert answer.error()[:2] == (status, code)
-            assert message in answer.error()[2]
-
-    asyncio.run(scenario())
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        answer = await service.call("GET", path, query=query)
+        assert answer.error()[:2] == (status, code)
+        assert message in answer.error()[2]
 
 
-def test_a_flipped_bit_on_disk_is_never_returned_as_data(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            await _filled(service)
-            (log,) = (tmp_path / "tables" / "1" / "bucket-0").glob("*.log")
-            content = bytearray(log.read_bytes())
-            content[-100] ^= 1
-            with log.open("r+b") as file:
-                file.write(content)
+async def test_a_flipped_bit_on_disk_is_never_returned_as_data(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await _filled(service)
+        (log,) = (tmp_path / "tables" / "1" / "bucket-0").glob("*.log")
+        content = bytearray(log.read_bytes())
+        content[-100] ^= 1
+        with log.open("r+b") as file:
+            file.write(content)
 
-            answer = await service.call("GET", FETCH, query={"offset": "25"})
+        answer = await service.call("GET", FETCH, query={"offset": "25"})
 
-            assert answer.error()[:2] == (500, "corrupt_data")
-            assert _spans(await _fetch(service, offset="0")) == [(0, 10), (10, 10)]
-
-    asyncio.run(scenario())
+        assert answer.error()[:2] == (500, "corrupt_data")
+        assert _spans(await _fetch(service, offset="0")) == [(0, 10), (10, 10)]

@@ -14,39 +14,33 @@ async def _call(turns: FairTurns, share: str, done: list[str], ends: asyncio.Eve
         done.append(share)
 
 
-def test_a_caller_leaves_one_place_and_callers_take_turns() -> None:
-    async def scenario() -> None:
-        turns, done, ends = FairTurns(3), [], asyncio.Event()
-        greedy = [asyncio.ensure_future(_call(turns, "a", done, ends)) for _ in range(20)]
-        await asyncio.sleep(0)
+async def test_a_caller_leaves_one_place_and_callers_take_turns() -> None:
+    turns, done, ends = FairTurns(3), [], asyncio.Event()
+    greedy = [asyncio.ensure_future(_call(turns, "a", done, ends)) for _ in range(20)]
+    await asyncio.sleep(0)
 
-        free = asyncio.Event()
-        free.set()
-        await asyncio.wait_for(_call(turns, "b", done, free), 10)
-        assert done == ["b"], "there is a place left for another caller"
-        others = [asyncio.ensure_future(_call(turns, "c", done, ends)) for _ in range(2)]
-        await asyncio.sleep(0)
-        ends.set()
-        await asyncio.gather(*greedy, *others)
+    free = asyncio.Event()
+    free.set()
+    await asyncio.wait_for(_call(turns, "b", done, free), 10)
+    assert done == ["b"], "there is a place left for another caller"
+    others = [asyncio.ensure_future(_call(turns, "c", done, ends)) for _ in range(2)]
+    await asyncio.sleep(0)
+    ends.set()
+    await asyncio.gather(*greedy, *others)
 
-        assert done.index("c") < 5
-        assert len(done) == 23
-
-    asyncio.run(scenario())
+    assert done.index("c") < 5
+    assert len(done) == 23
 
 
-def test_who_is_cancelled_leaves_no_place_taken() -> None:
-    async def scenario() -> None:
-        turns, done, ends = FairTurns(1), [], asyncio.Event()
-        tasks = [asyncio.ensure_future(_call(turns, "a", done, ends)) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        tasks[0].cancel()
-        await asyncio.sleep(0)
-        ends.set()
-        await asyncio.wait_for(tasks[2], 10)
+async def test_who_is_cancelled_leaves_no_place_taken() -> None:
+    turns, done, ends = FairTurns(1), [], asyncio.Event()
+    tasks = [asyncio.ensure_future(_call(turns, "a", done, ends)) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    ends.set()
+    await asyncio.wait_for(tasks[2], 10)
 
-        assert done == ["a"]
-        await asyncio.wait_for(_call(turns, "b", done, ends), 10)
-
-    asyncio.run(scenario())
+    assert done == ["a"]
+    await asyncio.wait_for(_call(turns, "b", done, ends), 10)

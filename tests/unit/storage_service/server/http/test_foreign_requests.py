@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import socket
@@ -103,7 +102,7 @@ def test_what_is_no_host_name_is_refused_at_the_start(tmp_path: Path, name: str)
         ServiceConfig(data_dir=tmp_path, allowed_hosts=(name,))
 
 
-def test_every_way_into_the_service_is_guarded_but_health(
+async def test_every_way_into_the_service_is_guarded_but_health(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also the way of a GET that is answered as soon as its head is read, and `/iceberg`."""
@@ -128,7 +127,7 @@ def test_every_way_into_the_service_is_guarded_but_health(
             assert (await service.call("GET", "/", headers={"host": HERE})).status == 200
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+        await scenario()
     assert (
         "event=refused code=forbidden client=test token_name=- method=GET path='/'" in caplog.text
     )

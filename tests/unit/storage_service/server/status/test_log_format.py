@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import sys
@@ -54,10 +53,7 @@ def test_a_line_of_a_request_has_its_id_and_others_have_none() -> None:
     assert "request_id" not in _line("event=x")
 
 
-def test_work_on_other_threads_keeps_the_request_id(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with in_process_service(tmp_path) as service:
-            REQUEST_ID.set("r-2")
-            assert await service.service.run_blocking(REQUEST_ID.get) == "r-2"
-
-    asyncio.run(scenario())
+async def test_work_on_other_threads_keeps_the_request_id(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        REQUEST_ID.set("r-2")
+        assert await service.service.run_blocking(REQUEST_ID.get) == "r-2"
