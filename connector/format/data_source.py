@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from streamhouse.connector.format.service_connection import client_for
 from streamhouse.connector.format.spark_errors import spark_errors
+from streamhouse.connector.options.connection import LAKE
 from streamhouse.connector.options.options import (
     ALL_USES,
     BATCH,
@@ -33,7 +34,6 @@ from streamhouse.connector.options.options import (
     read_options,
     shape_options,
 )
-from streamhouse.connector.options.table_name import LAKE
 from streamhouse.connector.options.write_options import write_options
 from streamhouse.connector.plan.row_form import (
     check_columns,
@@ -75,8 +75,8 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read of the columns of `schema`."""
-        from streamhouse.connector.format.batch_reader import StreamhouseBatchReader
         from streamhouse.connector.plan.union_read import plan_batch_read
+        from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
 
         options = read_options(self._options(BATCH), use=BATCH)
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
@@ -187,9 +187,9 @@ def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
 def _metadata_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector.format.batch_reader import StreamhouseBatchReader
     from streamhouse.connector.plan.metadata_tables import metadata_rows
     from streamhouse.connector.plan.scan_schema import scan_context
+    from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
 
     name = options.connection.name
     rows = metadata_rows(client, state, name.part).select(schema.names)

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from streamhouse.connector.format.batch_reader import StreamhousePartition, in_schema
 from streamhouse.connector.format.spark_errors import spark_iterator_errors
+from streamhouse.connector.scan.spark_reader import StreamhousePartition, in_schema
 from streamhouse.connector.scan.split_reader import read_split
 
 __all__ = ["SplitStreamReader"]

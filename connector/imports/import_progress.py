@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from streamhouse.connector.imports.import_origin import ImportOrigin
-from streamhouse.connector.stream.append_position import AppendPosition
+from streamhouse.connector.lake.append_position import AppendPosition
 from streamhouse.storage_service.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from streamhouse.connector.imports.import_origin import ImportOrigin
 from streamhouse.connector.imports.import_progress import last_position, steps, version_of
+from streamhouse.connector.options.connection import ICEBERG, TableName
 from streamhouse.connector.options.options import STREAM, ReadOptions, read_options
-from streamhouse.connector.options.table_name import ICEBERG, TableName
 from streamhouse.connector.plan.iceberg_read import (
     open_source,
     plan_appends,
@@ -44,8 +44,8 @@ from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 if TYPE_CHECKING:
+    from streamhouse.connector.lake.append_position import AppendPosition
     from streamhouse.connector.lake.lake_appends import SourceTable
-    from streamhouse.connector.stream.append_position import AppendPosition
 
 __all__ = ["ImportedStep", "TableImport"]
 

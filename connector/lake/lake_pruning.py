@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.connector.plan.read_estimate import read_share
+from streamhouse.connector.lake.read_estimate import read_share
 from streamhouse.connector.where.predicate import PlainValue, Predicate, statistics_key
 from streamhouse.connector.where.pruning import ColumnStatistics, may_match
 from streamhouse.storage_service.model.batch_layout import Clustering

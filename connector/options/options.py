@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from streamhouse.connector.options.connection import TableName
 from streamhouse.connector.options.offset_option import (
     StartingPosition,
     parse_ending_offsets,
@@ -23,7 +24,6 @@ from streamhouse.connector.options.option_values import (
     parse_snapshot_id,
 )
 from streamhouse.connector.options.source_options import SKIP_OPTIONS, check_source_options
-from streamhouse.connector.options.table_name import TableName
 from streamhouse.storage_service.client import (
     DEFAULT_ENDPOINT,
     ENDPOINT_VARIABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from streamhouse.connector.options.table_name import TableName
+from streamhouse.connector.options.connection import TableName
 from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["SKIP_OPTIONS", "check_source_options"]

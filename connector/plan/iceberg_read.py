@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streamhouse.connector.options.connection import TableName
 from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.options.table_name import TableName
 from streamhouse.connector.plan.read_plan import lake_pieces, pack
 from streamhouse.connector.plan.tier_plan import ReadPlan, read_context, split_sizes
 from streamhouse.connector.scan.scan import ScanColumn, ScanContext
@@ -24,8 +24,8 @@ from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 
 if TYPE_CHECKING:
+    from streamhouse.connector.lake.append_position import AppendPosition
     from streamhouse.connector.lake.lake_appends import SourceTable
-    from streamhouse.connector.stream.append_position import AppendPosition
 
 __all__ = [
     "open_source",

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.connector.options.connection import LAKE
 from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.options.table_name import LAKE
 from streamhouse.connector.plan.read_plan import log_pieces, pack
 from streamhouse.connector.plan.tier_plan import ReadPlan, open_lake, plan_lake, split_sizes
 from streamhouse.connector.plan.tier_ranges import refuse_diverged

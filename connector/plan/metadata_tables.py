@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.connector.options.table_name import BUCKETS, FILES, SNAPSHOTS
+from streamhouse.connector.options.connection import BUCKETS, FILES, SNAPSHOTS
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import UnknownColumnError, suggestion
 from streamhouse.storage_service.model.table_state import TableState

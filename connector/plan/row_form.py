@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from streamhouse.connector.options.connection import CHANGELOG, LOG, TableName
 from streamhouse.connector.options.options import ReadOptions, ShapeOptions
-from streamhouse.connector.options.table_name import CHANGELOG, LOG, TableName
 from streamhouse.connector.plan.scan_schema import change_type_column, output_columns
 from streamhouse.connector.scan.scan import ScanColumn, ScanContext
 from streamhouse.storage_service.errors import InvalidRequestError

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from streamhouse.connector.options.connection import LAKE
 from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.options.table_name import LAKE
 from streamhouse.connector.plan.read_plan import (
     FILE_OPEN_BYTES,
     SplitSizes,

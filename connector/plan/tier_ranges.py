@@ -12,8 +12,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from streamhouse.connector.options.connection import LAKE, LOG
 from streamhouse.connector.options.offset_option import EARLIEST, LATEST, StartingPosition
-from streamhouse.connector.options.table_name import LAKE, LOG
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     HistoryDivergedError,

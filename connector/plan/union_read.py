@@ -14,8 +14,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.connector.options.connection import LAKE
 from streamhouse.connector.options.options import ReadOptions, ShapeOptions
-from streamhouse.connector.options.table_name import LAKE
 from streamhouse.connector.plan.iceberg_read import plan_source_read, source_state
 from streamhouse.connector.plan.key_table_read import plan_key_table_rows
 from streamhouse.connector.plan.layout_choice import choose_layout

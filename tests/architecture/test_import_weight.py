@@ -79,7 +79,7 @@ def test_the_log_loads_no_web_framework_and_no_lake() -> None:
     [
         # What Spark unpickles on an executor: a source, its readers, its writers.
         "streamhouse.connector.format.data_source",
-        "streamhouse.connector.format.batch_reader",
+        "streamhouse.connector.scan.spark_reader",
         "streamhouse.connector.stream.stream_reader",
         "streamhouse.connector.scan.split_reader",
         "streamhouse.connector.write.writers",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.options.table_name import TableName
+from streamhouse.connector.options.connection import TableName
 from streamhouse.storage_service.errors import InvalidNameError
 
 
