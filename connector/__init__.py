@@ -15,7 +15,7 @@ _HOMES: Final = {
     "TableImport": "streamhouse.connector.imports.table_import",
     "attach": "streamhouse.connector.format.registration",
     "register": "streamhouse.connector.format.registration",
-    "write_batch": "streamhouse.connector.format.foreach_batch",
+    "write_batch": "streamhouse.connector.format.registration",
 }
 
 __all__ = ["StreamhouseDataSource", "TableImport", "attach", "register", "write_batch"]

@@ -21,16 +21,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.format.service_connection import client_for
-from streamhouse.connector.format.spark_errors import spark_errors
-from streamhouse.connector.options.connection import LAKE
+from streamhouse.connector.options.connection import LAKE, client_for, connection_options
 from streamhouse.connector.options.options import (
     ALL_USES,
     BATCH,
     STREAM,
     WRITE,
     ReadOptions,
-    connection_options,
     read_options,
     shape_options,
 )
@@ -43,6 +40,7 @@ from streamhouse.connector.plan.row_form import (
 )
 from streamhouse.connector.plan.scan_schema import check_types
 from streamhouse.connector.scan.scan import RowsPiece, ScanColumn, Split
+from streamhouse.connector.scan.spark_reader import spark_errors
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN

@@ -1,36 +1,77 @@
-"""Making the format known to a session: `register`, and `attach` for a table as a SQL name."""
+"""What a program calls: `register`, `attach` for a table as a SQL name, `write_batch`.
+
+Spark asks a Python source for its columns before it says, anywhere, whether the read is a stream;
+but the stream of a primary key table has one column more than its rows: `__change_type`. So
+`register` lets `readStream` mark its loads of our format by an option. Where it cannot (a stream
+made by another language, or by the name of an attached table), the stream says `readChangeFeed`.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.connector.format.data_source import StreamhouseDataSource
+from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import (
     BATCH,
     STREAM,
+    STREAM_MARK,
     WRITE,
     applicable,
     as_options,
     check_keys,
-    connection_options,
 )
-from streamhouse.connector.stream.stream_mark import mark_streams
-from streamhouse.storage_service.errors import AlreadyExistsError, InvalidNameError
+from streamhouse.connector.options.write_options import WriteOptions, write_options
+from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    InvalidNameError,
+    InvalidRequestError,
+    NotFoundError,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["attach", "register"]
+__all__ = ["attach", "mark_streams", "register", "write_batch"]
 
+_FORMAT: Final = "streamhouse"
 _PROVIDER_PREFIX: Final = "streamhouse_"
+_MARKED: Final = "_marks_streamhouse_streams"
+_QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def register(spark: SparkSession) -> None:
     """Make the format `streamhouse` known to a session; doing it again changes nothing."""
     spark.dataSource.register(StreamhouseDataSource)
     mark_streams(type(spark.readStream))
+
+
+def mark_streams(reader_class: Any) -> None:
+    """Let `reader_class`, Spark's `DataStreamReader`, mark its loads; again changes nothing."""
+    if getattr(reader_class, _MARKED, False):
+        return
+    choose, load = reader_class.format, reader_class.load
+
+    @functools.wraps(choose)
+    def marked_format(self: Any, source: str) -> Any:
+        _mark(self, source)
+        return choose(self, source)
+
+    @functools.wraps(load)
+    def marked_load(self: Any, *arguments: Any, **options: Any) -> Any:
+        _mark(self, arguments[1] if len(arguments) > 1 else options.get("format"))
+        return load(self, *arguments, **options)
+
+    reader_class.format, reader_class.load = marked_format, marked_load
+    setattr(reader_class, _MARKED, True)
+
+
+def _mark(reader: Any, source: Any) -> None:
+    if isinstance(source, str) and source.lower() == _FORMAT:
+        reader.option(STREAM_MARK, "true")
 
 
 def attach(spark: SparkSession, table: str, name: str | None = None, **options: Any) -> str:
@@ -98,3 +139,52 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
             return applicable(baked, uses=uses) | dict(self.options)
 
     return Attached
+
+
+def write_batch(
+    df: DataFrame, batch_id: int, *, table: str, app_id: str | None = None, **options: Any
+) -> None:
+    """Write the rows of a micro-batch to a table, all of them once; for use in `foreachBatch`.
+
+    A micro-batch that Spark runs again writes nothing. With `sequence.column` the rows are sorted
+    where the table does not compare them itself.
+
+    Args:
+        table: `database.table`.
+        app_id: who writes, the same after every restart; default: the query's id, which its
+            checkpoint keeps. Two calls for one table in one micro-batch need two ids.
+        options: options of a write, as in `**{"write.mode": "partial"}`.
+    """
+    register(df.sparkSession)
+    given = as_options(options) | {
+        "table": table,
+        "app.id": app_id or _query_id(df.sparkSession),
+        "app.version": str(batch_id),
+    }
+    parsed = write_options(given)
+    column = parsed.sequence_column
+    if column is not None and not _compares_versions(parsed):
+        df = df.orderBy(df[column])
+    df.write.format(_FORMAT).options(**given).mode("append").save()
+
+
+def _query_id(spark: SparkSession) -> str:
+    try:
+        query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own ways
+        query_id = None
+    if query_id is None:
+        raise InvalidRequestError(
+            "write_batch does not know which query it writes for (outside foreachBatch, or under"
+            " Spark Connect): give app_id"
+        )
+    return query_id
+
+
+def _compares_versions(options: WriteOptions) -> bool:
+    client = client_for(options.connection.endpoint, options.connection.token)
+    try:
+        info = client.describe_table(str(options.connection.name.path))
+    except NotFoundError:
+        return options.properties.get("table.merge-engine", "").strip().lower() == "versioned"
+    return info.descriptor.merge_rules().version_column is not None

@@ -23,7 +23,7 @@ from streamhouse.connector.lake.lake_file_planner import FilePlanner
 from streamhouse.connector.lake.lake_manifests import DeleteIndex, added_files, data_files
 from streamhouse.connector.lake.lake_planner import load_table
 from streamhouse.connector.lake.lake_pruning import LakeQuery, ManifestFiles
-from streamhouse.connector.options.source_options import SKIP_OPTIONS
+from streamhouse.connector.options.options import SKIP_OPTIONS
 from streamhouse.connector.scan.scan import LakeFile
 from streamhouse.connector.where.predicate import Predicate
 from streamhouse.storage_service.errors import (

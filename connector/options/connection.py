@@ -1,11 +1,24 @@
-"""Names users load: `database.table`, and `database.table$part` for one tier or its metadata."""
+"""Which table of which service is meant, and this process's one client of that service.
+
+Users load `database.table`, or `database.table$part` for one tier or for what describes the table.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from streamhouse.storage_service.errors import InvalidNameError, suggestion
+from streamhouse.storage_service.client import (
+    DEFAULT_ENDPOINT,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    StorageClient,
+    with_ca_file,
+)
+from streamhouse.storage_service.errors import InvalidNameError, InvalidRequestError, suggestion
 from streamhouse.storage_service.model.table import TablePath
 
 __all__ = [
@@ -17,7 +30,10 @@ __all__ = [
     "LOG",
     "METADATA_PARTS",
     "SNAPSHOTS",
+    "ConnectionOptions",
     "TableName",
+    "client_for",
+    "connection_options",
 ]
 
 LAKE: Final = "lake"
@@ -29,6 +45,9 @@ BUCKETS: Final = "buckets"
 FILES: Final = "files"
 METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES)
 _PARTS: Final = (LAKE, LOG, CHANGELOG, ICEBERG, *METADATA_PARTS)
+
+_lock: Final = threading.Lock()
+_clients: Final[dict[tuple[int, str, str | None], StorageClient]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +83,47 @@ class TableName:
 
     def __str__(self) -> str:
         return f"{self.path}${self.part}" if self.part else str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """Which service, and the table there."""
+
+    name: TableName
+    endpoint: str
+    token: str | None
+
+    def __repr__(self) -> str:
+        # A Spark plan or log shows this; the token never.
+        return f"ConnectionOptions(name='{self.name}', endpoint={self.endpoint!r})"
+
+
+def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
+    """Read which table of which service is meant."""
+    given = {str(key).lower(): value for key, value in options.items()}
+    path, table = given.get("path"), given.get("table")
+    if given.get("paths"):
+        raise InvalidRequestError(
+            f"load one table at a time, not {given['paths']}; union the DataFrames instead"
+        )
+    name = table or path
+    if not name:
+        raise InvalidRequestError("no table given: call load('database.table')")
+    endpoint = given.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+    ca_file = given.get("tls.ca")
+    return ConnectionOptions(
+        name=TableName.parse(name),
+        # Everything that travels to executors has the endpoint; so has the name of its CA file.
+        endpoint=with_ca_file(endpoint, ca_file) if ca_file else endpoint,
+        token=given.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
+    )
+
+
+def client_for(endpoint: str, token: str | None) -> StorageClient:
+    """Return this process's client of the service: Spark reuses its workers, so it stays open."""
+    # Spark forks its workers: a connection must never be used by two processes.
+    key = (os.getpid(), endpoint, token)
+    with _lock:
+        if key not in _clients:
+            _clients[key] = StorageClient(endpoint, token=token)
+        return _clients[key]

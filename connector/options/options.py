@@ -6,12 +6,15 @@ suggestion, and so is an option that its use would ignore; keys that Spark adds 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from streamhouse.connector.options.connection import TableName
+from streamhouse.connector.options.connection import (
+    ConnectionOptions,
+    TableName,
+    connection_options,
+)
 from streamhouse.connector.options.offset_option import (
     StartingPosition,
     parse_ending_offsets,
@@ -23,13 +26,7 @@ from streamhouse.connector.options.option_values import (
     parse_names,
     parse_snapshot_id,
 )
-from streamhouse.connector.options.source_options import SKIP_OPTIONS, check_source_options
-from streamhouse.storage_service.client import (
-    DEFAULT_ENDPOINT,
-    ENDPOINT_VARIABLE,
-    TOKEN_VARIABLE,
-    with_ca_file,
-)
+from streamhouse.storage_service.client import DEFAULT_ENDPOINT
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownOptionError,
@@ -43,11 +40,10 @@ from streamhouse.storage_service.model.units import (
 
 __all__ = [
     "OPTIONS",
-    "ConnectionOptions",
+    "SKIP_OPTIONS",
     "Option",
     "ReadOptions",
     "ShapeOptions",
-    "connection_options",
     "read_options",
     "shape_options",
 ]
@@ -142,8 +138,22 @@ _BY_KEY: Final = {option.key.lower(): option for option in OPTIONS}
 # Those of a table, and those of its columns under the aggregation engine.
 PROPERTY_PREFIXES: Final = ("table.", "fields.")
 
+SKIP_OPTIONS: Final = ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots")
+_SOURCE_OPTIONS: Final = (
+    "columns",
+    "where",
+    "startingOffsets",
+    "asOfSnapshot",
+    "minPartitions",
+    "maxSplitBytes",
+    "maxOffsetsPerTrigger",
+    "longPollMs",
+    *SKIP_OPTIONS,
+)
+"""Those of a read of any Iceberg table (`db.table$iceberg`)."""
+
 STREAM_MARK: Final = "__streamhouse_stream"
-"""What `readStream` adds, so that the source can give a stream its columns (stream_mark.py)."""
+"""What `readStream` adds, so that the source can give a stream its columns (registration.py)."""
 
 # What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
 _SPARK_KEYS: Final = frozenset(
@@ -163,19 +173,6 @@ _SPARK_KEYS: Final = frozenset(
     }
 )
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
-    """Which service, and the table there."""
-
-    name: TableName
-    endpoint: str
-    token: str | None
-
-    def __repr__(self) -> str:
-        # A Spark plan or log shows this; the token never.
-        return f"ConnectionOptions(name='{self.name}', endpoint={self.endpoint!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,27 +236,6 @@ def applicable(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, 
 
 def _shared(option: Option, uses: Sequence[str]) -> bool:
     return not set(uses).isdisjoint(option.uses)
-
-
-def connection_options(options: Mapping[str, str]) -> ConnectionOptions:
-    """Read which table of which service is meant."""
-    given = {str(key).lower(): value for key, value in options.items()}
-    path, table = given.get("path"), given.get("table")
-    if given.get("paths"):
-        raise InvalidRequestError(
-            f"load one table at a time, not {given['paths']}; union the DataFrames instead"
-        )
-    name = table or path
-    if not name:
-        raise InvalidRequestError("no table given: call load('database.table')")
-    endpoint = given.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
-    ca_file = given.get("tls.ca")
-    return ConnectionOptions(
-        name=TableName.parse(name),
-        # Everything that travels to executors has the endpoint; so has the name of its CA file.
-        endpoint=with_ca_file(endpoint, ca_file) if ca_file else endpoint,
-        token=given.get("token") or os.environ.get(TOKEN_VARIABLE) or None,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +308,7 @@ def _check_part(given: Mapping[str, str], name: TableName) -> None:
     """Raise for options that have no meaning for this part of a table."""
     if name.is_iceberg:
         own = [key for key in given if key in _BY_KEY and _BY_KEY[key].uses != ALL_USES]
-        check_source_options(given, [_BY_KEY[key].key for key in own], name)
+        _check_source_options(given, [_BY_KEY[key].key for key in own], name)
         return
     for key in SKIP_OPTIONS:
         if key in given:
@@ -348,6 +324,26 @@ def _check_part(given: Mapping[str, str], name: TableName) -> None:
                 f"option '{option.key}' has no meaning for '{name}', which describes the table;"
                 " filter the DataFrame"
             )
+
+
+def _check_source_options(
+    given: Mapping[str, str], read_options: Iterable[str], name: TableName
+) -> None:
+    """Raise `InvalidRequestError` for those of `read_options`, which are `given`, that are about
+    logs or our own lake tables.
+    """
+    for key in read_options:
+        if key not in _SOURCE_OPTIONS:
+            raise InvalidRequestError(
+                f"option '{key}' has no meaning for '{name}', which may be anybody's Iceberg"
+                f" table; its options: {', '.join(_SOURCE_OPTIONS)}"
+            )
+    if given.get("startingoffsets", "full").strip().lower() not in ("full", "latest"):
+        raise InvalidRequestError(
+            f"option 'startingOffsets' of '{name}' is 'full' (the current snapshot's rows, then"
+            f" appends) or 'latest' (only what is appended from now on), not"
+            f" '{given['startingoffsets']}'"
+        )
 
 
 def _check_conflicts(given: Mapping[str, str], *, is_bounded: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from streamhouse.connector.options.connection import ConnectionOptions, connection_options
 from streamhouse.connector.options.option_values import (
     parse_expressions,
     parse_names,
@@ -16,9 +17,7 @@ from streamhouse.connector.options.options import (
     PROPERTY_PREFIXES,
     TRANSACTION_TIMEOUT,
     WRITE,
-    ConnectionOptions,
     check_keys,
-    connection_options,
     optional,
 )
 from streamhouse.storage_service.errors import InvalidRequestError, suggestion

@@ -18,8 +18,7 @@ from streamhouse.connector.options.connection import LAKE
 from streamhouse.connector.options.options import ReadOptions, ShapeOptions
 from streamhouse.connector.plan.iceberg_read import plan_source_read, source_state
 from streamhouse.connector.plan.key_table_read import plan_key_table_rows
-from streamhouse.connector.plan.layout_choice import choose_layout
-from streamhouse.connector.plan.read_plan import pack
+from streamhouse.connector.plan.read_plan import LOG_ROW_BYTES, pack
 from streamhouse.connector.plan.row_form import RowForm, batch_form, check_columns, shape_columns
 from streamhouse.connector.plan.tier_plan import (
     ReadPlan,
@@ -37,13 +36,14 @@ from streamhouse.connector.plan.tier_ranges import (
     resolve_starts,
     wanted_ranges,
 )
-from streamhouse.connector.scan.scan import ScanColumn, Split
+from streamhouse.connector.scan.scan import ScanColumn, ScanContext, Split
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import InvalidRequestError, SnapshotNotFoundError
+from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["plan_batch_read", "read_table"]
+__all__ = ["choose_layout", "plan_batch_read", "read_table"]
 
 _THREADS_MAX: Final = 8
 
@@ -143,3 +143,68 @@ def _batches(client: StorageClient, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-read") as pool:
         for batches in pool.map(read, plan.splits):
             yield from batches
+
+
+def choose_layout(
+    client: StorageClient, state: TableState, context: ScanContext, options: ReadOptions
+) -> TableState:
+    """Return `state` as that one of the table's two lake layouts has it which reads fewer bytes.
+
+    Both have the same rows up to offsets of their own, and a union read finds the rest in the log:
+    the answer is the same, only what is read for it differs. Bytes are estimated from the sizes of
+    the files that pruning leaves and the rows of the tail.
+
+    The batch layout is looked at only for reads of all rows as they are now, with a predicate on
+    columns that it is laid out by: for others it has nothing to gain.
+    """
+    layout = state.table.descriptor.batch_layout()
+    in_batch = state.in_batch_layout()
+    if (
+        layout is None
+        or in_batch is None
+        or state.lake.snapshot_id is None
+        or context.predicate is None
+        or not layout.columns & set(context.predicate.columns)
+        or not _reads_all_rows(options)
+        or not _has_whole_tail(in_batch)
+    ):
+        return state
+    try:
+        in_batch_bytes = _read_bytes(client, in_batch, context)
+    except SnapshotNotFoundError:
+        # Somebody dropped or expired it: the rows are all in the other one.
+        return state
+    return in_batch if in_batch_bytes < _read_bytes(client, state, context) else state
+
+
+def _reads_all_rows(options: ReadOptions) -> bool:
+    return (
+        not options.connection.name.part
+        and options.as_of_snapshot is None
+        and options.starting.kind == "full"
+        and options.ending is None
+        and options.from_timestamp_us is None
+        and options.to_timestamp_us is None
+    )
+
+
+def _has_whole_tail(state: TableState) -> bool:
+    """Whether the log has every row that the layout lacks; switched-off lakes lose some."""
+    return all(
+        at.log_start_offset <= max(at.tiered_offset, at.first_offset)
+        for at in state.positions.values()
+    )
+
+
+def _read_bytes(client: StorageClient, state: TableState, context: ScanContext) -> int:
+    positions = state.positions.items()
+    tail_rows = sum(
+        at.high_watermark - max(at.tiered_offset, at.first_offset) for _, at in positions
+    )
+    ranges = {
+        bucket: OffsetRange(bucket=bucket, start=at.first_offset, end=at.tiered_offset)
+        for bucket, at in positions
+        if at.tiered_offset > at.first_offset
+    }
+    scan = plan_lake(client, state, context, ranges)
+    return scan.read_bytes + tail_rows * LOG_ROW_BYTES

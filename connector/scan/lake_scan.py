@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamhouse.connector.scan.numpy_arrays import boolean_array, filtered, integer_values
 from streamhouse.connector.scan.position_deletes import read_deleted_positions
 from streamhouse.connector.scan.retraction import change_type_mask, retracted_mask
 from streamhouse.connector.scan.scan import LakePiece, RetractedOffsets, ScanColumn, ScanContext
+from streamhouse.connector.where.evaluation import boolean_array, filtered, integer_values
 from streamhouse.connector.where.predicate import Predicate
 from streamhouse.connector.where.pruning import may_match, row_group_statistics
 from streamhouse.storage_service.errors import (

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.connector.scan.numpy_arrays import boolean_array, filtered, integer_array
 from streamhouse.connector.scan.retraction import change_type_array, retracted_mask
 from streamhouse.connector.scan.scan import LogPiece, ScanColumn, ScanContext
+from streamhouse.connector.where.evaluation import boolean_array, filtered, integer_array
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.changelog import APPEND

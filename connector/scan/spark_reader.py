@@ -1,18 +1,74 @@
-"""Spark's side of a batch read: planned when Spark asks for the reader, read split by split."""
+"""Spark's side of reading splits: partitions, what executors read them with, errors as Spark shows.
+
+Both kinds of reader get splits that are planned; a task reads one of them. A stream's partition
+carries its context along, the partitions of a batch share their reader's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from streamhouse.connector.format.spark_errors import spark_errors, spark_iterator_errors
 from streamhouse.connector.scan.scan import ScanContext, Split
 from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.storage_service.errors import StreamhouseError
 
-__all__ = ["StreamhouseBatchReader", "StreamhousePartition", "in_schema"]
+__all__ = [
+    "SplitStreamReader",
+    "StreamhouseBatchReader",
+    "StreamhousePartition",
+    "in_schema",
+    "spark_errors",
+    "spark_iterator_errors",
+]
+
+# Spark's worker reads it when it reports an exception; it changes nothing else.
+_HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def spark_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a method that Spark calls report our errors by one sentence, without a traceback.
+
+    Everything else is a bug and keeps its traceback.
+    """
+
+    @functools.wraps(method)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except StreamhouseError as error:
+            raise _shown(error) from None
+
+    return wrapped
+
+
+def spark_iterator_errors(
+    method: Callable[_P, Iterator[_T]],
+) -> Callable[_P, Iterator[_T]]:
+    """Do the same for a method whose iterator Spark consumes later."""
+
+    @functools.wraps(method)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
+        try:
+            yield from method(*args, **kwargs)
+        except StreamhouseError as error:
+            raise _shown(error) from None
+
+    return wrapped
+
+
+def _shown(error: StreamhouseError) -> StreamhouseError:
+    os.environ[_HIDE_TRACEBACK] = "1"
+    shown = type(error)(f"[{error.code}] {error.message}")
+    return shown.with_traceback(error.__traceback__)
 
 
 class StreamhousePartition(InputPartition):
@@ -50,6 +106,26 @@ class StreamhouseBatchReader(DataSourceReader):
         # Spark replaces an empty plan by one partition without a value.
         if isinstance(partition, StreamhousePartition):
             yield from in_schema(read_split(partition.split, self._context), self._schema)
+
+
+class SplitStreamReader(DataSourceStreamReader):
+    """Reads partitions that carry all they need; `_schema` is that of the rows."""
+
+    _schema: pa.Schema
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks need nothing but the schema: each partition carries its context.
+        return {"_schema": self._schema}
+
+    @spark_iterator_errors
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one split."""
+        assert isinstance(partition, StreamhousePartition)
+        assert partition.context is not None, "a stream's partitions carry their context"
+        yield from in_schema(read_split(partition.split, partition.context), self._schema)
+
+    def stop(self) -> None:
+        """Nothing to do: the connection ends with the process."""
 
 
 def in_schema(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

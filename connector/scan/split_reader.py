@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.connector.format.service_connection import client_for
+from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.scan.lake_scan import read_lake_piece
 from streamhouse.connector.scan.log_scan import read_log_piece
 from streamhouse.connector.scan.scan import (

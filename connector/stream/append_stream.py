@@ -21,14 +21,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from streamhouse.connector.format.service_connection import client_for
-from streamhouse.connector.format.spark_errors import spark_errors
-from streamhouse.connector.format.split_streaming import SplitStreamReader
 from streamhouse.connector.lake.append_position import AppendPosition
+from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.options import ReadOptions
 from streamhouse.connector.plan.iceberg_read import open_source, plan_appends
 from streamhouse.connector.scan.scan import ScanContext
-from streamhouse.connector.scan.spark_reader import StreamhousePartition
+from streamhouse.connector.scan.spark_reader import (
+    SplitStreamReader,
+    StreamhousePartition,
+    spark_errors,
+)
 from streamhouse.storage_service.model.schema import Schema
 
 if TYPE_CHECKING:

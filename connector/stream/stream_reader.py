@@ -24,16 +24,17 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from streamhouse.connector.format.service_connection import client_for
-from streamhouse.connector.format.spark_errors import spark_errors
-from streamhouse.connector.format.split_streaming import SplitStreamReader
+from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.options import ReadOptions
 from streamhouse.connector.scan.scan import ScanColumn
-from streamhouse.connector.scan.spark_reader import StreamhousePartition
-from streamhouse.connector.stream.snapshot_pin import SnapshotPin
+from streamhouse.connector.scan.spark_reader import (
+    SplitStreamReader,
+    StreamhousePartition,
+    spark_errors,
+)
 from streamhouse.connector.stream.stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.connector.stream.stream_position import StreamPosition, advance
-from streamhouse.connector.stream.stream_start import start_of_stream
+from streamhouse.connector.stream.stream_start import SnapshotPin, start_of_stream
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table_state import TableState

@@ -1,23 +1,41 @@
-"""Where a stream without a checkpoint starts."""
+"""Where a stream without a checkpoint starts: at offsets, at a time, or at a pinned snapshot."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
+
+import pyarrow.compute as pc
 
 from streamhouse.connector.options.options import ReadOptions
 from streamhouse.connector.plan.key_table_read import ends_at
+from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, scan_context
+from streamhouse.connector.plan.tier_plan import plan_lake
 from streamhouse.connector.plan.tier_ranges import readable, resolve_starts
-from streamhouse.connector.plan.time_lookup import offsets_at
-from streamhouse.connector.stream.snapshot_pin import SnapshotPin
+from streamhouse.connector.scan.scan import Split
+from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_position import Bootstrap, StreamPosition
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError, UnavailableError
+from streamhouse.storage_service.errors import (
+    OffsetOutOfRangeError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["start_of_stream"]
+__all__ = ["SnapshotPin", "offsets_at", "start_of_stream"]
 
+_log = logging.getLogger(__name__)
+
+PIN_TTL_S: Final = 3_600.0
+"""How long a stream may be stopped in the middle of a bootstrap and still find its snapshot."""
+
+RENEWAL_S: Final = 300.0
 _PIN_ATTEMPTS_MAX: Final = 5
 
 
@@ -85,3 +103,94 @@ def _refuse_cut_log(state: TableState) -> None:
                 " start with the table's rows; start with the changes there are by"
                 " startingOffsets=earliest"
             )
+
+
+class SnapshotPin:
+    """At most one pin of one table, renewed in the background until it is released.
+
+    Spark tells a source neither that a query ends nor how long a micro-batch takes: the process is
+    just gone, and the pin with it after `PIN_TTL_S`. A service that cannot be reached for now is
+    asked again; what matters is found out when the snapshot is read.
+    """
+
+    def __init__(self, client: Callable[[], StorageClient], table: str) -> None:
+        self._client = client
+        self._table = table
+        self._held: Bootstrap | None = None
+        self._released = threading.Event()
+
+    def hold(self, bootstrap: Bootstrap) -> None:
+        """Pin the bootstrap's snapshot, and go on doing so; repeated calls are free."""
+        if self._held is not None and self._held.pin == bootstrap.pin:
+            return
+        self.release()
+        self._pin(bootstrap)
+        self._held = bootstrap
+        self._released = threading.Event()
+        # A daemon: the process may end at any time.
+        threading.Thread(
+            target=self._renew,
+            args=(bootstrap, self._released),
+            name="streamhouse-snapshot-pin",
+            daemon=True,
+        ).start()
+
+    def release(self) -> None:
+        """End the pin, if there is one."""
+        if self._held is None:
+            return
+        self._released.set()
+        pin, self._held = self._held.pin, None
+        try:
+            self._client().unpin_snapshot(self._table, holder=pin)
+        except StreamhouseError as error:
+            _log.warning("event=unpin_failed table=%s why=%r", self._table, error)
+
+    def _renew(self, bootstrap: Bootstrap, released: threading.Event) -> None:
+        while not released.wait(RENEWAL_S):
+            try:
+                self._pin(bootstrap)
+            except StreamhouseError as error:
+                _log.warning("event=pin_failed table=%s why=%r", self._table, error)
+
+    def _pin(self, bootstrap: Bootstrap) -> None:
+        self._client().pin_snapshot(
+            self._table, bootstrap.snapshot_id, holder=bootstrap.pin, ttl_s=PIN_TTL_S
+        )
+
+
+def offsets_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
+    """Return per bucket the offset of the first row written at or after `timestamp_us`.
+
+    The log answers for what it holds. Where its oldest row is late enough, an older one in the lake
+    may be too, and is looked for there: of a primary key table in its full history, which it has.
+    """
+    offsets = client.offsets_for_timestamp(str(state.table.path), timestamp_us)
+    older = {
+        bucket: OffsetRange(
+            bucket=bucket,
+            start=at.first_offset,
+            end=min(at.log_start_offset, at.tiered_offset),
+        )
+        for bucket, at in state.positions.items()
+        if offsets[bucket] <= at.log_start_offset
+        and at.first_offset < min(at.log_start_offset, at.tiered_offset)
+    }
+    if not older or state.lake.snapshot_id is None:
+        return offsets
+    _, offset_column, _ = SYSTEM_COLUMNS
+    base = replace(
+        scan_context(state, output=(offset_column,), where=None, endpoint="", token=None),
+        from_timestamp_us=timestamp_us,
+        lake_is_changelog=state.table.is_primary_key_table,
+    )
+    for bucket, wanted in older.items():
+        scan = plan_lake(client, state, base, {bucket: wanted})
+        for piece in scan.pieces:
+            found = [
+                pc.min(batch.column(0)).as_py()
+                for batch in read_split(Split((piece,)), scan.context)
+            ]
+            if found:
+                offsets[bucket] = min(offsets[bucket], *found)
+    return offsets

@@ -7,38 +7,43 @@ exactly one. `abort` may come while tasks still run, and after a commit that was
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from streamhouse.connector.format.service_connection import client_for
+from streamhouse.connector.options.connection import client_for
+from streamhouse.connector.options.write_options import WriteMode
 from streamhouse.connector.scan.split_reader import coalesce
-from streamhouse.connector.write.direct_write import (
-    REQUEST_ROWS,
-    WrittenRows,
-    check_table,
-    write_directly,
-)
-from streamhouse.connector.write.sequence_order import (
-    SequenceCheck,
-    SequenceSpan,
-    tasks_in_sequence,
-)
 from streamhouse.connector.write.write_target import WriteTarget
-from streamhouse.storage_service.client import StorageClient, Transaction
+from streamhouse.storage_service.client import AppendWriter, StorageClient, Transaction
 from streamhouse.storage_service.errors import (
     InternalError,
+    InvalidRequestError,
+    SchemaMismatchError,
     StreamhouseError,
+    TableNotFoundError,
     UnavailableError,
 )
 
-__all__ = ["DirectJob", "StagedRows", "StreamJob", "TransactionJob", "WriteJob"]
+__all__ = [
+    "DirectJob",
+    "SequenceCheck",
+    "SequenceSpan",
+    "StagedRows",
+    "StreamJob",
+    "TransactionJob",
+    "WriteJob",
+    "WrittenRows",
+    "tasks_in_sequence",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +52,9 @@ Messages = Sequence[WriterCommitMessage | None]
 # What Spark tells the tasks of a micro-batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
+
+REQUEST_ROWS: Final = 65_536
+"""Rows a request is filled up to: Spark's own batches have 10,000, too few for one fsync."""
 
 
 class WriteJob(Protocol):
@@ -65,6 +73,13 @@ class WriteJob(Protocol):
         ...
 
 
+@dataclass
+class WrittenRows(WriterCommitMessage):
+    """How many rows one task wrote."""
+
+    row_count: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DirectJob:
     """Rows are in the table as soon as a task has sent them, and stay: at-least-once."""
@@ -73,7 +88,7 @@ class DirectJob:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Write one task's rows."""
-        return write_directly(self.target, batches)
+        return _write_directly(self.target, batches)
 
     def commit(self, messages: Messages) -> None:
         """Nothing is left to do."""
@@ -84,6 +99,37 @@ class DirectJob:
         _log.warning(
             "the write to table=%s failed; at least %d rows of it stay", self.target.path, rows
         )
+
+
+def _write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
+    """Write all rows of one task, in their order; what it wrote before it fails stays."""
+    client = client_for(target.connection.endpoint, target.connection.token)
+    _check_table(client.describe_table(target.path).table_id, target)
+    writer = AppendWriter()
+    written = WrittenRows()
+    shaped = (target.shape.apply(batch) for batch in batches if batch.num_rows)
+    # One request is on its way while Spark makes the next batch; never two, so order holds.
+    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-write") as sender:
+        pending: Future[None] | None = None
+        for batch in coalesce(shaped, rows_max=REQUEST_ROWS):
+            if pending is not None:
+                pending.result()
+            pending = sender.submit(_send, client, target, batch, writer)
+            written.row_count += batch.num_rows
+        if pending is not None:
+            pending.result()
+    return written
+
+
+def _send(
+    client: StorageClient, target: WriteTarget, batch: pa.RecordBatch, writer: AppendWriter
+) -> None:
+    if target.mode is WriteMode.APPEND:
+        client.append(target.path, batch, writer=writer)
+    elif target.mode is WriteMode.DELETE:
+        client.delete(target.path, batch, writer=writer)
+    else:
+        client.upsert(target.path, batch, columns=target.columns, writer=writer)
 
 
 @dataclass
@@ -248,7 +294,7 @@ def _stage(
                 staged.transaction_id = transaction.transaction_id
                 if transaction.is_skipped:
                     return _drained(batches)
-                check_table(transaction.table.table_id, target)
+                _check_table(transaction.table.table_id, target)
             if pending is not None:
                 parts.append(pending.result())
             pending = sender.submit(transaction.stage, batch)
@@ -278,6 +324,14 @@ def _drained(batches: Iterator[pa.RecordBatch]) -> StagedRows:
     return StagedRows()
 
 
+def _check_table(table_id: int, target: WriteTarget) -> None:
+    """Raise unless the table is still the one the write was planned for."""
+    if table_id != target.table_id:
+        raise TableNotFoundError(
+            f"table '{target.path}' was dropped and created again while this job was writing to it"
+        )
+
+
 def _staged(messages: Messages) -> list[StagedRows]:
     return [message for message in messages if isinstance(message, StagedRows)]
 
@@ -299,3 +353,69 @@ def _abort(target: WriteTarget, transaction_id: str) -> None:
     except StreamhouseError as error:
         # Spark is failing the job already; what stays staged is dropped by the service in time.
         _log.warning("transaction=%s of table=%s: %s", transaction_id, target.path, error)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SequenceSpan:
+    """The smallest and the greatest value of one task's rows."""
+
+    first: Any
+    last: Any
+
+
+class SequenceCheck:
+    """Sees one task's rows pass, in constant memory; raises for the first one out of order.
+
+    For `sequence.column` where the table keeps the row written last: nobody compares rows there,
+    the order in which they are applied decides. Each task checks its own rows, and the driver
+    orders the tasks by what each of them had. That is the order `DataFrame.orderBy` makes; any
+    other is refused before a row is applied.
+    """
+
+    def __init__(self, column: str, *, table: str) -> None:
+        self._column = column
+        self._table = table
+        self._span: SequenceSpan | None = None
+
+    @property
+    def span(self) -> SequenceSpan | None:
+        """What has passed so far; None before the first row."""
+        return self._span
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Check the rows of a batch that is not empty."""
+        values = batch.column(self._column)
+        if values.null_count:
+            raise SchemaMismatchError(
+                f"table '{self._table}': sequence column '{self._column}' must not be null, but"
+                f" row {pc.index(values.is_null(), True).as_py()} is"
+            )
+        rises = pc.greater_equal(values.slice(1), values.slice(0, len(values) - 1))
+        first, last = values[0].as_py(), values[-1].as_py()
+        is_after = self._span is None or first >= self._span.last
+        if not is_after or not pc.all(rises, min_count=0).as_py():
+            raise _out_of_order(self._column, table=self._table)
+        self._span = SequenceSpan(first if self._span is None else self._span.first, last)
+
+
+def tasks_in_sequence(
+    spans: Sequence[SequenceSpan | None], *, column: str, table: str
+) -> list[int]:
+    """Return the tasks that have rows in the order in which theirs must be applied.
+
+    Raises `InvalidRequestError` when there is none, because the values of two tasks interleave.
+    """
+    found = sorted((span, task) for task, span in enumerate(spans) if span is not None)
+    for (before, _), (after, _) in itertools.pairwise(found):
+        if after.first < before.last:
+            raise _out_of_order(column, table=table)
+    return [task for _, task in found]
+
+
+def _out_of_order(column: str, *, table: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"table '{table}' keeps the row written last, so for 'sequence.column' = '{column}' rows"
+        f" must come in its order: write df.orderBy('{column}'), or a stream with"
+        " streamhouse.connector.write_batch, or create the table with table.merge-engine ="
+        f" versioned and table.merge-engine.versioned.ver-column = {column}"
+    )

@@ -1,4 +1,7 @@
-"""The table a write goes to: created as its options say, or found to be what they say."""
+"""The table a write goes to: created as its options say, or found to be what they say.
+
+With option `mergeSchema` the columns of the DataFrame that the table lacks are added to it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
-from streamhouse.connector.write.write_rows import CHANGELOG_COLUMNS
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     DatabaseExistsError,
     DatabaseNotFoundError,
     InvalidRequestError,
+    InvalidSchemaError,
     TableExistsError,
     TableNotFoundError,
 )
@@ -26,12 +29,23 @@ from streamhouse.storage_service.model.merge_engine import (
 )
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.schema import (
+    BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    canonical_type,
+    type_to_json,
+)
+from streamhouse.storage_service.model.schema_change import is_wider
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["existing_or_created"]
+__all__ = ["CHANGELOG_COLUMNS", "existing_or_created", "merge_schema", "missing_columns"]
 
 _log = logging.getLogger(__name__)
+
+CHANGELOG_COLUMNS: Final = frozenset({BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN})
+"""What rows of a `$changelog` carry besides the table's columns and their change type."""
 
 _COLUMN_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\..+)")
 
@@ -154,3 +168,51 @@ def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> b
     return TableProperties.parse({key: text}, table=table) != TableProperties.parse(
         {key: actual[key]} if key in actual else {}, table=table
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+def merge_schema(client: StorageClient, info: TableInfo, data: pa.Schema) -> TableInfo:
+    """Return the table with all columns of `data`, added at its end, and types as wide as there.
+
+    Another job may do the same at the same time: whoever comes second finds it done.
+    """
+    changes = _changes(info, data)
+    if not changes:
+        return info
+    try:
+        return _changed(client, info, changes)
+    except InvalidSchemaError:
+        found = client.describe_table(str(info.path))
+        if found.schema_id == info.schema_id:
+            raise
+        left = _changes(found, data)
+        return _changed(client, found, left) if left else found
+
+
+def missing_columns(info: TableInfo, data: pa.Schema) -> tuple[pa.Field, ...]:
+    """Return the nullable columns of the table that `data` has not: they become null."""
+    return tuple(
+        column.to_arrow()
+        for column in info.schema.columns
+        if column.nullable and column.name not in data.names
+    )
+
+
+def _changed(client: StorageClient, info: TableInfo, changes: list[dict[str, Any]]) -> TableInfo:
+    _log.info("mergeSchema: table=%s changes=%s", info.path, changes)
+    return client.alter_schema(str(info.path), changes)
+
+
+def _changes(info: TableInfo, data: pa.Schema) -> list[dict[str, Any]]:
+    own = {column.name: column for column in info.schema.columns}
+    changes: list[dict[str, Any]] = []
+    for field in data:
+        wanted = canonical_type(field.type, where=field.name)
+        column = own.get(field.name)
+        if column is None:
+            changes.append({"add": field.name, "type": type_to_json(wanted)})
+        elif is_wider(wanted, column.type) and field.name not in info.descriptor.primary_key:
+            changes.append({"widen": field.name, "to": type_to_json(wanted)})
+    return changes

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from streamhouse.connector.options.options import ConnectionOptions
+from streamhouse.connector.options.connection import ConnectionOptions
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
-from streamhouse.connector.write.schema_merge import merge_schema, missing_columns
-from streamhouse.connector.write.write_rows import CHANGELOG_COLUMNS, RowShape
-from streamhouse.connector.write.write_table import existing_or_created
+from streamhouse.connector.write.write_table import (
+    CHANGELOG_COLUMNS,
+    existing_or_created,
+    merge_schema,
+    missing_columns,
+)
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -20,11 +23,48 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema
+from streamhouse.storage_service.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    Schema,
+)
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["WriteTarget", "resolve_target"]
+__all__ = ["RowShape", "WriteTarget", "resolve_target"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowShape:
+    """How rows leave a task: `types` of the columns by name, without those in `dropped`.
+
+    `filled` are columns that the rows lack; they become null.
+    """
+
+    types: pa.Schema
+    dropped: frozenset[str] = frozenset()
+    filled: tuple[pa.Field, ...] = ()
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch to send.
+
+        Timestamps arrive labelled with the session's time zone; the instants are right, and the
+        label becomes the table's.
+        """
+        arrays, fields = [], []
+        for field, array in zip(batch.schema, batch.columns, strict=True):
+            if field.name in self.dropped:
+                continue
+            position = self.types.get_field_index(field.name)
+            wanted = array.type if position < 0 else self.types.field(position).type
+            try:
+                arrays.append(array if array.type == wanted else array.cast(wanted))
+            except pa.ArrowInvalid as error:
+                raise SchemaMismatchError(f"column '{field.name}': {error}") from error
+            fields.append(pa.field(field.name, wanted))
+        for field in self.filled:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            fields.append(field)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.format.service_connection import client_for
-from streamhouse.connector.format.spark_errors import spark_errors
+from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
+from streamhouse.connector.scan.spark_reader import spark_errors
 from streamhouse.connector.write.write_jobs import DirectJob, StreamJob, TransactionJob, WriteJob
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.client import StorageClient

@@ -106,7 +106,7 @@ def command(
     # Not at the top: `--help` must not wait for pyarrow.
     from streamhouse.connector.imports.table_import import TableImport
     from streamhouse.connector.options.option_values import parse_expressions, parse_names
-    from streamhouse.connector.options.source_options import SKIP_OPTIONS
+    from streamhouse.connector.options.options import SKIP_OPTIONS
 
     token = None if token_file is None else read_secret(token_file, kind="token")
     if _is_adoption(source, target, adopt=adopt, copy=copy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streamhouse.connector.options import table_name
+from streamhouse.connector.options import connection
 from streamhouse.connector.options.options import OPTIONS
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
@@ -24,5 +24,5 @@ def test_every_option_is_documented_as_it_is() -> None:
 def test_every_part_of_a_table_is_documented() -> None:
     documented = set(re.findall(r"db\.table\$(\w+)", TEXT))
 
-    own = {table_name.LAKE, table_name.LOG, table_name.CHANGELOG, table_name.ICEBERG}
-    assert documented == {*table_name.METADATA_PARTS, *own}
+    own = {connection.LAKE, connection.LOG, connection.CHANGELOG, connection.ICEBERG}
+    assert documented == {*connection.METADATA_PARTS, *own}

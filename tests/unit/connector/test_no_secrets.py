@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamhouse.connector.options import options
-from streamhouse.connector.options.options import BATCH, connection_options, read_options
+from streamhouse.connector.options.connection import connection_options
+from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.scan import scan
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.config import ServiceConfig

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from streamhouse.connector.options.connection import connection_options
 from streamhouse.connector.options.offset_option import EARLIEST, LATEST
 from streamhouse.connector.options.options import (
     ALL_USES,
@@ -15,7 +16,6 @@ from streamhouse.connector.options.options import (
     applicable,
     as_options,
     check_keys,
-    connection_options,
     read_options,
     shape_options,
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.plan.time_lookup import offsets_at
+from streamhouse.connector.stream.stream_start import offsets_at
 from tests.support.tiering_world import SCHEMA, rows
 from tests.support.union_world import UnionWorld
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamhouse.connector.format.registration import mark_streams
 from streamhouse.connector.options.options import STREAM_MARK, shape_options
-from streamhouse.connector.stream.stream_mark import mark_streams
 
 
 def reader_class() -> Any:

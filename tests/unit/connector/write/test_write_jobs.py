@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.connector.options.write_options import write_options
-from streamhouse.connector.write import direct_write, write_jobs
+from streamhouse.connector.write import write_jobs
 from streamhouse.connector.write.write_jobs import StagedRows, StreamJob, TransactionJob
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.errors import (
@@ -30,8 +30,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> DescribedTables:
     tables = DescribedTables()
     tables.create_table("db.log", SCHEMA)
     tables.create_table("db.keyed", SCHEMA, primary_key=["id"])
-    for module in (direct_write, write_jobs):
-        monkeypatch.setattr(module, "client_for", lambda endpoint, token: tables)
+    monkeypatch.setattr(write_jobs, "client_for", lambda endpoint, token: tables)
     return tables
 
 
