@@ -31,10 +31,11 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl
+from streamhouse.storage_service.server.access.foreign_requests import ForeignRequests
+from streamhouse.storage_service.server.gauges import gauges_of, key_memory_bytes
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory
 from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns
-from streamhouse.storage_service.server.http.foreign_requests import ForeignRequests
 from streamhouse.storage_service.server.http.http_exchange import (
     ARROW_STREAM,
     JSON,
@@ -43,7 +44,6 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.memory_return import MemoryReturn
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.status.gauges import gauges_of, key_memory_bytes
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status.status import StatusSampler
 

@@ -34,7 +34,6 @@ from streamhouse.storage_service.server.access.access import database_scope
 from streamhouse.storage_service.server.access.grants import SERVICE, Level
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
 from streamhouse.storage_service.server.control.backup_routes import backup_routes
-from streamhouse.storage_service.server.control.lake_pin_routes import lake_pin_routes
 from streamhouse.storage_service.server.control.request_bodies import (
     AlterPartitioning,
     AlterProperties,
@@ -49,7 +48,8 @@ from streamhouse.storage_service.server.control.request_bodies import (
     LakeHistory,
     TableName,
 )
-from streamhouse.storage_service.server.control.size_route import size_routes
+from streamhouse.storage_service.server.control.table_routes import size_routes
+from streamhouse.storage_service.server.control.tiering_routes import lake_pin_routes
 from streamhouse.storage_service.server.control.transaction_routes import transaction_routes
 from streamhouse.storage_service.server.http.http_exchange import (
     HttpExchange,

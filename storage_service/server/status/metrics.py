@@ -15,7 +15,7 @@ from streamhouse.storage_service.engine.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.server.status.loop_slices import in_slices
+from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics"]
 

@@ -20,7 +20,7 @@ from streamhouse.storage_service.engine.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.server.status.loop_slices import in_slices
+from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = ["StatusSampler"]
 

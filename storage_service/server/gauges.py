@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.server.status.loop_slices import in_slices
+from streamhouse.storage_service.server.status.event_loop import in_slices
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.server.service import Service
