@@ -1,8 +1,8 @@
-"""`streamhouse tables`: what is there, and how far it is tiered."""
+"""`streamhouse tables`: what is there, how far it is tiered, and the bytes it takes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich import box
@@ -16,9 +16,14 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     TableDamagedError,
 )
+from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
+from streamhouse.storage_service.model.table_sizes import TableSizes
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["command", "states_of_tables"]
+__all__ = ["command"]
+
+_SIZE_HEADINGS: Final = ("hot", "cold", "doubled", "lake rows", "lake / log, a row")
+_UNIT: Final = 1024
 
 
 @click.command("tables")
@@ -32,10 +37,7 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
     console = Console()
     with StorageClient(endpoint) as client:
         if sizes:
-            # The lake library takes a second to import.
-            from streamhouse.cli.table_sizes import sizes_overview
-
-            console.print(sizes_overview(client))
+            console.print(_sizes_overview(client))
         elif path is None:
             console.print(_overview(client))
         else:
@@ -44,7 +46,7 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
 
 def _overview(client: StorageClient) -> Group:
     rounds = _rounds(client)
-    states, damaged = states_of_tables(client)
+    states, damaged = _states_of_tables(client)
     rows = [_row(client, state, rounds.get(str(state.table.path))) for state in states]
     headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
     # Narrow: 80 columns are few. Names are folded when they must be, figures never.
@@ -64,7 +66,7 @@ def _overview(client: StorageClient) -> Group:
     return Group(overview, *damaged, *diverged)
 
 
-def states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Text]]:
+def _states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Text]]:
     """Return the tables that are served, and a sentence for each of those that are not."""
     states, damaged = [], []
     for path in client.list_tables():
@@ -141,3 +143,72 @@ def _describe(client: StorageClient, path: str, console: Console) -> None:
     console.print(buckets)
     if state.lake.diverged:
         console.print(Text(state.lake.diverged, style="red"))
+
+
+def _sizes_overview(client: StorageClient) -> Group:
+    """Return every table's bytes, and what they come to."""
+    overview = Table(
+        caption="hot: log and rows by key. cold: the lake. doubled: log that the lake has, and lake"
+        " tables beside the rows' own."
+    )
+    overview.add_column("table", no_wrap=True)
+    for heading in _SIZE_HEADINGS:
+        overview.add_column(heading, justify="right")
+    totals = [0, 0, 0]
+    states, damaged = _states_of_tables(client)
+    for state in states:
+        path = str(state.table.path)
+        sizes = client.table_sizes(path)
+        for name, known in _lake_tables(state):
+            cold, rows = _in_lake(client, name, known)
+            if name == path:
+                bytes_of = (sizes.hot_bytes, cold, sizes.doubled_bytes)
+            else:
+                # Its rows are in the log or in the rows' own lake table, or were.
+                bytes_of = (0, cold, cold)
+            totals = [total + more for total, more in zip(totals, bytes_of, strict=True)]
+            ratio = _ratio(state, sizes, cold, rows)
+            overview.add_row(name, *(_text(size) for size in bytes_of), f"{rows:,}", ratio)
+    overview.add_section()
+    overview.add_row("all", *(_text(size) for size in totals), "", "")
+    return Group(overview, *damaged)
+
+
+def _lake_tables(state: TableState) -> list[tuple[str, LakeState | SideLakeState]]:
+    """Return what is registered of each lake table, by its name; the rows' own first."""
+    path, lake = str(state.table.path), state.lake
+    sides = ((LakeRole.BATCH, lake.batch), (LakeRole.CHANGES, lake.changelog))
+    beside = [(role.lake_name(path), known) for role, known in sides if known is not None]
+    return [(path, lake), *beside]
+
+
+def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState) -> tuple[int, int]:
+    """Return bytes and rows of the current lake snapshot, position deletes included."""
+    if known.snapshot_id is None:
+        return 0, 0
+    # The lake library takes a second to import.
+    from streamhouse.connector.lake.lake_planner import open_lake_table
+
+    lake = open_lake_table(client.lake_catalog(), name, table_uuid=known.table_uuid)
+    for snapshot in lake.snapshots():
+        if snapshot["is_current"]:
+            properties = snapshot["properties"]
+            return int(properties["total-files-size"]), int(properties["total-records"])
+    return 0, 0
+
+
+def _ratio(state: TableState, sizes: TableSizes, cold: int, lake_rows: int) -> str:
+    """Return how large a row is in the lake, measured by one in the log."""
+    log_rows = sum(p.high_watermark - p.log_start_offset for p in state.positions.values())
+    log_bytes = sum(bucket.log_bytes for bucket in sizes.buckets.values())
+    if not (log_rows and log_bytes and lake_rows):
+        return ""
+    return f"{cold / lake_rows / (log_bytes / log_rows):.2f}"
+
+
+def _text(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _UNIT:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= _UNIT
+    return f"{size:,.1f} TiB"
