@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-if TYPE_CHECKING:
-    from streamhouse.storage_service.server.service import Service
-
-__all__ = ["gauges_of", "key_memory_bytes"]
+__all__ = ["read_gauges"]
 
 
-def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
+async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
     """Return name -> help, value. Event loop only."""
     manager = service.manager
+    key_memory_bytes = await _key_memory_bytes(manager.open_tables())
+    # From here on nothing is awaited: the others are of one moment.
     tables = manager.open_tables()
     key_buckets = [keys for table in tables for keys in table.key_buckets]
     writers = [table.key_writer for table in tables if table.key_writer is not None]
@@ -48,7 +47,7 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
         ),
         "key_memory_bytes": (
             "Memory of rows by key: at hand, waiting for RocksDB, and in it.",
-            service.key_memory_bytes,
+            key_memory_bytes,
         ),
         "key_rows": ("Rows of primary key tables.", sum(keys.row_count for keys in key_buckets)),
         "transactions_open": (
@@ -79,7 +78,7 @@ def gauges_of(service: Service) -> dict[str, tuple[str, float]]:
     }
 
 
-async def key_memory_bytes(tables: Iterable[OpenTable]) -> int:
+async def _key_memory_bytes(tables: Iterable[OpenTable]) -> int:
     """Return the memory of rows by key, which takes long to ask for. Event loop only."""
     total = 0
     async for table in in_slices(tables):

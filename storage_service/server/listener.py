@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import resource
@@ -28,12 +29,12 @@ from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
+from streamhouse.storage_service.server.gauges import read_gauges
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.http.tls import tls_context
-from streamhouse.storage_service.server.http.tls_listener import TlsListener
+from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status.loop_lag import measure_loop_lag
+from streamhouse.storage_service.server.status.event_loop import measure_loop_lag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["run_service"]
@@ -91,7 +92,7 @@ async def _serve(
             tables=manager.open_tables,
             damaged_tables=manager.damaged_tables,
             tiering=manager.tiering,
-            gauges=service.read_gauges,
+            gauges=functools.partial(read_gauges, service),
             tables_max=config.metrics_tables_max,
         )
         # What lives as long as the process need not be walked by every collection.

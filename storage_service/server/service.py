@@ -32,7 +32,6 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl
 from streamhouse.storage_service.server.access.foreign_requests import ForeignRequests
-from streamhouse.storage_service.server.gauges import gauges_of, key_memory_bytes
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory
 from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns
@@ -119,7 +118,6 @@ class Service:
         self._requests_by_share: Counter[str] = Counter()
         self.catalog_requests = 0
         self.worker_calls = 0
-        self.key_memory_bytes = 0
         self.connections = OpenConnections(
             connections_max=config.connections_max,
             address_connections_max=config.address_connections_max,
@@ -291,15 +289,6 @@ class Service:
         for exchange in tuple(self._subscriptions):
             exchange.abort()
         await self._idle.wait()
-
-    async def read_gauges(self) -> dict[str, tuple[str, float]]:
-        """Read what takes long to read, and return all gauges."""
-        self.key_memory_bytes = await key_memory_bytes(self.manager.open_tables())
-        return self.gauges()
-
-    def gauges(self) -> dict[str, tuple[str, float]]:
-        """What metrics report of the moment: name -> help, value."""
-        return gauges_of(self)
 
     @property
     def subscription_count(self) -> int:

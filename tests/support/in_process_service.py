@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.app import ServiceApp
+from streamhouse.storage_service.server.gauges import read_gauges
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -141,7 +143,7 @@ async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InP
                 tables=manager.open_tables,
                 damaged_tables=manager.damaged_tables,
                 tiering=manager.tiering,
-                gauges=service.read_gauges,
+                gauges=functools.partial(read_gauges, service),
                 tables_max=settings.metrics_tables_max,
             )
             yield InProcessService(service)

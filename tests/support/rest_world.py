@@ -24,7 +24,7 @@ from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
-from streamhouse.storage_service.server.control.iceberg_errors import iceberg_error
+from streamhouse.storage_service.server.control.iceberg_route import iceberg_error
 from tests.support.fake_tiering_service import FakeTieringService
 from tests.support.tiering_world import TieringWorld
 

@@ -11,16 +11,26 @@ import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
+    AlreadyExistsError,
+    CommitConflictError,
+    DatabaseNotEmptyError,
+    DatabaseNotFoundError,
+    FencedError,
+    ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
     StreamhouseError,
+    TableNotFoundError,
     UnauthorizedError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
 )
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH, VIA_HEADER
@@ -29,17 +39,33 @@ from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
 )
-from streamhouse.storage_service.server.control.iceberg_errors import iceberg_error
-from streamhouse.storage_service.server.http.http_exchange import JSON, HttpExchange
+from streamhouse.storage_service.server.http.http_exchange import JSON, HttpExchange, short
 from streamhouse.storage_service.server.service import Service
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
-__all__ = ["IcebergRoutes", "ServiceTables", "answer_iceberg_error"]
+__all__ = ["IcebergRoutes", "ServiceTables", "answer_iceberg_error", "iceberg_error"]
 
 _VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
 _SERVICES_PASSED_MAX: Final = 16
+# The first that fits counts: our class -> the protocol's status and type.
+_TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
+    (UnauthorizedError, 401, "NotAuthorizedException"),
+    (ForbiddenError, 403, "ForbiddenException"),
+    (TableNotFoundError, 404, "NoSuchTableException"),
+    (DatabaseNotFoundError, 404, "NoSuchNamespaceException"),
+    (NotFoundError, 404, "NotFoundException"),
+    (DatabaseNotEmptyError, 409, "NamespaceNotEmptyException"),
+    (AlreadyExistsError, 409, "AlreadyExistsException"),
+    (CommitConflictError, 409, "CommitFailedException"),
+    (FencedError, 409, "CommitFailedException"),
+    (UnknownOutcomeError, 500, "CommitStateUnknownException"),
+    (OverloadedError, 503, "ServiceUnavailableException"),
+    (UnavailableError, 503, "ServiceUnavailableException"),
+    (UnsupportedError, 501, "UnsupportedOperationException"),
+    (InvalidRequestError, 400, "BadRequestException"),
+)
 
 
 class IcebergRoutes:
@@ -199,6 +225,22 @@ def _live(table: OpenTable) -> LiveTable:
 def _content_type(path: str) -> bytes:
     # Only OAuth's own route takes a form, to say that there is no OAuth.
     return b"application/x-www-form-urlencoded" if path == "oauth/tokens" else JSON
+
+
+def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body that the protocol has for `error`."""
+    status, name = error.http_status, "InternalServerError"
+    for kind, kind_status, kind_name in _TYPES:
+        if isinstance(error, kind):
+            status, name = kind_status, kind_name
+            break
+    return status, {
+        "error": {
+            "message": short(error.message).encode("utf-8", "backslashreplace").decode(),
+            "type": name,
+            "code": status,
+        }
+    }
 
 
 async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) -> None:

@@ -1,22 +1,123 @@
-"""The control route of a table's bytes."""
+"""The control routes of tables: made, changed, described and dropped; their state and sizes."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Body, Query, Request
+from fastapi.responses import JSONResponse, Response
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.model.table_sizes import BucketSizes, TableSizes
-from streamhouse.storage_service.server.control.request_bodies import TableName
+from streamhouse.storage_service.server.access.grants import SERVICE, Level
+from streamhouse.storage_service.server.control.request_bodies import (
+    AlterPartitioning,
+    AlterProperties,
+    AlterSchema,
+    LakeHistory,
+    TableName,
+)
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange, exchange_of
+from streamhouse.storage_service.server.http.parameters import integer, offsets
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["size_routes"]
+__all__ = ["state_routes", "table_routes"]
 
 
-def size_routes(service: Service) -> APIRouter:
-    """Return the route `/v1/tables/{path}/sizes`."""
+def table_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/tables")
+    manager = service.manager
+
+    @routes.get("", summary="The paths of all tables, or of one database's.")
+    async def list_tables(request: Request, database: str | None = None) -> dict[str, list[str]]:
+        may = exchange_of(request).caller.may
+        paths = [str(path) for path in manager.list_tables(database)]
+        return {"tables": [path for path in paths if may(Level.READ, path)]}
+
+    @routes.post("", summary="Create a table.", status_code=201)
+    async def create_table(
+        request: Request, descriptor: Annotated[dict[str, Any], Body()]
+    ) -> dict[str, Any]:
+        parsed = TableDescriptor.from_json(descriptor)
+        service.access.require(exchange_of(request), Level.ADMIN, str(parsed.path))
+        table = await manager.create_table(parsed)
+        return table.info.to_json()
+
+    @routes.get("/{path}", summary="Describe a table.")
+    async def describe_table(path: TableName) -> dict[str, Any]:
+        return service.table(path).info.to_json()
+
+    @routes.delete("/{path}", summary="Drop a table and its log.", status_code=204)
+    async def drop_table(
+        path: TableName,
+        damaged: Annotated[
+            bool, Query(description="Drop a table that is damaged; its files stay on disk.")
+        ] = False,
+    ) -> None:
+        if damaged:
+            return await manager.drop_damaged(TablePath.parse(path))
+        await manager.drop_table(service.table(path).path)
+
+    @routes.patch("/{path}/properties", summary="Set and remove properties, all or none.")
+    async def alter_properties(path: TableName, body: AlterProperties) -> dict[str, Any]:
+        info = await manager.alter_properties(
+            service.table(path).path, updates=body.set, removals=body.remove
+        )
+        return info.to_json()
+
+    @routes.put("/{path}/partitioning", summary="Partition the lake's future files otherwise.")
+    async def alter_partitioning(path: TableName, body: AlterPartitioning) -> dict[str, Any]:
+        info = await manager.alter_partitioning(service.table(path).path, body.partitioned_by)
+        return info.to_json()
+
+    @routes.patch("/{path}/schema", summary="Change the schema: all changes or none.")
+    async def alter_schema(path: TableName, body: AlterSchema) -> dict[str, Any]:
+        return (await manager.alter_schema(service.table(path).path, body.changes)).to_json()
+
+    return routes
+
+
+def state_routes(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/v1/tables/{path}")
+
+    @routes.get("/state", summary="Table, positions and lake snapshot as one consistent cut.")
+    async def table_state(
+        request: Request,
+        path: TableName,
+        after: Annotated[
+            str | None, Query(description="JSON: wait until some bucket is beyond its offset.")
+        ] = None,
+        max_wait_ms: Annotated[str, Query(description="How long to wait at most.")] = "0",
+    ) -> Response:
+        table = service.table(path)
+        wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
+        if after is not None and wait_ms:
+            known = offsets("after", after, table.info)
+            await _wait_beyond(service, exchange_of(request), table, known, wait_ms)
+        return JSONResponse(table.state().to_json())
+
+    @routes.post("/lake/history", summary="Whether what a lake table covers is the log's history.")
+    async def check_lake_history(
+        request: Request, path: TableName, body: LakeHistory
+    ) -> dict[str, Any]:
+        table = service.table(path)
+        # Only who may tier may end that: what others say is judged, and not kept.
+        is_kept = exchange_of(request).caller.may(Level.WRITE, SERVICE)
+        await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
+        return {}
+
+    @routes.get("/offsets", summary="Per bucket, the first offset written at or after a time.")
+    async def offsets_for_timestamp(
+        path: TableName,
+        timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
+    ) -> dict[str, dict[str, int]]:
+        time_us = integer("timestamp_us", timestamp_us, least=0)
+        found = await service.manager.offsets_for_timestamp(service.table(path), time_us)
+        return {"offsets": {str(bucket): offset for bucket, offset in found.items()}}
 
     @routes.get("/sizes", summary="How many bytes the service keeps of the table.")
     async def table_sizes(path: TableName) -> dict[str, Any]:
@@ -41,3 +142,16 @@ def size_routes(service: Service) -> APIRouter:
         return TableSizes(sizes).to_json()
 
     return routes
+
+
+async def _wait_beyond(
+    service: Service, exchange: HttpExchange, table: OpenTable, after: dict[int, int], wait_ms: int
+) -> None:
+    wait_ms = min(wait_ms, service.config.fetch_wait_ms_max)
+    deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+    while not any(
+        tablet.high_watermark > after.get(bucket, 0) for bucket, tablet in enumerate(table.tablets)
+    ):
+        if not await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):
+            return
+        service.manager.check_open(table)

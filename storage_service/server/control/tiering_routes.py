@@ -1,34 +1,133 @@
-"""The control routes of lake pins: readers' promises that a lake snapshot is not expired.
+"""The control routes of tiering: claims, rounds, and the lake snapshots that readers have pinned.
 
-A pin belongs to the token that made it. Others see that a snapshot is pinned, and not by whom.
+A pin is a reader's promise that a lake snapshot is not expired. It belongs to the token that made
+it. Others see that a snapshot is pinned, and not by whom.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePin
+from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
+from streamhouse.storage_service.errors import TableDamagedError
+from streamhouse.storage_service.model.lake import LakeDebt, SideLakeState
 from streamhouse.storage_service.server.access.grants import SERVICE, Caller, Level
-from streamhouse.storage_service.server.control.request_bodies import PinSnapshot, TableName
+from streamhouse.storage_service.server.control.request_bodies import (
+    ClaimTiering,
+    CompareHistory,
+    CompletedSide,
+    CompleteTiering,
+    FailTiering,
+    HeartbeatTiering,
+    PinSnapshot,
+    TableName,
+)
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["lake_pin_routes"]
+__all__ = ["lake_pin_routes", "tiering_routes"]
+
+
+def tiering_routes(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/v1/tiering")
+    coordinator = service.manager.tiering
+
+    @routes.get("", summary="How tiering stands, table by table.")
+    async def tiering_status() -> dict[str, dict[str, Any]]:
+        tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
+        return {"tables": {str(table.path): coordinator.status(table) for table in tables}}
+
+    @routes.post("/claim", summary="Claim the most overdue table for a tiering round.")
+    async def claim(body: ClaimTiering) -> dict[str, Any]:
+        tables = None if body.tables is None else _served(service, body.tables)
+        answer = await coordinator.claim(
+            body.worker_id, tables=tables, force=body.force, include_idle=body.include_idle
+        )
+        return answer.to_json()
+
+    @routes.post("/heartbeat", summary="Keep a claim.")
+    async def heartbeat(body: HeartbeatTiering) -> dict[str, Any]:
+        progress = RoundProgress(
+            step=body.step, rows_done=body.rows_done, rows_planned=body.rows_planned
+        )
+        await coordinator.heartbeat(
+            service.table(body.table), epoch=body.epoch, progress=progress if body.step else None
+        )
+        return {"lease_ms": service.config.tiering_lease_ms}
+
+    @routes.post("/complete", summary="Register a committed lake snapshot.")
+    async def complete(body: CompleteTiering) -> dict[str, Any]:
+        lake = await coordinator.complete(
+            service.table(body.table),
+            table_id=body.table_id,
+            epoch=body.epoch,
+            snapshot_id=int(body.lake_snapshot_id),
+            table_uuid=body.lake_table_uuid,
+            tiered_offsets=body.tiered_offsets,
+            changelog=_side(body.changelog),
+            batch=_side(body.batch),
+            keep_lease=body.keep_lease,
+            truncated_offsets=body.truncated_offsets,
+            expired_offsets=body.expired_offsets,
+            maintenance_due_us=body.maintenance_due_us,
+            fingerprints=body.fingerprints,
+            debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
+        )
+        return lake.to_json()
+
+    @routes.post("/history", summary="Compare a lake table's history with the log's.")
+    async def compare_history(body: CompareHistory) -> dict[str, dict[str, str]]:
+        found = await coordinator.compare_history(
+            service.table(body.table),
+            table_id=body.table_id,
+            covered=None if body.lake is None else body.lake.covered(),
+            offsets=body.offsets,
+        )
+        return {"fingerprints": {str(bucket): said for bucket, said in found.items()}}
+
+    @routes.post("/fail", summary="Give a claim back after a failed round.")
+    async def fail(body: FailTiering) -> dict[str, Any]:
+        table = service.table(body.table)
+        pause_ms = await coordinator.fail(table, epoch=body.epoch, error=body.error)
+        return {"paused_ms": pause_ms}
+
+    return routes
+
+
+def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
+    """Return those tables that are not damaged; raises `TableDamagedError` if all of them are."""
+    served, damaged = [], None
+    # Each once: there are fewer tables than a request may have names.
+    for path in dict.fromkeys(paths):
+        try:
+            served.append(service.table(path))
+        except TableDamagedError as error:
+            damaged = error
+    if damaged is not None and not served:
+        raise damaged
+    return served
+
+
+def _side(body: CompletedSide | None) -> SideLakeState | None:
+    return None if body is None else SideLakeState.from_json(body.model_dump())
 
 
 def lake_pin_routes(service: Service) -> APIRouter:
-    """Return the routes below `/v1/tables/{path}/lake/pins`."""
-    routes = APIRouter(prefix="/v1/tables/{path}/lake/pins")
+    """Return the routes below `/v1/tables/{path}/lake`."""
+    routes = APIRouter(prefix="/v1/tables/{path}/lake")
 
-    @routes.get("", summary="The lake snapshots that readers have pinned.")
+    @routes.get("/pins", summary="The lake snapshots that readers have pinned.")
     async def pinned_snapshots(request: Request, path: TableName) -> dict[str, list[Any]]:
         caller = exchange_of(request).caller
         pins = enumerate(service.table(path).lake_pins.current(), 1)
         return {"pins": [_shown(pin, number, caller) for number, pin in pins]}
 
-    @routes.put("/{holder}", summary="Pin a lake snapshot for a while, or pin it for longer.")
+    @routes.put("/pins/{holder}", summary="Pin a lake snapshot for a while, or pin it for longer.")
     async def pin_snapshot(
         request: Request, path: TableName, holder: str, body: PinSnapshot
     ) -> dict[str, Any]:
@@ -38,7 +137,7 @@ def lake_pin_routes(service: Service) -> APIRouter:
         )
         return _shown(pin, 0, caller)
 
-    @routes.delete("/{holder}", summary="End a pin.", status_code=204)
+    @routes.delete("/pins/{holder}", summary="End a pin.", status_code=204)
     async def unpin_snapshot(request: Request, path: TableName, holder: str) -> None:
         caller = exchange_of(request).caller
         await service.table(path).lake_pins.unpin(

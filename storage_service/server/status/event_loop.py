@@ -1,4 +1,7 @@
-"""Walking over all tables on the event loop without holding it: others run in between."""
+"""The event loop: how late it is, and walks over all tables that do not hold it.
+
+Everybody waits as long as it is late for whatever holds it up.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, TypeVar
 
-__all__ = ["in_slices"]
+from prometheus_client import Histogram
+
+__all__ = ["in_slices", "measure_loop_lag"]
 
 _T = TypeVar("_T")
 _SLICE_S: Final = 0.003
+_LAG_INTERVAL_S: Final = 0.1
 
 
 async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
@@ -21,3 +27,11 @@ async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
         if time.perf_counter() > end:
             await asyncio.sleep(0)
             end = time.perf_counter() + _SLICE_S
+
+
+async def measure_loop_lag(lag_seconds: Histogram) -> None:
+    """Observe ten times a second how much too late a timer is, for ever."""
+    while True:
+        due = time.perf_counter() + _LAG_INTERVAL_S
+        await asyncio.sleep(_LAG_INTERVAL_S)
+        lag_seconds.observe(max(0.0, time.perf_counter() - due))
