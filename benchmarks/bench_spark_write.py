@@ -56,7 +56,7 @@ def _job(spark: SparkSession, client: StreamhouseClient, directory: Path) -> Non
     for repeat in range(REPEATS + 1):
         took = {
             "transaction": _write(client, frame, {}),
-            "direct": _write(client, frame, {"write.mode": "direct"}),
+            "direct": _write(client, frame, {"write.transactional": "false"}),
             "parquet": timed(lambda: _write_parquet(frame, directory / "copy")),
         }
         for name, value in took.items():
@@ -66,7 +66,7 @@ def _job(spark: SparkSession, client: StreamhouseClient, directory: Path) -> Non
     ours, direct, parquet = (median(values) for values in seconds.values())
     name = f"Spark append of {ROWS / 1e6:.0f} M rows to {BUCKETS} buckets, one transaction"
     for limit, floor, bar in (
-        ("write.mode=direct", direct, 1.6),
+        ("write.transactional=false", direct, 1.6),
         ("Spark to Parquet, and fsync", parquet, 2.5),
     ):
         report(
@@ -122,7 +122,7 @@ def _micro_batches(spark: SparkSession, client: StreamhouseClient, directory: Pa
             f"streaming sink, {MICRO_BATCH_ROWS:,}-row micro-batches: what exactly-once adds, p50"
             f" {what}",
             measured=f"{once - direct:.0f} ms ({once:.0f} ms)",
-            limit=f"write.mode=direct: {direct:.0f} ms {what}",
+            limit=f"write.transactional=false: {direct:.0f} ms {what}",
             ratio=once / direct,
             bar="at most 20 ms more",
             reached=once - direct <= 20,
@@ -138,7 +138,7 @@ def _durations_ms(
     frame = spark.readStream.format("streamhouse").option("endpoint", client.endpoint).load(source)
     writer = frame.writeStream.format("streamhouse").option("endpoint", client.endpoint)
     if mode:
-        writer = writer.option("write.mode", mode)
+        writer = writer.option("write.transactional", "false")
     query = writer.option("checkpointLocation", str(checkpoint)).start(sink)
     try:
         for number in range(MICRO_BATCHES):

@@ -78,7 +78,7 @@ def main(endpoint: str, folder: Path) -> None:
         frame = raced(spark.range(0, 2 * ROWS, 1, 2), table, endpoint=endpoint, folder=folder)
         writer = frame.write.format("streamhouse").option("endpoint", endpoint).mode("append")
         if table == "raced.direct":
-            writer = writer.option("write.mode", "direct")
+            writer = writer.option("write.transactional", "false")
         else:
             writer = writer.option("app.id", APP).option("app.version", VERSION)
         writer.save(table)

@@ -82,7 +82,7 @@ def test_a_job_that_fails_leaves_nothing(world: SparkWorld) -> None:
     # What is sent straight to the table stays there: a request of each attempt of partition 1,
     # together more rows than it has. How far partition 0 came is chance.
     with pytest.raises(Exception, match="as planned"):
-        world.write(frame, path, **{"write.mode": "direct"})
+        world.write(frame, path, **{"write.transactional": "false"})
     assert end_offsets(world, path) > ROWS // 2
 
 

@@ -68,7 +68,7 @@ def test_an_attempt_that_is_killed_for_its_twin_writes_nothing(jobs: tuple[Path,
 
 
 def test_without_a_transaction_both_attempts_rows_are_there(jobs: tuple[Path, str]) -> None:
-    """The same job by `write.mode=direct`: what the twin writes is really written twice."""
+    """The same job by `write.transactional=false`: what the twin writes is really written twice."""
     assert {"began-0", "began-1", "ended-1"} <= _marks(jobs, "raced.direct")
 
     found = _ids(jobs, "raced.direct")

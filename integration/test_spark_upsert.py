@@ -235,7 +235,7 @@ def test_overwrites_that_cannot_be_are_refused(world: SparkWorld) -> None:
     frame = world.spark.range(3).selectExpr("id", "'x' as name", "timestamp_micros(id) as at")
     world.write(frame, path)
     for options, sentence in (
-        ({"write.mode": "direct"}, "needs a transaction"),
+        ({"write.transactional": "false"}, "needs a transaction"),
         ({"write.mode": "partial"}, "contradict each other"),
         ({"write.mode": "delete"}, "contradict each other"),
     ):

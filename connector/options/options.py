@@ -110,8 +110,7 @@ OPTIONS: Final = (
            " snapshots that delete rows, which are an error else. The name is Iceberg's."),
     Option("write.mode", "", (WRITE,), "What rows do: `append` (log tables, their default),"
            " `upsert` (primary key tables, their default), `delete` the rows with these keys,"
-           " `partial`: update only the columns the DataFrame has. `direct`: the default, with"
-           " `write.transactional` off."),
+           " `partial`: update only the columns the DataFrame has."),
     Option("write.transactional", "true", (WRITE,), "Write all rows of a job, or of a micro-batch,"
            " or none, once; `false` sends them straight to the table: at-least-once."),
     Option("app.id", "", (WRITE,), "Who writes, for writes that must not happen twice; default for"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from streamhouse.connector.options.connection import ConnectionOptions, connection_options
 from streamhouse.connector.options.option_values import (
@@ -39,10 +38,6 @@ class WriteMode(StrEnum):
     PARTIAL = "partial"
 
 
-_DIRECT: Final = "direct"
-"""`write.mode` of a write that does what its table does by default, without a transaction."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
     """What a write wants; None is what was not given.
@@ -74,15 +69,19 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise InvalidRequestError(
             f"'{connection.name}' can only be read; write to '{connection.name.path}'"
         )
-    mode = optional(given, "write.mode", _parse_mode)
     app_id = (given.get("app.id") or "").strip() or None
     app_version = optional(given, "app.version", parse_version)
-    is_transactional = _is_transactional(given, mode, app_id=app_id)
+    is_transactional = optional(given, "write.transactional", parse_boolean) is not False
+    if app_id is not None and not is_transactional:
+        raise InvalidRequestError(
+            "option 'app.id' makes a write happen once, which needs a transaction: remove"
+            " 'write.transactional'"
+        )
     if app_version is not None and app_id is None:
         raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
     return WriteOptions(
         connection=connection,
-        mode=None if mode in (None, _DIRECT) else WriteMode(mode),
+        mode=optional(given, "write.mode", _parse_mode),
         is_transactional=is_transactional,
         app_id=app_id,
         app_version=app_version,
@@ -100,27 +99,15 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _is_transactional(given: Mapping[str, str], mode: str | None, *, app_id: str | None) -> bool:
-    chosen = optional(given, "write.transactional", parse_boolean)
-    if mode == _DIRECT and chosen:
-        raise InvalidRequestError(
-            "options 'write.mode' = 'direct' and 'write.transactional' = 'true' contradict each"
-            " other; use one"
-        )
-    is_transactional = mode != _DIRECT and chosen is not False
-    if app_id is not None and not is_transactional:
-        raise InvalidRequestError(
-            "option 'app.id' makes a write happen once, which needs a transaction: remove"
-            f" '{'write.mode' if mode == _DIRECT else 'write.transactional'}'"
-        )
-    return is_transactional
-
-
-def _parse_mode(text: str, *, name: str) -> str:
+def _parse_mode(text: str, *, name: str) -> WriteMode:
     lowered = text.strip().lower()
-    known = [*(mode.value for mode in WriteMode), _DIRECT]
+    if lowered == "direct":
+        raise InvalidRequestError(
+            f"{name} = 'direct' is written 'write.transactional' = 'false': set that instead"
+        )
+    known = [mode.value for mode in WriteMode]
     if lowered not in known:
         raise InvalidRequestError(
             f"{name} = '{text}' is not one of {', '.join(known)}{suggestion(lowered, known)}"
         )
-    return lowered
+    return WriteMode(lowered)

@@ -82,7 +82,6 @@ class LakeFile:
     deletes: tuple[DeleteFile, ...] = ()
     constants: Mapping[int, Any] = field(default_factory=dict)
     partition: str = ""
-    deleted_row_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

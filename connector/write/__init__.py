@@ -1,1 +1,1 @@
-"""Writes: checked before any task starts, then direct or as one transaction."""
+"""Writes: checked before any task starts, then one transaction, or requests sent at once."""

@@ -142,7 +142,7 @@ def _check_overwrite(options: WriteOptions, *, is_stream: bool) -> None:
     if not options.is_transactional:
         raise UnsupportedError(
             f"table '{table}': mode('overwrite') replaces all rows at one instant, which needs a"
-            " transaction; remove 'write.mode' = 'direct' and 'write.transactional' = 'false'"
+            " transaction; remove 'write.transactional' = 'false'"
         )
     if options.mode in (WriteMode.DELETE, WriteMode.PARTIAL):
         raise InvalidRequestError(

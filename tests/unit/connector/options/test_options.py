@@ -166,6 +166,16 @@ def test_how_to_create_a_table() -> None:
     assert options.partitioned_by == ("bucket(16, id)", "day(ts)")
 
 
+def test_a_write_without_a_transaction() -> None:
+    assert write_options(TABLE).is_transactional
+    assert not write_options(TABLE | {"write.transactional": "false"}).is_transactional
+
+    with pytest.raises(InvalidRequestError, match=r"'write.transactional' = 'false': set that"):
+        write_options(TABLE | {"write.mode": "direct"})
+    with pytest.raises(InvalidRequestError, match=r"remove 'write.transactional'"):
+        write_options(TABLE | {"write.transactional": "false", "app.id": "nightly"})
+
+
 def test_a_part_of_a_table_cannot_be_written() -> None:
     with pytest.raises(InvalidRequestError, match=r"'db.t\$log' can only be read; write to 'db.t'"):
         write_options({"path": "db.t$log"})
