@@ -218,15 +218,6 @@ def _one_namespace(
     raise _no_route(request)
 
 
-def _no_views(request: RestRequest, views: list[str]) -> RestAnswer:
-    """Answer that there are none; making one is refused."""
-    if request.method == "GET" and not views:
-        return RestAnswer.of({"identifiers": []})
-    if request.method in ("GET", "HEAD"):
-        raise NotFoundError(f"view '{views[0][:200]}' does not exist; this catalog has no views")
-    raise UnsupportedError("this catalog has no views")
-
-
 def _change(body: Mapping[str, Any], identifier: tuple[str, ...]) -> CommitTableRequest:
     named = {"namespace": list(identifier[:-1]), "name": identifier[-1]}
     with catalog_errors(f"read the commit to '{'.'.join(identifier)}'"):
