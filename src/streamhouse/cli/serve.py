@@ -218,7 +218,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket
 
     def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        from streamhouse.connector.lake.lake_bucket import lake_bucket_rows
+        from streamhouse.connector.plan.lake_bucket import lake_bucket_rows
 
         return LakeBucket(*lake_bucket_rows(catalog, table, lake, bucket))
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.typedef import Record
 
-from streamhouse.connector.lake.lake_bucket import lake_bucket_rows
+from streamhouse.connector.plan.lake_bucket import lake_bucket_rows
 from streamhouse.storage_service.errors import SnapshotNotFoundError
 from streamhouse.storage_service.model.lake import LakeState
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
