@@ -40,7 +40,7 @@ _IMPORTED: Final = (
     "streamhouse.cli.restore",
     "streamhouse.cli.serve",
     "streamhouse.client",
-    "streamhouse.connector.lake.lake_bucket",
+    "streamhouse.connector.plan.lake_bucket",
     "streamhouse.storage_service.lake.catalogs.open_catalog",
     "streamhouse.storage_service.rest_catalog.rest_api",
     "streamhouse.storage_service.server.listener",
