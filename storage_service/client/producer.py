@@ -24,6 +24,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.client.append_writer import AppendWriter
 from streamhouse.storage_service.client.bucket_calls import BucketCalls
 from streamhouse.storage_service.client.request_batches import (
@@ -41,8 +42,7 @@ from streamhouse.storage_service.errors import (
 
 __all__ = ["Producer"]
 
-_RETRY_S_MIN: Final = 0.05
-_RETRY_S_MAX: Final = 2.0
+_BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 
 Ranges = dict[int, tuple[int, int]]
 
@@ -326,7 +326,7 @@ class Producer:
     def _until_answered(self, lane: _Lane, rows: pa.RecordBatch) -> tuple[int, int]:
         """Send a batch under its sequence until the service says what became of it."""
         deadline = time.monotonic() + self._delivery_timeout_s
-        wait_s = _RETRY_S_MIN
+        failures = 0
         is_unknown = False
         while True:
             try:
@@ -335,14 +335,14 @@ class Producer:
                 is_unknown |= isinstance(error, UnknownOutcomeError)
                 if not _may_pass(error):
                     raise
-                if time.monotonic() + wait_s > deadline:
+                failures += 1
+                if time.monotonic() + _BACKOFF.after(failures) > deadline:
                     # Its sequence is in doubt for ever: what comes later has another writer.
                     lane.writer = AppendWriter()
                     if is_unknown:
                         raise UnknownOutcomeError(error.message) from error
                     raise
-            time.sleep(wait_s)
-            wait_s = min(wait_s * 2, _RETRY_S_MAX)
+            time.sleep(_BACKOFF.jittered_after(failures))
 
     def _finish(self, piece: _Piece, bucket: int, span: tuple[int, int]) -> None:
         piece.call.ranges[bucket] = span

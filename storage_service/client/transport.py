@@ -8,7 +8,6 @@ answers marked retriable, with growing waits, until the caller's deadline.
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -16,6 +15,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.client.endpoint import parse_endpoint, tls_failure
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -27,8 +27,7 @@ from streamhouse.storage_service.errors import (
 
 __all__ = ["HttpTransport"]
 
-_RETRY_WAIT_S_MIN: Final = 0.05
-_RETRY_WAIT_S_MAX: Final = 2.0
+_BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 _CONNECT_TIMEOUT_S: Final = 5.0
 
 
@@ -101,7 +100,7 @@ class HttpTransport:
                 after it was sent.
         """
         deadline = time.monotonic() + self.timeout_s + wait_s
-        wait = _RETRY_WAIT_S_MIN
+        failures = 0
         while True:
             try:
                 response = self._send(
@@ -121,15 +120,14 @@ class HttpTransport:
                 # A service never seen before is more likely misspelt than restarting.
                 if not (is_repeatable and is_passing and self._is_reached):
                     raise
-                if time.monotonic() + wait > deadline:
+                failures += 1
+                if time.monotonic() + _BACKOFF.after(failures) > deadline:
                     if method == "GET":
                         raise UnavailableError(error.message) from error
                     raise
             if on_repeat is not None:
                 on_repeat()
-            # Jitter keeps many clients from coming back in step.
-            time.sleep(wait * random.uniform(0.5, 1.0))
-            wait = min(wait * 2, _RETRY_WAIT_S_MAX)
+            time.sleep(_BACKOFF.jittered_after(failures))
 
     def open_stream(
         self, path: str, *, query: Mapping[str, str] | None, silence_s_max: float

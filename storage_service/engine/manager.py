@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.clock import clock_us
@@ -146,8 +147,10 @@ class TabletManager:
             run_blocking=self._run_blocking,
             clock_us=clock_us,
             lease_ms=config.tiering_lease_ms,
-            backoff_ms_min=config.tiering_backoff_ms_min,
-            backoff_ms_max=config.tiering_backoff_ms_max,
+            backoff=Backoff(
+                first_s=config.tiering_backoff_ms_min / 1000,
+                most_s=config.tiering_backoff_ms_max / 1000,
+            ),
         )
 
     @classmethod

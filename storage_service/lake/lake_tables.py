@@ -135,7 +135,7 @@ class IcebergLake:
                 # namespace, in the lake table: a moment later what they collided on is there.
                 if attempt + 1 == OPEN_ATTEMPTS_MAX or isinstance(error, Timeout):
                     raise
-                pause(attempt)
+                pause(attempt + 1)
         raise AssertionError("unreachable")
 
     def _not_found(

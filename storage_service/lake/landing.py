@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from requests import ConnectTimeout
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import (
     NotFoundError,
     StreamhouseError,
@@ -56,7 +56,7 @@ __all__ = ["ATTEMPTS_MAX", "Change", "StagedChange", "land", "pause", "reload"]
 _logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 5
-RETRY_WAIT_S_FIRST: Final = 0.1
+BACKOFF: Final = Backoff(first_s=0.2, most_s=2.0)
 # The catalog refused for a reason that is not the table's state, or was not reached.
 _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError, ConnectTimeout)
 
@@ -112,7 +112,7 @@ def land(
 
 def pause(failures: int) -> None:
     """Wait before trying again, longer with each failed attempt."""
-    time.sleep(RETRY_WAIT_S_FIRST * 2**failures * random.uniform(0.5, 1.0))
+    time.sleep(BACKOFF.jittered_after(failures))
 
 
 def reload(table: Table) -> bool:

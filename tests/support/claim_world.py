@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
@@ -29,8 +30,7 @@ class World:
             run_blocking=manager._run_blocking,
             clock_us=self._clock_us,
             lease_ms=10_000,
-            backoff_ms_min=1_000,
-            backoff_ms_max=4_000,
+            backoff=Backoff(first_s=1.0, most_s=4.0),
             monotonic_s=lambda: self.seconds,
         )
         self._last_append_us = 0

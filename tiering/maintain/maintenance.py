@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.commits.expiry import (
     Expired,
@@ -58,8 +59,7 @@ PATIENCE_BEHIND: Final = 8
 IDLE_PAUSE_MS: Final = 3_600_000
 _TABLES_REMEMBERED_MAX: Final = 256
 ERROR_CHARACTERS_MAX: Final = 1_000
-_PAUSE_S_FIRST: Final = 60.0
-_PAUSE_S_MAX: Final = 3_600.0
+_BACKOFF: Final = Backoff(first_s=60.0, most_s=3_600.0)
 
 
 @dataclass(kw_only=True)
@@ -163,8 +163,7 @@ class Maintainer:
         except Exception as error:
             memory.error = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
             memory.failures += 1
-            pause_s = min(_PAUSE_S_FIRST * 2 ** (memory.failures - 1), _PAUSE_S_MAX)
-            memory.paused_until_s = self.monotonic_s() + pause_s
+            memory.paused_until_s = self.monotonic_s() + _BACKOFF.after(memory.failures)
             raise
         memory.failures, memory.error, memory.maintained_at_ms = 0, "", self.clock_ms()
         return report

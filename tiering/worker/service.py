@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.errors import (
     FencedError,
@@ -52,7 +53,7 @@ __all__ = ["TableSummary", "TieringService", "new_worker_id"]
 
 _logger = logging.getLogger(__name__)
 
-_ERROR_WAIT_S_FIRST: Final = 0.2
+_BACKOFF: Final = Backoff(first_s=0.2, most_s=IDLE_WAIT_S_MAX)
 _FAILURES_MAX: Final = 3
 # Errors after which the same call may succeed a moment later.
 _PASSING: Final = (FencedError, OverloadedError, UnavailableError, UnknownOutcomeError)
@@ -147,7 +148,7 @@ class TieringService:
 
     def run_forever(self) -> None:
         """Work until `stop`. Raises only what waiting cannot mend, such as a wrong token."""
-        errors_in_a_row = 0
+        failures = 0
         idle_log = IdleLog()
         with TablesInFlight(
             self._run_and_report, slots=self.tables_in_flight, stopping=self.stopping
@@ -155,12 +156,11 @@ class TieringService:
             while not self.stopping.is_set():
                 try:
                     answer = self.client.claim_tiering(self.worker_id, tables=self.tables)
-                    errors_in_a_row = 0
+                    failures = 0
                 except (*_PASSING, StorageFailedError, NotFoundError) as error:
                     _logger.warning("no table claimed: %s", error)
-                    wait_s = min(_ERROR_WAIT_S_FIRST * 2**errors_in_a_row, IDLE_WAIT_S_MAX)
-                    errors_in_a_row = min(errors_in_a_row + 1, 10)
-                    in_flight.wait_idle(wait_s)
+                    failures += 1
+                    in_flight.wait_idle(_BACKOFF.after(failures))
                     continue
                 if isinstance(answer, TieringIdle):
                     self._is_busy.clear()

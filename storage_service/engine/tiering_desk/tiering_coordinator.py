@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.lake_history import (
@@ -46,7 +47,6 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
 )
 from streamhouse.storage_service.engine.tiering_desk.tiering_schedule import (
     TableDue,
-    backoff_ms,
     due,
 )
 from streamhouse.storage_service.errors import (
@@ -80,8 +80,7 @@ class TieringCoordinator:
         run_blocking: RunBlocking,
         clock_us: Callable[[], int],
         lease_ms: int,
-        backoff_ms_min: int,
-        backoff_ms_max: int,
+        backoff: Backoff,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tables = tables
@@ -89,8 +88,7 @@ class TieringCoordinator:
         self._run_blocking = run_blocking
         self._clock_us = clock_us
         self._lease_ms = lease_ms
-        self._backoff_ms_min = backoff_ms_min
-        self._backoff_ms_max = backoff_ms_max
+        self._backoff = backoff
         self._monotonic_s = monotonic_s
         self._started_at_s = monotonic_s()
         self._rounds: dict[int, TieringRound] = {}
@@ -443,11 +441,7 @@ class TieringCoordinator:
     def _fail(self, table: OpenTable, state: TieringRound, epoch: int, error: str) -> int:
         self.rounds_ended["failed"] += 1
         state.failures += 1
-        pause_ms = backoff_ms(
-            state.failures,
-            backoff_ms_min=self._backoff_ms_min,
-            backoff_ms_max=self._backoff_ms_max,
-        )
+        pause_ms = round(self._backoff.after(state.failures) * 1000)
         state.last_error = error
         _logger.warning(
             "event=tiering_failed table=%s epoch=%d pause_ms=%d why=%r",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["TableDue", "backoff_ms", "due"]
+__all__ = ["TableDue", "due"]
 
 _LEAD_SHARE_MAX: Final = 0.5
 _SLACK_SHARE: Final = 0.2
@@ -42,10 +42,3 @@ def due(
     overdue_ms = oldest_untiered_age_ms - (freshness_ms - lead_ms)
     waited_ms = overdue_ms if since_last_round_ms is None else min(overdue_ms, since_last_round_ms)
     return TableDue(wait_ms=max(0, -overdue_ms), urgency=waited_ms / freshness_ms)
-
-
-def backoff_ms(failures: int, *, backoff_ms_min: int, backoff_ms_max: int) -> int:
-    """Return the pause after the n-th failed round in a row: doubling, bounded."""
-    if failures == 0:
-        return 0
-    return min(backoff_ms_max, backoff_ms_min << min(failures - 1, 30))

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -39,8 +40,7 @@ from streamhouse.storage_service.model.schema_change import stored_version_of
 __all__ = ["CommitProgress", "CommitServices", "TransactionCommit"]
 
 _CHUNK_ROWS: Final = 400_000
-_RETRY_S_MIN: Final = 0.05
-_RETRY_S_MAX: Final = 2.0
+_BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class TransactionCommit:
 
     async def _stored(self, store: Callable[[], Awaitable[object]], row_count: int) -> None:
         """Run `store` until it has stored its piece."""
-        wait_s = _RETRY_S_MIN
+        failures = 0
         gate = self._table.gate
         while True:
             self._check_not_stopping()
@@ -179,8 +179,8 @@ class TransactionCommit:
                     gate.allow()
                 self._progress.rows_stored += row_count
                 return
-            await self._pause(wait_s)
-            wait_s = min(wait_s * 2, _RETRY_S_MAX)
+            failures += 1
+            await self._pause(_BACKOFF.after(failures))
 
     async def _pause(self, wait_s: float) -> None:
         try:

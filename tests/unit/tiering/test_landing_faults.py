@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyiceberg.table import CommitTableResponse
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
 from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
@@ -42,7 +43,7 @@ PROPERTIES = {
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
-    monkeypatch.setattr(landing, "RETRY_WAIT_S_FIRST", 0.0)
+    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
     with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)

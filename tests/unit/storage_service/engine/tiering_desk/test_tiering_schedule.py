@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.engine.tiering_desk.tiering_schedule import backoff_ms, due
+from streamhouse.storage_service.engine.tiering_desk.tiering_schedule import due
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,3 @@ def test_a_backlog_waits_its_turn_after_each_of_its_rounds() -> None:
     small = _urgency(50_000, freshness_ms=60_000, since_last_round_ms=50_000)
 
     assert small > backlog
-
-
-def test_the_pause_after_failures_doubles_up_to_its_bound() -> None:
-    pauses = [
-        backoff_ms(failures, backoff_ms_min=100, backoff_ms_max=1_000) for failures in range(7)
-    ]
-
-    assert pauses == [0, 100, 200, 400, 800, 1_000, 1_000]
-    assert backoff_ms(10_000, backoff_ms_min=100, backoff_ms_max=1_000) == 1_000

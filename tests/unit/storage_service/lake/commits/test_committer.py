@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.exceptions import ForbiddenError
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import (
     FencedError,
     HistoryDivergedError,
@@ -36,7 +37,7 @@ TEN = [(0, offset) for offset in range(10)]
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TieringWorld]:
-    monkeypatch.setattr(landing, "RETRY_WAIT_S_FIRST", 0.0)
+    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
     with TieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         opened.create_table()

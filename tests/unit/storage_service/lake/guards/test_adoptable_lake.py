@@ -12,6 +12,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import (
     CommitConflictError,
     FencedError,
@@ -197,7 +198,7 @@ class _Deaf(SqlCatalog):
 
 @pytest.fixture
 def deaf(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Deaf]:
-    monkeypatch.setattr(landing, "RETRY_WAIT_S_FIRST", 0.0)
+    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
     _tiered(world)
     opened = _Deaf("lake", **{k: v for k, v in world.catalog.properties.items() if k != "type"})
     yield opened
