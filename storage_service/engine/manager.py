@@ -32,7 +32,6 @@ from streamhouse.storage_service.engine.keys.key_schema import (
     change_key_schema,
     check_no_transaction,
 )
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.log_writer import RoutedBatch, append_batches
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -61,6 +60,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
     CommitLimits,

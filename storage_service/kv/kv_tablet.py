@@ -1,8 +1,9 @@
 """One primary key bucket: its newest rows by key, and the changelog that changes them make.
 
-A write goes: `plan` (what changes, against the newest state), the caller makes the changelog
-durable, `apply` (now it can be looked up), the caller makes it visible to fetches. Several writes
-may be planned before the first is applied; they are applied in order, or taken back with `abort`.
+A write goes: `plan_writes` (what changes, against the newest state) and `accept`, the caller makes
+the changelog durable, `apply` (now it can be looked up), the caller makes it visible to fetches.
+Several writes may be planned before the first is applied; they are applied in order, or taken back
+with `abort`.
 
 Promises:
 - rows found by lookup were applied, so their changelog is durable; `end_offset` of an answer says
@@ -13,16 +14,15 @@ Promises:
 - what damaged files hide is never answered as absent: whatever meets it raises `CorruptDataError`
   and `on_damage` is told; memory stands in for the files only if all rows that are counted came in.
 
-Threads: one thread calls everything that changes something (`plan`, `apply`, `abort`, `replay`,
-`restore`, `load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and the
-properties may be called by any.
+Threads: one thread calls everything that changes something (`plan`, `accept`, `apply`, `abort`,
+`replay`, `restore`, `load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and
+the properties may be called by any.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -49,11 +49,12 @@ from streamhouse.storage_service.kv.lookup import (
     rows_in_key_order,
     too_many_bytes,
 )
-from streamhouse.storage_service.kv.plan.older_rows import only_written_in, values_before
+from streamhouse.storage_service.kv.plan.older_rows import values_before
 from streamhouse.storage_service.kv.plan.replay_plan import plan_replay
 from streamhouse.storage_service.kv.plan.restore_plan import plan_restore
-from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_write
-from streamhouse.storage_service.kv.plan.write_input import TableRules, check_rows
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
@@ -167,29 +168,19 @@ class KvTablet:
         base_offset: int,
         operations: npt.NDArray[np.int8] | None = None,
         columns: Sequence[str] | None = None,
-        row_numbers: npt.NDArray[np.int64] | None = None,
-        versions: range | None = None,
     ) -> PlannedWrite:
-        """Plan upserts, or by `operations` upserts and deletes, of rows of this bucket.
+        """Plan one write to this bucket with `plan_writes` and accept it.
 
-        `columns` makes a partial update. Nothing is changed: append the result's changelog to the
-        log, then `apply` it. Raises for the first wrong row, and when too much waits. Only rows
-        written at the offsets `versions` are seen; upserts are planned so for what they raise.
+        Append the result's changelog to the log, then `apply` it. Raises for the first wrong row,
+        and when too much waits.
         """
         assert base_offset == self.planned_offset
-        self.check_backlog()
-        given = check_rows(
-            rows, self.rules, operations=operations, columns=columns, row_numbers=row_numbers
-        )
-        newest = self.newest if versions is None else functools.partial(self._newest_of, versions)
-        planned = plan_write(
-            given, newest, rules=self.rules, codec=self.codec, base_offset=base_offset
-        )
-        self.accept(planned)
-        return planned
+        (part,) = plan_writes([self], [KeyWrite(0, rows, operations)], columns=columns)
+        self.accept(part.write)
+        return part.write
 
     def accept(self, planned: PlannedWrite) -> None:
-        """Take a write that was planned on `newest` rows, from `planned_offset` on, as `plan`."""
+        """Take a write that was planned on the `newest` rows, from `planned_offset` on."""
         assert planned.base_offset == self.planned_offset
         self._pending.append(planned)
 
@@ -417,10 +408,6 @@ class KvTablet:
             self._overlaid += 1
         newer, unknown = self._planned_rows.get(keys)
         return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
-
-    def _newest_of(self, versions: range, keys: pa.Array) -> pa.Array:
-        """Return what `newest` does, of it only what was written at `versions`."""
-        return only_written_in(self.newest(keys), versions)
 
     def _forget_overlay(self) -> None:
         self._planned_rows = None

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_write
+from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import TableRules, check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.model.bucketing import encode_key
@@ -50,9 +50,8 @@ class DictStore:
             operations=operations_of_changes(batch),
             columns=batch.columns,
         )
-        planned = plan_write(
-            checked, self.fetch, rules=self.rules, codec=self.codec, base_offset=self.end_offset
-        )
+        here = BucketRows(len(checked.row_numbers), self.end_offset, self.fetch)
+        (planned,), _ = plan_rows(checked, [here], rules=self.rules, codec=self.codec)
         for key, value in zip(planned.keys.to_pylist(), planned.values.to_pylist(), strict=True):
             if value is None:
                 del self.values[key]

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.clock import clock_us
-from streamhouse.storage_service.engine.keys.key_request import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.row_expiry import ExpiryObserver, RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_one, lookup_rows, prefix_rows
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
-from streamhouse.storage_service.engine.keys.key_request import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.schema import Schema

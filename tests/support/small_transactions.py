@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.staged_part import StagedBatch
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.in_process_service import EVENTS, event_rows, routed, table_descriptor

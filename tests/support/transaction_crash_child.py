@@ -19,7 +19,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
@@ -28,6 +27,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionFiles,
 )
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedBatch

@@ -71,7 +71,7 @@ SERVICE_STEPS: Final = {
     "segment-rolled": Step(f"{_SERVICE}.log.segment_roll", "SegmentRoll.run", "after"),
     "mark-advancing": Step(f"{_SERVICE}.log.durable_mark", "DurableMark.advance", "before"),
     "mark-advanced": Step(f"{_SERVICE}.log.durable_mark", "DurableMark.advance", "after"),
-    "upsert-planned": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.plan", "after"),
+    "upsert-planned": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.accept", "after"),
     "upsert-applying": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.apply", "before"),
     "upsert-applied": Step(f"{_SERVICE}.kv.kv_tablet", "KvTablet.apply", "after"),
     "upsert-published": Step(f"{_SERVICE}.engine.keys.key_bucket", "KeyBucket.publish", "after"),

@@ -5,40 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.group_commit import PendingAppend
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 
-__all__ = ["KeyPart", "KeyRequest", "KeyWrite", "delete_of", "halves"]
-
-
-class KeyWrite(NamedTuple):
-    """Changes of one request to one bucket. Without `operations` every row is an upsert.
-
-    `row_numbers` say where the rows were in the request, for what is refused. With `written_below`
-    they are deletes, of rows that have a version below that offset when it is their turn.
-    """
-
-    bucket: int
-    rows: pa.RecordBatch
-    operations: npt.NDArray[np.int8] | None = None
-    sequence: int = 0
-    row_numbers: npt.NDArray[np.int64] | None = None
-    written_below: int | None = None
+__all__ = ["KeyPart", "KeyRequest", "delete_of", "halves"]
 
 
 def delete_of(bucket: int, keys: pa.RecordBatch, *, written_below: int | None = None) -> KeyWrite:
-    """Return what deletes the rows of `keys`, given as rows of the key columns."""
+    """Return what deletes the rows of `keys`, given as rows of the key columns.
+
+    With `written_below` only those that have a version below that offset when it is their turn.
+    """
     operations = np.full(keys.num_rows, OPERATION_DELETE, dtype=np.int8)
-    return KeyWrite(bucket, keys, operations, written_below=written_below)
+    versions = None if written_below is None else range(written_below)
+    return KeyWrite(bucket, keys, operations, versions=versions)
 
 
 def halves(write: KeyWrite) -> list[KeyWrite]:

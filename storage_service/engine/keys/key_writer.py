@@ -35,7 +35,7 @@ from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner
-from streamhouse.storage_service.engine.keys.key_request import KeyRequest, KeyWrite
+from streamhouse.storage_service.engine.keys.key_request import KeyRequest
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InternalError,
@@ -44,10 +44,11 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.group_commit import CommitOutcome, PendingAppend
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 
-__all__ = ["KeyWrite", "KeyWriter", "Submit"]
+__all__ = ["KeyWriter", "Submit"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

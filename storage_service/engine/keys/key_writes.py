@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.clock import clock_us
-from streamhouse.storage_service.engine.keys.key_request import KeyWrite
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from streamhouse.storage_service.model.schema_change import in_current_version
 from streamhouse.storage_service.model.table import TableInfo

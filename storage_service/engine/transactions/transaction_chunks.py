@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedPart
 
 __all__ = ["StagedRows", "chunks_of", "key_writes"]

@@ -14,7 +14,7 @@ from typing import Final
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite, KeyWriter
+from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.transaction_chunks import chunks_of, key_writes
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
@@ -128,16 +129,13 @@ def _plan(
     first: dict[KeyBucket, PlannedWrite],
 ) -> None:
     is_overwrite = spec.operation is TransactionOperation.OVERWRITE
+    rows = [bucket.rows for bucket in table.key_buckets]
     for write in writes:
         bucket = table.key_buckets[write.bucket]
-        planned = bucket.rows.plan(
-            write.rows,
-            base_offset=bucket.rows.planned_offset,
-            operations=write.operations,
-            columns=spec.columns,
-            versions=range(bucket.log.log_end_offset, sys.maxsize) if is_overwrite else None,
-        )
-        first.setdefault(bucket, planned)
+        versions = range(bucket.log.log_end_offset, sys.maxsize) if is_overwrite else None
+        (part,) = plan_writes(rows, [write._replace(versions=versions)], columns=spec.columns)
+        bucket.rows.accept(part.write)
+        first.setdefault(bucket, part.write)
 
 
 def _take_back(first: Mapping[KeyBucket, PlannedWrite]) -> None:

@@ -22,12 +22,13 @@ from weakref import WeakKeyDictionary
 
 from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.keys.key_request import KeyWrite, delete_of, halves
+from streamhouse.storage_service.engine.keys.key_request import delete_of, halves
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 
 __all__ = ["ExpiryObserver", "RowExpiry"]
 

@@ -36,7 +36,7 @@ from streamhouse.storage_service.model.merge_engine import ChangelogImage
 
 _Rows = TypeVar("_Rows", pa.Array, pa.RecordBatch)
 
-__all__ = ["PlannedWrite", "Stretch", "plan_stretches", "plan_write"]
+__all__ = ["BucketRows", "PlannedWrite", "plan_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,15 @@ class PlannedWrite:
         return self.base_offset + int(self.changelog.num_rows)
 
 
-class Stretch(NamedTuple):
-    """The rows of one bucket: up to the row `row_end`, their first change at `base_offset`."""
+class BucketRows(NamedTuple):
+    """The rows of one bucket: up to the row `row_end`, their first change at `base_offset`.
+
+    `newest` returns what is there under distinct keys, null where nothing is.
+    """
 
     row_end: int
     base_offset: int
+    newest: Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,41 +87,19 @@ class _Effects:
         return writes
 
 
-def plan_write(
-    given: WriteInput,
-    fetch: Callable[[pa.Array], pa.Array],
-    *,
-    rules: TableRules,
-    codec: RowCodec,
-    base_offset: int,
-) -> PlannedWrite:
-    """Plan `given`; `fetch` returns what is stored under distinct keys, null where nothing is."""
-    whole = Stretch(len(given.row_numbers), base_offset)
-    (planned,), _ = plan_stretches(
-        given, lambda keys, _: fetch(keys), rules=rules, codec=codec, stretches=[whole]
-    )
-    return planned
-
-
-def plan_stretches(
-    given: WriteInput,
-    fetch: Callable[[pa.Array, list[int]], pa.Array],
-    *,
-    rules: TableRules,
-    codec: RowCodec,
-    stretches: Sequence[Stretch],
+def plan_rows(
+    given: WriteInput, buckets: Sequence[BucketRows], *, rules: TableRules, codec: RowCodec
 ) -> tuple[list[PlannedWrite], npt.NDArray[np.int64]]:
-    """Plan the rows of several buckets; return each bucket's write, and how many changes there are.
+    """Plan rows that lie bucket after bucket; return each bucket's write, and counts of changes.
 
-    No two buckets have a key in common. `fetch` gets the distinct keys of all, and where those of
-    each bucket end. The second result has, by row, the changes of all rows up to it.
+    No two buckets have a key in common. The counts are by row: the changes of all rows up to it.
     """
     chains = chains_of(given.keys)
-    row_ends = [stretch.row_end for stretch in stretches]
+    row_ends = [bucket.row_end for bucket in buckets]
     # Places are rows, in another order within a bucket: both end at the same number.
     assert chains.distinct or all(int(chains.row[:e].max(initial=-1)) == e - 1 for e in row_ends)
     key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
-    stored = StoredRows(fetch(chains.keys, key_ends), codec)
+    stored = StoredRows(_stored_values(chains.keys, key_ends, buckets), codec)
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
@@ -129,18 +111,18 @@ def plan_stretches(
     ends = np.cumsum(lines)
     last_line = ends[chains.row] - 1
     line_ends = [int(ends[end - 1]) if end else 0 for end in row_ends]
-    written = last_line + _offset_of_line_zero(stretches, line_ends)
+    written = last_line + _offset_of_line_zero(buckets, line_ends)
     replaced = _replaced_versions(effects, chains, stored, written)
     changelog = _changelog(effects, merged, stored, last_line, replaced, full=full)
     keys, puts, put_ends = _puts(effects, values, chains, stored, written, key_ends)
     delta = np.cumsum((effects.kind == INSERT).astype(np.int64) - (effects.kind == DELETE))
     writes = []
     line = put = counted = 0
-    for stretch, line_end, put_end in zip(stretches, line_ends, put_ends, strict=True):
-        count = int(delta[stretch.row_end - 1]) if stretch.row_end else 0
+    for bucket, line_end, put_end in zip(buckets, line_ends, put_ends, strict=True):
+        count = int(delta[bucket.row_end - 1]) if bucket.row_end else 0
         writes.append(
             PlannedWrite(
-                base_offset=stretch.base_offset,
+                base_offset=bucket.base_offset,
                 changelog=_between(changelog, line, line_end),
                 keys=_between(keys, put, put_end),
                 values=_between(puts, put, put_end),
@@ -151,18 +133,32 @@ def plan_stretches(
     return writes, ends
 
 
+def _stored_values(
+    keys: pa.Array, key_ends: Sequence[int], buckets: Sequence[BucketRows]
+) -> pa.Array:
+    if len(buckets) == 1:
+        return buckets[0].newest(keys)
+    starts = [0, *key_ends[:-1]]
+    return pa.concat_arrays(
+        [
+            bucket.newest(keys.slice(start, end - start))
+            for bucket, start, end in zip(buckets, starts, key_ends, strict=True)
+        ]
+    )
+
+
 def _between(rows: _Rows, start: int, end: int) -> _Rows:
     # What is whole stays the same object, by which the cache knows keys that it has just found.
     return rows if end - start == len(rows) else rows.slice(start, end - start)
 
 
 def _offset_of_line_zero(
-    stretches: Sequence[Stretch], line_ends: Sequence[int]
+    buckets: Sequence[BucketRows], line_ends: Sequence[int]
 ) -> npt.NDArray[np.int64]:
     """Return, by place, the offset that the first change of all would have in its bucket."""
     starts = [0, *line_ends[:-1]]
-    bases = [stretch.base_offset - line for stretch, line in zip(stretches, starts, strict=True)]
-    sizes = np.diff([0, *(stretch.row_end for stretch in stretches)])
+    bases = [bucket.base_offset - line for bucket, line in zip(buckets, starts, strict=True)]
+    sizes = np.diff([0, *(bucket.row_end for bucket in buckets)])
     return np.repeat(np.array(bases, dtype=np.int64), sizes)
 
 

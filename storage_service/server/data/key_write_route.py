@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.storage_service.model.conform import conform

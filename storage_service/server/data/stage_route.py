@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_bucket import table_rules
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
 from streamhouse.storage_service.kv.plan.write_input import (
@@ -25,6 +24,7 @@ from streamhouse.storage_service.kv.plan.write_input import (
     WriteInput,
     check_rows,
 )
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedBatch
 from streamhouse.storage_service.model.table import TableInfo

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
-from streamhouse.storage_service.engine.keys.key_request import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="it asks Linux")

@@ -14,7 +14,6 @@ from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
@@ -26,6 +25,7 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.lake import LakeState

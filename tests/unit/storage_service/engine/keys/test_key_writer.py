@@ -13,7 +13,6 @@ import pytest
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
-from streamhouse.storage_service.engine.keys.key_writer import KeyWrite
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
@@ -28,6 +27,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from tests.support.in_process_service import EVENTS, event_rows, open_manager, table_descriptor
 

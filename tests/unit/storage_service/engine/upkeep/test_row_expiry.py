@@ -15,7 +15,6 @@ from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.directory.sealed_json import seal
 from streamhouse.storage_service.engine.keys import key_writes, older_keys
-from streamhouse.storage_service.engine.keys.key_request import KeyWrite
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep import row_expiry
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
@@ -24,6 +23,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     OverloadedError,
 )
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, expiry_world, ids_of
 from tests.support.in_process_service import open_manager, table_descriptor
 from tests.support.state_files import content_of, state_file

@@ -1,0 +1,148 @@
+"""Writes to the buckets of one table, planned in one go; one write is a list of one.
+
+A plan takes a fraction of a millisecond however few rows it has, so that a round of small writes is
+planned as one. Their rows lie bucket after bucket, each bucket's in the order of the writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.storage_service.kv.plan.older_rows import only_written_in
+from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
+from streamhouse.storage_service.kv.plan.write_input import TableRules, check_rows
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.model.changelog import OPERATION_UPSERT
+
+__all__ = ["KeyWrite", "PlannedPart", "plan_writes"]
+
+
+class KeyWrite(NamedTuple):
+    """Changes of one request to one bucket. Without `operations` every row is an upsert.
+
+    `row_numbers` say where the rows were in the request, for what is refused. With `versions` only
+    stored rows that were written at these offsets are seen, when it is the write's turn.
+    """
+
+    bucket: int
+    rows: pa.RecordBatch
+    operations: npt.NDArray[np.int8] | None = None
+    sequence: int = 0
+    row_numbers: npt.NDArray[np.int64] | None = None
+    versions: range | None = None
+
+
+class PlannedPart(NamedTuple):
+    """What one `KeyWrite` does: the changes of `write` at the offsets [start, end)."""
+
+    write: PlannedWrite
+    start: int
+    end: int
+
+    @property
+    def changelog(self) -> pa.RecordBatch:
+        """These changes."""
+        first = self.start - self.write.base_offset
+        return self.write.changelog.slice(first, self.end - self.start)
+
+
+class Bucket(Protocol):
+    """What a plan needs of a bucket; `KvTablet`, on the thread that changes it."""
+
+    @property
+    def rules(self) -> TableRules:
+        """The table's, the same for all buckets."""
+
+    @property
+    def codec(self) -> RowCodec:
+        """The table's, the same for all buckets."""
+
+    @property
+    def planned_offset(self) -> int:
+        """The offset of the next change."""
+
+    def check_backlog(self) -> None:
+        """Raise while nothing more may be planned."""
+
+    def newest(self, keys: pa.Array) -> pa.Array:
+        """Return what is under distinct `keys` once all that is planned is applied."""
+
+
+def plan_writes(
+    buckets: Sequence[Bucket], writes: Sequence[KeyWrite], *, columns: Sequence[str] | None
+) -> list[PlannedPart]:
+    """Plan `writes` in order, whose rows have one schema; return what each of them does.
+
+    `columns` makes partial updates of them. Nothing is changed: the buckets `accept` the planned
+    writes next, or they are forgotten. Raises if anything is wrong with any of the writes; row
+    numbers of errors are the request's only if it is one write.
+    """
+    order = sorted(range(len(writes)), key=lambda position: writes[position].bucket)
+    ordered = [writes[position] for position in order]
+    numbers = sorted({write.bucket for write in writes})
+    assert len(numbers) == len(writes) or all(write.versions is None for write in writes)
+    for number in numbers:
+        buckets[number].check_backlog()
+    rules, codec = buckets[numbers[0]].rules, buckets[numbers[0]].codec
+    is_one = len(ordered) == 1
+    given = check_rows(
+        ordered[0].rows if is_one else pa.concat_batches([write.rows for write in ordered]),
+        rules,
+        operations=_operations(ordered),
+        columns=columns,
+        row_numbers=ordered[0].row_numbers if is_one else None,
+    )
+    # Rows that do nothing were left out.
+    row_ends: list[int] = [len(given.row_numbers)]
+    if not is_one:
+        ends = list(itertools.accumulate(write.rows.num_rows for write in ordered))
+        row_ends = np.searchsorted(given.row_numbers, ends).tolist()
+    last = {write.bucket: (write, end) for write, end in zip(ordered, row_ends, strict=True)}
+    planned, changes = plan_rows(
+        given,
+        [
+            BucketRows(end, buckets[number].planned_offset, _newest(buckets[number], write))
+            for number, (write, end) in last.items()
+        ],
+        rules=rules,
+        codec=codec,
+    )
+    of_bucket = dict(zip(last, planned, strict=True))
+    next_offset = {number: write.base_offset for number, write in of_bucket.items()}
+    parts: dict[int, PlannedPart] = {}
+    counted = 0
+    for position, write, row_end in zip(order, ordered, row_ends, strict=True):
+        count = int(changes[row_end - 1]) if row_end else 0
+        start = next_offset[write.bucket]
+        end = start + count - counted
+        parts[position] = PlannedPart(of_bucket[write.bucket], start, end)
+        next_offset[write.bucket], counted = end, count
+    return [parts[position] for position in range(len(writes))]
+
+
+def _operations(writes: Sequence[KeyWrite]) -> npt.NDArray[np.int8] | None:
+    if len(writes) == 1:
+        return writes[0].operations
+    if all(write.operations is None for write in writes):
+        return None
+    return np.concatenate(
+        [
+            np.full(write.rows.num_rows, OPERATION_UPSERT, dtype=np.int8)
+            if write.operations is None
+            else write.operations
+            for write in writes
+        ]
+    )
+
+
+def _newest(bucket: Bucket, write: KeyWrite) -> Callable[[pa.Array], pa.Array]:
+    versions = write.versions
+    if versions is None:
+        return bucket.newest
+    return lambda keys: only_written_in(bucket.newest(keys), versions)
