@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.log.group_commit import CommitOutcome, PendingAppend
 
 __all__ = ["RoutedBatch", "append_batches"]

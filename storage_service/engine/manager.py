@@ -9,19 +9,17 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import errno
 import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.lake_store import save_lake_state
@@ -41,6 +39,7 @@ from streamhouse.storage_service.engine.opener import (
     close_tablets,
 )
 from streamhouse.storage_service.engine.property_change import changing_properties, follow
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_adoption import (
     Adoptable,
     adopt_table,
@@ -48,11 +47,13 @@ from streamhouse.storage_service.engine.table_adoption import (
     take_over,
 )
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
-from streamhouse.storage_service.engine.transactions.table_transactions import TransactionObserver
 from streamhouse.storage_service.engine.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
-from streamhouse.storage_service.engine.upkeep.retention import RetentionObserver, run_retention
+from streamhouse.storage_service.engine.upkeep.disk_budget import DiskBudget
+from streamhouse.storage_service.engine.upkeep.jobs import Job, Upkeep
+from streamhouse.storage_service.engine.upkeep.retention import retain
+from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.engine.wakeups import WaiterLimit
 from streamhouse.storage_service.errors import (
     StorageFailedError,
@@ -73,14 +74,6 @@ from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, 
 __all__ = ["Appended", "TabletManager"]
 
 _logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
-
-class Observer(RetentionObserver, TransactionObserver, Protocol):
-    """Told of what happens in the background, on the event loop."""
-
-    def committed(self, *, units: int, seconds: float) -> None:
-        """Count one group commit: how many appends, how long writing and syncing took."""
 
 
 class TabletManager:
@@ -92,18 +85,15 @@ class TabletManager:
         *,
         directory: DataDirectory,
         registry: TableRegistry,
-        executor: Executor,
-        observer: Observer,
+        runtime: Runtime,
         recovery: KeyRecovery,
     ) -> None:
         self._config = config
         self.directory = directory
         self._registry = registry
-        self._executor = executor
-        self._observer = observer
+        self.runtime = runtime
         self._loop = asyncio.get_running_loop()
-        self.changing_files = asyncio.Lock()
-        self._background: list[asyncio.Task[None]] = []
+        self.upkeep = Upkeep()
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
@@ -118,7 +108,7 @@ class TabletManager:
         ]
         self._opener = TableOpener(
             directory,
-            run_blocking=self._run_blocking,
+            runtime=runtime,
             frame_bytes_max=config.batch_bytes_max,
             waiter_limit=self.waiter_limit,
             key_options=KvOptions.shared(
@@ -132,25 +122,37 @@ class TabletManager:
             tables=self.open_tables,
             recovery=recovery,
             open_rows=self._opener.open_rows,
-            run_blocking=self._run_blocking,
+            runtime=runtime,
         )
         self.transactions = TransactionCoordinator(
             config,
             directory=directory,
             submit=self._committer.submit,
             deferred=self._deferred,
-            observer=observer,
+            runtime=runtime,
         )
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
             save=self._save_lake_state,
-            run_blocking=self._run_blocking,
-            clock_us=clock_us,
+            runtime=runtime,
             lease_ms=config.tiering_lease_ms,
             backoff=Backoff(
                 first_s=config.tiering_backoff_ms_min / 1000,
                 most_s=config.tiering_backoff_ms_max / 1000,
             ),
+        )
+        self.disk_budget = DiskBudget(
+            config.disk_bytes_max,
+            tables=self.open_tables,
+            other_bytes=lambda: self.transactions.staged_bytes,
+            on_pressure=self._tier_early,
+            runtime=runtime,
+        )
+        self.row_expiry = RowExpiry(
+            tables=self.open_tables,
+            directory=directory,
+            check_room=self.disk_budget.check,
+            runtime=runtime,
         )
 
     @classmethod
@@ -158,8 +160,7 @@ class TabletManager:
         cls,
         config: ServiceConfig,
         *,
-        executor: Executor,
-        observer: Observer,
+        runtime: Runtime,
         recovery: KeyRecovery | None = None,
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible.
@@ -181,8 +182,7 @@ class TabletManager:
                 config,
                 directory=directory,
                 registry=registry,
-                executor=executor,
-                observer=observer,
+                runtime=runtime,
                 recovery=recovery,
             )
         except BaseException:
@@ -191,12 +191,11 @@ class TabletManager:
         try:
             for info in registry.tables():
                 await manager._open_known(info)
-            await manager._run_blocking(registry.upgraded)
+            await manager.runtime.run(registry.upgraded)
         except BaseException:
             await manager.close()
             raise
-        manager._start_background()
-        manager.transactions.start_cleanup()
+        manager.upkeep.start(manager._jobs())
         return manager
 
     async def _open_known(self, info: TableInfo) -> None:
@@ -214,7 +213,7 @@ class TabletManager:
             if table is not None:
                 self._remove(table)
                 await self._close(table)
-                await self._run_blocking(close_tablets, table.tablets)
+                await self.runtime.run(close_tablets, table.tablets)
             self._set_damaged(DamagedTable.of(info.path, info.table_id, error))
 
     def _set_damaged(self, damaged: DamagedTable) -> None:
@@ -226,18 +225,26 @@ class TabletManager:
         )
         self._registry.set_damaged(damaged)
 
-    def _start_background(self) -> None:
-        interval_ms = self._config.retention_interval_ms
-        retention = run_retention(
-            self.open_tables,
-            run_blocking=self._run_blocking,
-            clock_us=clock_us,
-            interval_ms=interval_ms,
-            observer=self._observer,
-            changing_files=self.changing_files,
-        )
-        mending = self.mending.run(interval_ms=interval_ms)
-        self._background = [self._loop.create_task(task) for task in (retention, mending)]
+    def _jobs(self) -> list[Job]:
+        """What is done to tables by itself."""
+        config, upkeep_ms = self._config, self._config.retention_interval_ms
+        retention = functools.partial(retain, self.open_tables, self.runtime)
+        return [
+            Job(name="retention", every_ms=upkeep_ms, look=retention),
+            Job(name="row_expiry", every_ms=upkeep_ms, look=self.row_expiry.look),
+            Job(name="mending", every_ms=upkeep_ms, look=self.mending.mend),
+            Job(
+                name="transaction_timeouts",
+                every_ms=config.transaction_cleanup_interval_ms,
+                look=self.transactions.drop_expired,
+            ),
+            Job(
+                name="disk_budget",
+                every_ms=config.disk_check_interval_ms,
+                look=self.disk_budget.look,
+                is_eager=True,
+            ),
+        ]
 
     @property
     def service_id(self) -> str:
@@ -257,13 +264,13 @@ class TabletManager:
 
     async def create_database(self, name: str) -> None:
         """Create a database."""
-        async with self.changing_files:
-            await self._run_blocking(self._registry.create_database, name)
+        async with self.runtime.changing_files:
+            await self.runtime.run(self._registry.create_database, name)
 
     async def drop_database(self, name: str) -> None:
         """Drop an empty database."""
-        async with self.changing_files:
-            await self._run_blocking(self._registry.drop_database, name)
+        async with self.runtime.changing_files:
+            await self.runtime.run(self._registry.drop_database, name)
 
     def open_tables(self) -> Iterable[OpenTable]:
         """All tables."""
@@ -298,16 +305,20 @@ class TabletManager:
 
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
         """Create a table with empty logs; it is durable when it is returned."""
-        async with self.changing_files:
-            prepare = functools.partial(self._registry.prepare_table, created_at_us=clock_us())
-            info = await self._run_blocking(prepare, descriptor)
+        async with self.runtime.changing_files:
+            prepare = functools.partial(
+                self._registry.prepare_table, created_at_us=self.runtime.clock_us()
+            )
+            info = await self.runtime.run(prepare, descriptor)
             nothing = LakeState(tiered_offsets=dict.fromkeys(range(info.bucket_count), 0))
             return await self._open_new(NewTable(info, nothing))
 
     async def adopt_table(self, find: Callable[[], Adoptable]) -> OpenTable:
         """Create the table whose lake `find` finds, as `adopt_table`; durable when returned."""
-        async with self.changing_files:
-            run = self._run_blocking(adopt_table, find, self._registry, self.directory, clock_us())
+        async with self.runtime.changing_files:
+            run = self.runtime.run(
+                adopt_table, find, self._registry, self.directory, self.runtime.clock_us()
+            )
             return await self._open_new(await run)
 
     async def replace_by_lake(self, table: OpenTable, find: Callable[[], Adoptable]) -> OpenTable:
@@ -317,20 +328,20 @@ class TabletManager:
         new one begins. A crash after the first step leaves the old table, after the second none:
         adopting again completes it either way.
         """
-        async with self.changing_files:
+        async with self.runtime.changing_files:
             self.check_open(table)
-            found, now_us = await self._run_blocking(find), clock_us()
-            taken = await self._run_blocking(take_over, found, self._registry, now_us)
+            found, now_us = await self.runtime.run(find), self.runtime.clock_us()
+            taken = await self.runtime.run(take_over, found, self._registry, now_us)
             self._remove(table)
             try:
-                await self._run_blocking(self._registry.set_aside, table.path)
+                await self.runtime.run(self._registry.set_aside, table.path)
             except StreamhouseError:
                 if table.path in self._registry.paths():
                     self._add(table)
                 raise
             await self._close(table)
-            await self._run_blocking(close_tablets, table.tablets)
-            begin = self._run_blocking(begin_adopted, taken, self._registry, self.directory, now_us)
+            await self.runtime.run(close_tablets, table.tablets)
+            begin = self.runtime.run(begin_adopted, taken, self._registry, self.directory, now_us)
             return await self._open_new(await begin)
 
     async def _open_new(self, new: NewTable) -> OpenTable:
@@ -338,14 +349,14 @@ class TabletManager:
         try:
             table = await self._opener.create(new)
             await self.transactions.open(table)
-            await self._run_blocking(self._registry.add_table, new.info)
+            await self.runtime.run(self._registry.add_table, new.info)
         except StreamhouseError as error:
             if table is not None:
                 await self._close(table)
-                await self._run_blocking(close_tablets, table.tablets)
+                await self.runtime.run(close_tablets, table.tablets)
             # No disk space or no files left: half a table would be in everybody's way.
             if not isinstance(error, UnknownOutcomeError):
-                await self._run_blocking(self._registry.withdraw_table, new.info)
+                await self.runtime.run(self._registry.withdraw_table, new.info)
             raise
         self._add(table)
         return table
@@ -354,19 +365,19 @@ class TabletManager:
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
     ) -> TableInfo:
         """Set and remove properties in one step."""
-        async with self.changing_files:
+        async with self.runtime.changing_files:
             table = self.table(path)
             info = self._registry.with_properties(path, updates=updates, removals=removals)
             async with changing_properties(self.tiering, table, info):
-                table.info = await self._run_blocking(self._registry.keep, info)
+                table.info = await self.runtime.run(self._registry.keep, info)
             return info
 
     async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
         """Change the lake partitioning of rows that are tiered from now on."""
-        async with self.changing_files:
+        async with self.runtime.changing_files:
             alter = functools.partial(self._registry.alter_partitioning, path, fields)
             table = self.table(path)
-            table.info = await self._run_blocking(alter)
+            table.info = await self.runtime.run(alter)
             await follow(table)
             return table.info
 
@@ -374,37 +385,37 @@ class TabletManager:
         self, path: TablePath, changes: Sequence[Mapping[str, Any]]
     ) -> TableInfo:
         """Change the schema, all changes or none; rows already written stay as they are."""
-        async with self.changing_files:
+        async with self.runtime.changing_files:
             table = self.table(path)
             alter = functools.partial(self._registry.alter_schema, path, changes)
             if table.key_writer is None:
-                table.info = await self._run_blocking(alter)
+                table.info = await self.runtime.run(alter)
             else:
                 check_no_transaction(table, self.transactions.of(table).open_count)
                 async with table.gate.alone():
-                    await change_key_schema(table, await self._run_blocking(alter))
+                    await change_key_schema(table, await self.runtime.run(alter))
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:
         """Drop a table: at once for everybody, durably, its files deleted."""
-        async with self.changing_files:
+        async with self.runtime.changing_files:
             table = self.table(path)
             # Gone for new requests first: none of them may meet a half-dropped table.
             self._remove(table)
             await self.mending.leave(table)
             try:
-                await self._run_blocking(self._registry.drop_table, path)
+                await self.runtime.run(self._registry.drop_table, path)
             except StreamhouseError:
                 if path in {info.path for info in self._registry.tables()}:
                     self._add(table)
                 raise
             await self._close(table)
-            await self._run_blocking(self._close_and_purge, table)
+            await self.runtime.run(self._close_and_purge, table)
 
     async def drop_damaged(self, path: TablePath) -> None:
         """Drop a table that cannot be served; its files stay for who wants to mend them."""
-        async with self.changing_files:
-            await self._run_blocking(self._registry.drop_damaged, path)
+        async with self.runtime.changing_files:
+            await self.runtime.run(self._registry.drop_damaged, path)
 
     async def _close(self, table: OpenTable) -> None:
         """End what works for a table that nobody uses any more; its logs are still open then."""
@@ -453,7 +464,7 @@ class TabletManager:
     def _publish(self, group: CommitGroup) -> None:
         """Make a commit group visible in one step, then wake who waits for any of it."""
         group.complete(deferred=self._deferred)
-        self._observer.committed(units=len(group.outcomes), seconds=group.seconds)
+        self.runtime.observer.committed(units=len(group.outcomes), seconds=group.seconds)
         touched: dict[OpenTable, list[int]] = {}
         for tablet, _ in group.ends:
             place = self._places.get(tablet)
@@ -464,7 +475,7 @@ class TabletManager:
 
     async def offsets_for_timestamp(self, table: OpenTable, timestamp_us: int) -> dict[int, int]:
         """Return per bucket the first offset written at or after a time, else its watermark."""
-        return await self._run_blocking(table.offsets_for_timestamp, timestamp_us)
+        return await self.runtime.run(table.offsets_for_timestamp, timestamp_us)
 
     def wake_all(self) -> None:
         """Wake everybody who waits for rows."""
@@ -474,26 +485,20 @@ class TabletManager:
     async def close(self) -> None:
         """Commit what is queued, close all logs, unlock the directory."""
         self.mending.stop()
-        for task in self._background:
-            task.cancel()
+        await self.upkeep.stop()
         await self.transactions.stop()
         writers = [t.key_writer for t in self.open_tables() if t.key_writer is not None]
         await asyncio.gather(*(writer.stop(flush=True) for writer in writers))
-        await self._run_blocking(self._committer.stop)
+        await self.runtime.run(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)
         tables = self.open_tables()
-        await self._run_blocking(close_tablets, [t for table in tables for t in table.tablets])
+        await self.runtime.run(close_tablets, [t for table in tables for t in table.tablets])
         for thread in self._key_threads:
             thread.shutdown()
         self.directory.close()
 
     # -- inside --------------------------------------------------------------------------------
-
-    async def _run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
-        return await self._loop.run_in_executor(
-            self._executor, functools.partial(contextvars.copy_context().run, function, *args)
-        )
 
     def _add(self, table: OpenTable) -> None:
         table.is_dropped = False
@@ -509,6 +514,9 @@ class TabletManager:
         table.is_dropped = True
         self.tiering.forget(table)
         table.wakeups.wake_all()
+
+    def _tier_early(self, is_early: bool) -> None:
+        self.tiering.is_early = is_early
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)

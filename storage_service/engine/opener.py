@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
 from streamhouse.storage_service.engine.directory.lake_store import load_lake_state, save_lake_state
@@ -26,6 +24,7 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
 )
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter, Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
@@ -69,7 +68,7 @@ class TableOpener:
         self,
         directory: DataDirectory,
         *,
-        run_blocking: RunBlocking,
+        runtime: Runtime,
         frame_bytes_max: int,
         waiter_limit: WaiterLimit,
         key_options: KvOptions,
@@ -78,7 +77,7 @@ class TableOpener:
         recovery: KeyRecovery,
     ) -> None:
         self._directory = directory
-        self._run_blocking = run_blocking
+        self._runtime = runtime
         self._frame_bytes_max = frame_bytes_max
         self._waiter_limit = waiter_limit
         self._key_options = key_options
@@ -89,7 +88,7 @@ class TableOpener:
 
     async def create(self, new: NewTable) -> OpenTable:
         """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
-        await self._run_blocking(self._make_files, new)
+        await self._runtime.run(self._make_files, new)
         return await self._open(new.info, new.lake, is_new=True)
 
     async def open(self, info: TableInfo) -> OpenTable:
@@ -98,8 +97,8 @@ class TableOpener:
         Raises an error that names the table, and then leaves nothing open.
         """
         if info.table_id in self._directory.former:
-            await self._run_blocking(upgrade_files, self._directory, info)
-        lake = await self._run_blocking(load_lake_state, self._directory, info)
+            await self._runtime.run(upgrade_files, self._directory, info)
+        lake = await self._runtime.run(load_lake_state, self._directory, info)
         return await self._open(info, lake, is_new=info.table_id in self._directory.former)
 
     def _make_files(self, new: NewTable) -> None:
@@ -114,10 +113,10 @@ class TableOpener:
 
     async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
         """Open a table; if `is_new`, some of its files may never have been made."""
-        pins = await self._run_blocking(self._load_pins, info)
+        pins = await self._runtime.run(self._load_pins, info)
         opened = await asyncio.gather(
             *(
-                self._run_blocking(self._open_bucket, info, bucket, lake, is_new)
+                self._runtime.run(self._open_bucket, info, bucket, lake, is_new)
                 for bucket in range(info.bucket_count)
             ),
             return_exceptions=True,
@@ -125,7 +124,7 @@ class TableOpener:
         buckets = [bucket for bucket in opened if isinstance(bucket, _OpenBucket)]
         for error in opened:
             if isinstance(error, BaseException):
-                await self._run_blocking(_close_buckets, buckets)
+                await self._runtime.run(_close_buckets, buckets)
                 raise error
         table = OpenTable(
             info,
@@ -137,7 +136,7 @@ class TableOpener:
         try:
             await self._check_history(table)
         except StreamhouseError:
-            await self._run_blocking(_close_buckets, buckets)
+            await self._runtime.run(_close_buckets, buckets)
             raise
         table.key_buckets = tuple(bucket.keys for bucket in buckets if bucket.keys is not None)
         if table.key_buckets:
@@ -157,19 +156,18 @@ class TableOpener:
         if lake.diverged or lake.snapshot_id is None:
             return
         try:
-            await self._run_blocking(check_history, table, (covered_by(lake),))
+            await self._runtime.run(check_history, table, (covered_by(lake),))
         except HistoryDivergedError as error:
             _logger.error("event=history_diverged table=%s why=%r", table.path, error.message)
             diverged = replace(lake, diverged=error.message)
-            await self._run_blocking(save_lake_state, self._directory, table.info, diverged)
+            await self._runtime.run(save_lake_state, self._directory, table.info, diverged)
             table.keep_lake(diverged)
 
     def _load_pins(self, info: TableInfo) -> LakePins:
         return LakePins(
             self._directory.lake_pins_file(info.table_id),
             table=str(info.path),
-            run_blocking=self._run_blocking,
-            clock_us=clock_us,
+            runtime=self._runtime,
         )
 
     def _open_bucket(
@@ -248,7 +246,7 @@ class TableOpener:
                 segment_bytes_max=info.properties().log_segment_bytes,
                 frame_bytes_max=self._frame_bytes_max,
             ),
-            clock_us=clock_us,
+            clock_us=self._runtime.clock_us,
             end_offset_min=end_offset_min,
             must_exist=not is_new,
         )

@@ -40,7 +40,7 @@ async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.answers.waiting_count,
         ),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
-        "disk_bytes": ("What rows take of --disk-max.", service.disk_budget.bytes_used),
+        "disk_bytes": ("What rows take of --disk-max.", service.manager.disk_budget.bytes_used),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
             sum(writer.waiting_count for writer in writers),

@@ -27,6 +27,7 @@ import uvloop
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_gauges
@@ -34,7 +35,6 @@ from streamhouse.storage_service.server.http.http_protocol import bounded_protoc
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status.event_loop import measure_loop_lag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["run_service"]
@@ -84,7 +84,8 @@ async def _serve(
     # Two pools: making a table with thousands of buckets must not keep rows waiting.
     workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
     disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
-    manager = await TabletManager.open(config, executor=disk, observer=metrics, recovery=recovery)
+    runtime = Runtime(executor=disk, observer=metrics)
+    manager = await TabletManager.open(config, runtime=runtime, recovery=recovery)
     service = Service(config, manager, workers, metrics)
     app = ServiceApp(service)
     try:
@@ -98,15 +99,7 @@ async def _serve(
         # What lives as long as the process need not be walked by every collection.
         gc.collect()
         gc.freeze()
-        background = [
-            asyncio.ensure_future(service.status.run()),
-            asyncio.ensure_future(
-                service.disk_budget.run(interval_ms=config.disk_check_interval_ms)
-            ),
-            asyncio.ensure_future(service.row_expiry.run(interval_ms=config.retention_interval_ms)),
-            asyncio.ensure_future(service.memory_return.run()),
-            asyncio.ensure_future(measure_loop_lag(metrics.loop_lag_seconds)),
-        ]
+        manager.upkeep.start(service.jobs())
         server = _Server(
             _uvicorn_config(config, app, service.connections), service.connections, context
         )
@@ -115,11 +108,9 @@ async def _serve(
         on_stop = on_ready(_endpoint(listening, config))
         await _until_stopped(signals, service, server, on_stop)
         await serving
-        for task in background:
-            task.cancel()
-        # Whoever reads rows must have let go of them before they are closed.
-        await asyncio.wait(background)
     finally:
+        # Whoever reads rows must have let go of them before they are closed.
+        await manager.upkeep.stop()
         await asyncio.to_thread(app.close)
         await manager.close()
         workers.shutdown()

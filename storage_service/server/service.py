@@ -12,15 +12,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.disk_budget import DiskBudget
-from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
+from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     OverloadedError,
@@ -41,8 +38,13 @@ from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
     HttpExchange,
 )
-from streamhouse.storage_service.server.http.memory_return import MemoryReturn
+from streamhouse.storage_service.server.http.memory_return import (
+    MEMORY_LOOK_MS,
+    MemoryReturn,
+    give_back,
+)
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status.status import StatusSampler
 
@@ -83,36 +85,15 @@ class Service:
             damaged_tables=manager.damaged_tables,
             strangers=manager.strangers,
             coordinator=manager.tiering,
-            run_blocking=self.run_blocking,
-            clock_us=clock_us,
+            runtime=manager.runtime,
             interval_ms=config.status_interval_ms,
             tables_max=config.metrics_tables_max,
-        )
-        self.disk_budget = DiskBudget(
-            config.disk_bytes_max,
-            tables=manager.open_tables,
-            other_bytes=lambda: manager.transactions.staged_bytes,
-            key_folders=self._key_folders,
-            on_pressure=self._tier_early,
-            run_blocking=self.run_blocking,
-            clock_us=clock_us,
-            observer=metrics,
-            changing_files=manager.changing_files,
-        )
-        self.row_expiry = RowExpiry(
-            tables=manager.open_tables,
-            ages_file=lambda table: manager.directory.row_ages_file(table.info.table_id),
-            check_room=self.disk_budget.check,
-            run_blocking=self.run_blocking,
-            clock_us=clock_us,
-            observer=metrics,
         )
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
         self.memory_return = MemoryReturn(
             held=lambda: self.answers.bytes_held + self.body_memory.bytes_held,
             ever=lambda: self.answers.bytes_ever,
-            run_blocking=self.run_blocking,
         )
         self.open_requests = 0
         self._requests_by_share: Counter[str] = Counter()
@@ -133,12 +114,23 @@ class Service:
         """Return the table a URL names; raises as the registry does."""
         return self.manager.table(TablePath.parse(path))
 
-    def _key_folders(self, table: OpenTable) -> list[Path]:
-        directory, table_id = self.manager.directory, table.info.table_id
-        return [directory.key_rows(table_id, bucket) for bucket in range(len(table.tablets))]
+    def jobs(self) -> list[Job]:
+        """What is measured and given back by itself."""
+        lag = LoopLag(self.metrics.loop_lag_seconds)
+        return [
+            Job(
+                name="status",
+                every_ms=self.config.status_interval_ms,
+                look=self.status.sample,
+                is_eager=True,
+            ),
+            Job(name="memory_return", every_ms=MEMORY_LOOK_MS, look=self._return_memory),
+            Job(name="loop_lag", every_ms=LOOP_LAG_MS, look=lag.look),
+        ]
 
-    def _tier_early(self, is_early: bool) -> None:
-        self.manager.tiering.is_early = is_early
+    async def _return_memory(self) -> None:
+        if self.memory_return.is_due():
+            await self.run_blocking(give_back)
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function` on a worker thread, when it is the caller's turn."""
@@ -230,7 +222,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def rows_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive the body of a request that writes rows; its memory is held meanwhile."""
-        self.disk_budget.check()
+        self.manager.disk_budget.check()
         async with self.held_body(exchange) as body:
             self.metrics.received_bytes.inc(len(body))
             yield body

@@ -7,19 +7,16 @@ a look takes away every row that is older by more than the step between two mark
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from unittest import mock
 
 import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.engine import opener as table_opener
 from streamhouse.storage_service.engine.keys.key_request import delete_of
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -45,11 +42,6 @@ class _World:
 
     def clock_us(self) -> int:
         return self.now_us
-
-    @contextmanager
-    def clock(self) -> Iterator[None]:
-        with mock.patch.object(table_opener, "clock_us", self.clock_us):
-            yield
 
 
 def _batch(rows: dict[int, str]) -> pa.RecordBatch:
@@ -118,12 +110,8 @@ class _Life:
                 table_uuid="u",
                 tiered_offsets=ends,
             )
-        await apply_retention(
-            self.table,
-            now_us=self.world.now_us + 1,
-            run_blocking=self.manager._run_blocking,
-            ttl_ms=0,
-        )
+        runtime = dataclasses.replace(self.manager.runtime, clock_us=lambda: self.world.now_us + 1)
+        await apply_retention(self.table, runtime, is_early=True)
 
     def check(self, *, must_be_gone_after_s: float | None = None) -> None:
         there = self.there()
@@ -158,7 +146,7 @@ ACTIONS = {
 
 
 async def _live(data_dir: Path, world: _World, actions: list[str], *, is_last: bool) -> None:
-    async with open_manager(data_dir) as manager:
+    async with open_manager(data_dir, clock_us=world.clock_us) as manager:
         if not manager.list_tables(None):
             ttl = {"table.datalake.ttl": f"{TTL_S}s"}
             await manager.create_table(
@@ -210,7 +198,6 @@ def _check_retractions(table: OpenTable) -> None:
 async def test_rows_stay_their_time_and_no_longer(lives: list[list[str]], seed: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = _World(Random(seed))
-        with world.clock():
-            for number, actions in enumerate(lives, 1):
-                is_last = number == len(lives)
-                await _live(Path(directory), world, actions, is_last=is_last)
+        for number, actions in enumerate(lives, 1):
+            is_last = number == len(lives)
+            await _live(Path(directory), world, actions, is_last=is_last)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.storage_service.engine.clock import clock_us
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.errors import (
     FencedError,
     StreamhouseError,

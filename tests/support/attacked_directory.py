@@ -12,18 +12,18 @@ what it saw to `Acknowledged.faults`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.keys.key_request import delete_of
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
@@ -33,7 +33,7 @@ from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
-from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
+from tests.support.in_process_service import EVENTS, later, open_manager, routed, table_descriptor
 
 __all__ = [
     "BUILD_STAGES",
@@ -324,12 +324,7 @@ def _roll(manager: TabletManager, *paths: str) -> None:
 async def _expire(manager: TabletManager, path: str) -> None:
     """Delete from the log what is in the lake, in whole segments."""
     table = manager.table(TablePath.parse(path))
-
-    async def run(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
-
-    deleted = await apply_retention(table, now_us=clock_us() + _FAR_US, run_blocking=run, ttl_ms=0)
-    assert deleted
+    assert await apply_retention(table, later(manager, _FAR_US), is_early=True)
 
 
 # -- looking at it -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ class World:
         self.tiering = TieringCoordinator(
             tables=manager.open_tables,
             save=manager._save_lake_state,
-            run_blocking=manager._run_blocking,
-            clock_us=self._clock_us,
+            runtime=dataclasses.replace(
+                manager.runtime, clock_us=self._clock_us, monotonic_s=lambda: self.seconds
+            ),
             lease_ms=10_000,
             backoff=Backoff(first_s=1.0, most_s=4.0),
-            monotonic_s=lambda: self.seconds,
         )
         self._last_append_us = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.row_expiry import ExpiryObserver, RowExpiry
+from streamhouse.storage_service.engine.runtime import clock_us
+from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
 __all__ = ["HOUR_US", "TTL", "ExpiryWorld", "expiry_of", "expiry_world", "ids_of"]
@@ -31,18 +31,20 @@ def expiry_of(
     clock_us: Callable[[], int],
     monotonic_s: Callable[[], float],
     check_room: Callable[[], None] = lambda: None,
-    observer: ExpiryObserver | None = None,
+    observer: Any = None,
     tables: Sequence[OpenTable] | None = None,
 ) -> RowExpiry:
     """Return what looks after the tables of `manager`, or `tables` of them, by clocks to set."""
     return RowExpiry(
         tables=manager.open_tables if tables is None else lambda: tables,
-        ages_file=lambda table: manager.directory.row_ages_file(table.info.table_id),
+        directory=manager.directory,
         check_room=check_room,
-        run_blocking=manager._run_blocking,
-        clock_us=clock_us,
-        observer=observer or ServiceMetrics(),
-        monotonic_s=monotonic_s,
+        runtime=dataclasses.replace(
+            manager.runtime,
+            observer=observer or manager.runtime.observer,
+            clock_us=clock_us,
+            monotonic_s=monotonic_s,
+        ),
     )
 
 

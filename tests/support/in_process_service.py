@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.log_writer import RoutedBatch
 from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.runtime import Runtime, clock_us
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.app import ServiceApp
@@ -32,6 +34,7 @@ __all__ = [
     "append_body",
     "event_rows",
     "in_process_service",
+    "later",
     "open_manager",
     "routed",
     "table_descriptor",
@@ -114,14 +117,17 @@ class InProcessService:
 
 @contextlib.asynccontextmanager
 async def open_manager(
-    data_dir: Path, *, recovery: KeyRecovery | None = None, **config: Any
+    data_dir: Path,
+    *,
+    recovery: KeyRecovery | None = None,
+    clock_us: Callable[[], int] = clock_us,
+    **config: Any,
 ) -> AsyncIterator[TabletManager]:
     """Open the tables of `data_dir`; leaving closes them cleanly."""
     with ThreadPoolExecutor(2) as executor:
         manager = await TabletManager.open(
             ServiceConfig(data_dir=data_dir, **config),
-            executor=executor,
-            observer=ServiceMetrics(),
+            runtime=Runtime(executor=executor, observer=ServiceMetrics(), clock_us=clock_us),
             recovery=recovery,
         )
         try:
@@ -130,13 +136,19 @@ async def open_manager(
             await manager.close()
 
 
+def later(manager: TabletManager, us: int) -> Runtime:
+    """Return the runtime of `manager` with a clock that is so much ahead."""
+    return dataclasses.replace(manager.runtime, clock_us=lambda: clock_us() + us)
+
+
 @contextlib.asynccontextmanager
 async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InProcessService]:
     """Run a service with these settings; leaving closes it cleanly."""
     with ThreadPoolExecutor(2) as executor:
         settings = ServiceConfig(data_dir=data_dir, **config)
         metrics = ServiceMetrics()
-        manager = await TabletManager.open(settings, executor=executor, observer=metrics)
+        runtime = Runtime(executor=executor, observer=metrics)
+        manager = await TabletManager.open(settings, runtime=runtime)
         try:
             service = Service(settings, manager, executor, metrics)
             metrics.watch(

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     OUTCOMES_FILE,
     PART_SUFFIX,
@@ -64,7 +64,7 @@ async def stage_running(
     *,
     damaged: Sequence[int] = (),
     with_lake: bool,
-    run: RunBlocking,
+    runtime: Runtime,
 ) -> dict[int, BucketEnds]:
     """Stage a running service's tables; return what of each is there, by table id.
 
@@ -73,23 +73,23 @@ async def stage_running(
 
     Raises `AlreadyExistsError` if another backup is staged. After any other error nothing is.
     """
-    staged = await run(_new_staging, directory)
+    staged = await runtime.run(_new_staging, directory)
     try:
         for table in tables:
-            await run(_copy_facts, directory, staged, table.info.table_id)
+            await runtime.run(_copy_facts, directory, staged, table.info.table_id)
         for table_id in damaged:
-            await run(_copy_damaged, directory, staged, table_id)
+            await runtime.run(_copy_damaged, directory, staged, table_id)
         if with_lake:
-            await run(_copy_lake, directory, staged)
+            await runtime.run(_copy_lake, directory, staged)
         return {
-            table.info.table_id: await _stage_table(directory, staged, table, run)
+            table.info.table_id: await _stage_table(directory, staged, table, runtime)
             for table in tables
         }
     except OSError as error:
-        await run(clear_staging, directory)
+        await runtime.run(clear_staging, directory)
         raise StorageFailedError(f"the backup cannot be written: {error}") from error
     except BaseException:
-        await run(clear_staging, directory)
+        await runtime.run(clear_staging, directory)
         raise
 
 
@@ -158,7 +158,7 @@ def _copy_lake(directory: DataDirectory, staged: DataDirectory) -> None:
 
 
 async def _stage_table(
-    directory: DataDirectory, staged: DataDirectory, table: OpenTable, run: RunBlocking
+    directory: DataDirectory, staged: DataDirectory, table: OpenTable, runtime: Runtime
 ) -> BucketEnds:
     table_id = table.info.table_id
     applied: dict[int, int] = {}
@@ -171,10 +171,10 @@ async def _stage_table(
         applied[bucket] = await _checkpoint(table, keys, target)
     # Alone, no write or commit is half done: what it has recorded is what the log shows.
     async with table.gate.alone():
-        await run(_link_transactions, directory, staged, table_id)
+        await runtime.run(_link_transactions, directory, staged, table_id)
         ends = [tablet.high_watermark for tablet in table.tablets]
     assert all(ends[bucket] >= offset for bucket, offset in applied.items())
-    return await run(_copy_logs, directory, staged, table_id, ends, applied)
+    return await runtime.run(_copy_logs, directory, staged, table_id, ends, applied)
 
 
 async def _checkpoint(table: OpenTable, keys: KeyBucket, target: Path) -> int:

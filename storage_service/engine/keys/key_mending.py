@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.keys.key_recovery import (
     KeyRecovery,
     make_rows,
@@ -25,6 +24,7 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
 )
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     HistoryDivergedError,
@@ -54,22 +54,16 @@ class KeyMending:
         tables: Callable[[], Iterable[OpenTable]],
         recovery: KeyRecovery,
         open_rows: OpenRows,
-        run_blocking: RunBlocking,
+        runtime: Runtime,
     ) -> None:
         self._tables: Final = tables
         self._recovery: Final = recovery
         self._open_rows: Final = open_rows
-        self._run_blocking: Final = run_blocking
+        self._runtime: Final = runtime
         self._is_stopping = False
         self._given_up: WeakKeyDictionary[OpenTable, set[int]] = WeakKeyDictionary()
         self._busy_with: OpenTable | None = None
         self._is_idle = asyncio.Event()
-
-    async def run(self, *, interval_ms: int) -> None:
-        """Mend what is damaged each `interval_ms`, for ever."""
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            await self.mend()
 
     def stop(self) -> None:
         """Let what is under way end soon, with nothing changed."""
@@ -133,7 +127,7 @@ class KeyMending:
 
         _check_all_is_shown(table, number)
         with self._touching(table):
-            await self._run_blocking(make)
+            await self._runtime.run(make)
         async with table.gate.alone():
             await table.key_writer.settle()
             go_on()

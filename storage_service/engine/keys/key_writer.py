@@ -32,10 +32,10 @@ from concurrent.futures import Executor
 from typing import Final, Protocol, TypeVar
 
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner
 from streamhouse.storage_service.engine.keys.key_request import KeyRequest
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InternalError,

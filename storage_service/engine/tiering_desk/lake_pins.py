@@ -6,19 +6,19 @@ Invariants:
 - a pin belongs to the token that made it: only its own calls change or end it, so that others need
   not know its holder's name; those of before tokens were kept end by themselves
 - a table has at most PINS_MAX pins, OWNER_PINS_MAX of one token
-Event loop only; disk writes go to `run_blocking`.
+Event loop only; disk writes go to the runtime's threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -75,20 +75,18 @@ class LakePins:
         file: StateFile,
         *,
         table: str,
-        run_blocking: RunBlocking,
-        clock_us: Callable[[], int],
+        runtime: Runtime,
     ) -> None:
         """Read the pins in `file`; it need not exist: pins only keep what is there. Blocking."""
         self._file = file
         self._table = table
-        self._run_blocking = run_blocking
-        self._clock_us = clock_us
+        self._runtime = runtime
         self._pins = _load(file)
         self._lock = asyncio.Lock()
 
     def current(self) -> list[LakePin]:
         """Return the pins that have not ended, sorted."""
-        now_us = self._clock_us()
+        now_us = self._runtime.clock_us()
         alive = (pin for pin in self._pins.values() if pin.expires_timestamp_us > now_us)
         return sorted(alive, key=lambda pin: (pin.owner, pin.holder))
 
@@ -115,7 +113,7 @@ class LakePins:
                 owner=owner,
                 holder=holder,
                 snapshot_id=snapshot_id,
-                expires_timestamp_us=self._clock_us() + ttl_ms * 1_000,
+                expires_timestamp_us=self._runtime.clock_us() + ttl_ms * 1_000,
             )
             await self._save({**pins, (owner, holder): added})
             return added
@@ -147,7 +145,7 @@ class LakePins:
 
     async def _save(self, pins: dict[_Key, LakePin]) -> None:
         content = {"pins": [pin.to_json() for pin in pins.values()]}
-        await self._run_blocking(self._file.save, content)
+        await self._runtime.run(self._file.save, content)
         self._pins = pins
 
 

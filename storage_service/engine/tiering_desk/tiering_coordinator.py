@@ -8,7 +8,7 @@ Invariants:
   and after a restart that worker has a whole lease to be heard of
 - a lake that has another history than the log is never registered; that it was seen is durable,
   and from then on nothing of the table is handed out
-Event loop only; disk writes go to `run_blocking`.
+Event loop only; disk writes go to the runtime's threads.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import (
     check_history,
     covered_by,
@@ -77,20 +76,16 @@ class TieringCoordinator:
         *,
         tables: Callable[[], Iterable[OpenTable]],
         save: Callable[[OpenTable, LakeState], None],
-        run_blocking: RunBlocking,
-        clock_us: Callable[[], int],
+        runtime: Runtime,
         lease_ms: int,
         backoff: Backoff,
-        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tables = tables
         self._save = save
-        self._run_blocking = run_blocking
-        self._clock_us = clock_us
+        self._runtime = runtime
         self._lease_ms = lease_ms
         self._backoff = backoff
-        self._monotonic_s = monotonic_s
-        self._started_at_s = monotonic_s()
+        self._started_at_s = runtime.monotonic_s()
         self._rounds: dict[int, TieringRound] = {}
         self._workers = SeenWorkers()
         self.rounds_ended: Counter[str] = Counter()
@@ -133,7 +128,7 @@ class TieringCoordinator:
         With `include_idle` also one whose rows are all in the lake, to maintain that.
         """
         answer = await self._claim(worker_id, tables=tables, force=force, include_idle=include_idle)
-        self._workers.asked(worker_id, answer.reason, now_s=self._monotonic_s())
+        self._workers.asked(worker_id, answer.reason, now_s=self._runtime.monotonic_s())
         return answer
 
     async def _claim(
@@ -149,7 +144,7 @@ class TieringCoordinator:
         wanted = tuple(self._tables() if tables is None else tables)
         unread = [table for table in wanted if not table.is_age_known]
         if unread:
-            await self._run_blocking(_read_ages, unread)
+            await self._runtime.run(_read_ages, unread)
         for number, table in enumerate(wanted, start=1):
             if number % _TABLES_AT_ONCE == 0:
                 # Others have their turn; whether the chosen one may be had is asked again.
@@ -171,7 +166,7 @@ class TieringCoordinator:
         self, table: OpenTable, *, force: bool, include_idle: bool
     ) -> tuple[str, TableDue]:
         """Return ('', urgency), or the word for why not and how long that will last."""
-        now_s = self._monotonic_s()
+        now_s = self._runtime.monotonic_s()
         state = self.round_of(table)
         properties = table.properties
         later = TableDue(wait_ms=_RETRY_MS_MAX, urgency=0.0)
@@ -185,7 +180,7 @@ class TieringCoordinator:
             # A damaged log must not keep the other tables from being tiered.
             _logger.warning("event=tiering_unreadable table=%s why=%r", table.path, error.message)
             return "unreadable", later
-        age_ms = 0 if oldest_us is None else max(0, self._clock_us() - oldest_us) // 1000
+        age_ms = 0 if oldest_us is None else max(0, self._runtime.clock_us() - oldest_us) // 1000
         urgency = due(
             oldest_untiered_age_ms=age_ms,
             freshness_ms=properties.datalake_freshness_ms,
@@ -197,7 +192,7 @@ class TieringCoordinator:
             urgency = layout
         is_idle = oldest_us is None and layout is None
         is_untidy = state.is_aging(table, now_s) or state.is_untidy(
-            table, now_s=now_s, now_us=self._clock_us()
+            table, now_s=now_s, now_us=self._runtime.clock_us()
         )
         if is_idle and not (include_idle or is_untidy):
             # A row that is written this moment is due so much later.
@@ -219,12 +214,12 @@ class TieringCoordinator:
         freshness_ms = table.properties.datalake_batch_freshness_ms
         if table.is_dropped or not table.lacks_batch_rows:
             return None
-        age_ms = max(0, self._clock_us() - (table.lake.batch_tiered_at_us or 0)) // 1000
+        age_ms = max(0, self._runtime.clock_us() - (table.lake.batch_tiered_at_us or 0)) // 1000
         return due(
             oldest_untiered_age_ms=age_ms,
             freshness_ms=freshness_ms or table.properties.datalake_freshness_ms,
             last_round_ms=0,
-            since_last_round_ms=self.round_of(table).since_last_ms(self._monotonic_s()),
+            since_last_round_ms=self.round_of(table).since_last_ms(self._runtime.monotonic_s()),
         )
 
     async def _grant(
@@ -242,7 +237,7 @@ class TieringCoordinator:
                 tiering_worker=worker_id,
             )
             await self.record(table, lake)
-            state.begin(worker_id, now_s=self._monotonic_s(), oldest_us=oldest_us)
+            state.begin(worker_id, now_s=self._runtime.monotonic_s(), oldest_us=oldest_us)
             self._renew(state)
             layout = self._batch_layout_due(table)
             is_every_round = not table.properties.datalake_batch_freshness_ms
@@ -318,7 +313,7 @@ class TieringCoordinator:
             )
             if reported != lake:
                 check_report(table, reported)
-                now_us = self._clock_us()
+                now_us = self._runtime.clock_us()
                 has_come = has_moved(lake.batch, reported.batch)
                 batch_us = now_us if has_come else lake.batch_tiered_at_us
                 lake = replace(reported, tiered_at_us=now_us, batch_tiered_at_us=batch_us)
@@ -336,7 +331,7 @@ class TieringCoordinator:
             if keep_lease:
                 self._renew(state)
             else:
-                state.end(self._monotonic_s())
+                state.end(self._runtime.monotonic_s())
             return table.lake
 
     async def compare_history(
@@ -362,8 +357,8 @@ class TieringCoordinator:
                     # Whoever asks is fenced by the lake itself.
                     lake = replace(table.lake, tiering_epoch=covered.epoch, tiering_worker="")
                     await self.record(table, lake)
-                    self.round_of(table).end(self._monotonic_s())
-        return await self._run_blocking(fingerprints_at, table, offsets)
+                    self.round_of(table).end(self._runtime.monotonic_s())
+        return await self._runtime.run(fingerprints_at, table, offsets)
 
     async def check_lake(self, table: OpenTable, covered: CoveredOffsets, *, is_kept: bool) -> None:
         """Raise `HistoryDivergedError`, durably if `is_kept`, when that is not the log's history.
@@ -380,7 +375,7 @@ class TieringCoordinator:
         """
         async with self.round_of(table).lock:
             check_buckets(table, (covered,))
-            if not await self._run_blocking(is_proven, table, covered):
+            if not await self._runtime.run(is_proven, table, covered):
                 return False
             await self.record(table, replace(table.lake, diverged=""))
             return True
@@ -396,7 +391,7 @@ class TieringCoordinator:
         if not known.diverged and all(replace(lake, epoch=0) in said for lake in lakes):
             return known.fingerprints
         await self._check(table, lakes)
-        return await self._run_blocking(fingerprints_at, table, rows.tiered_offsets)
+        return await self._runtime.run(fingerprints_at, table, rows.tiered_offsets)
 
     async def _check(
         self, table: OpenTable, lakes: Iterable[CoveredOffsets], *, is_kept: bool = True
@@ -406,29 +401,29 @@ class TieringCoordinator:
             raise HistoryDivergedError(table.lake.diverged)
         check_buckets(table, lakes)
         try:
-            await self._run_blocking(check_history, table, lakes)
+            await self._runtime.run(check_history, table, lakes)
         except HistoryDivergedError as error:
             if not is_kept:
                 raise
             _logger.error("event=history_diverged table=%s why=%r", table.path, error.message)
             await self.record(table, replace(table.lake, diverged=error.message, tiering_worker=""))
-            self.round_of(table).end(self._monotonic_s())
+            self.round_of(table).end(self._runtime.monotonic_s())
             raise
 
     async def record(self, table: OpenTable, lake: LakeState) -> None:
         """Make `lake` the table's state, durably; under the lock of its round."""
         if lake != table.lake:
-            await self._run_blocking(self._save, table, lake)
+            await self._runtime.run(self._save, table, lake)
             table.keep_lake(lake)
 
     def _count_round(self, table: OpenTable, state: TieringRound) -> None:
         """Count a round once; maintenance under the same claim is not part of it."""
         if state.oldest_us is not None:
-            age_ms = (self._clock_us() - state.oldest_us) // 1000
+            age_ms = (self._runtime.clock_us() - state.oldest_us) // 1000
             is_in_time = age_ms <= table.properties.datalake_freshness_ms
             self.rounds_ended["in_time" if is_in_time else "late"] += 1
             state.oldest_us = None
-            state.last_round_ms = int((self._monotonic_s() - state.started_at_s) * 1000)
+            state.last_round_ms = int((self._runtime.monotonic_s() - state.started_at_s) * 1000)
 
     async def fail(self, table: OpenTable, *, epoch: int, error: str) -> int:
         """Give up the round `epoch`; return the pause before the next one, in milliseconds."""
@@ -450,8 +445,8 @@ class TieringCoordinator:
             pause_ms,
             error[:_LOGGED_ERROR_CHARACTERS_MAX],
         )
-        state.paused_until_s = self._monotonic_s() + pause_ms / 1000
-        state.end(self._monotonic_s())
+        state.paused_until_s = self._runtime.monotonic_s() + pause_ms / 1000
+        state.end(self._runtime.monotonic_s())
         return pause_ms
 
     def status(self, table: OpenTable) -> dict[str, Any]:
@@ -461,23 +456,23 @@ class TieringCoordinator:
             "tiered_at_us": table.lake.tiered_at_us,
             "untiered_rows": table.untiered_rows,
             "diverged": table.lake.diverged,
-            **self.round_of(table).to_json(self._monotonic_s()),
+            **self.round_of(table).to_json(self._runtime.monotonic_s()),
         }
 
     def lag_ms(self, table: OpenTable) -> int:
         """Return the age of the oldest row outside the lake, of those whose age is known."""
         since_us = table.known_untiered_since_us if table.properties.datalake_enabled else None
-        return 0 if since_us is None else max(0, self._clock_us() - since_us) // 1000
+        return 0 if since_us is None else max(0, self._runtime.clock_us() - since_us) // 1000
 
     def idle_workers(self) -> dict[str, str]:
         """Return worker -> the word for why it has no table, of those heard of lately."""
-        now_s = self._monotonic_s()
+        now_s = self._runtime.monotonic_s()
         busy = {state.worker_id for state in self._rounds.values() if state.lease_until_s > now_s}
         reasons = self._workers.reasons(now_s)
         return {w: reason for w, reason in reasons.items() if reason and w not in busy}
 
     def _renew(self, state: TieringRound) -> None:
-        state.lease_until_s = self._monotonic_s() + self._lease_ms / 1000
+        state.lease_until_s = self._runtime.monotonic_s() + self._lease_ms / 1000
 
     def _check_epoch(self, table: OpenTable, epoch: int) -> None:
         current = table.lake.tiering_epoch

@@ -18,12 +18,11 @@ import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.directory.state_agreement import disagreements
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.open_transaction import (
@@ -61,16 +60,9 @@ from streamhouse.storage_service.model.transaction import (
     TransactionStatus,
 )
 
-__all__ = ["TableTransactions", "TransactionObserver"]
+__all__ = ["TableTransactions"]
 
 _logger = logging.getLogger(__name__)
-
-
-class TransactionObserver(Protocol):
-    """Told of what becomes of transactions, on the event loop."""
-
-    def transaction_ended(self, how: str, *, row_count: int, seconds: float) -> None:
-        """Count one that was committed, skipped, aborted or timed out."""
 
 
 class TableTransactions:
@@ -84,19 +76,17 @@ class TableTransactions:
         config: ServiceConfig,
         services: CommitServices,
         staged_bytes: StagedBytes,
-        observer: TransactionObserver,
     ) -> None:
         self._table = table
         self._files = files
         self._config = config
-        self._run_blocking = services.run_blocking
+        self._runtime = services.runtime
         self._bytes = StagedBytes(
             f"table '{table.path}'",
             "transaction_table_bytes_max",
             config.transaction_table_bytes_max,
             within=staged_bytes,
         )
-        self._observer = observer
         self._open: dict[str, OpenTransaction] = {}
         self._outcomes = TransactionOutcomes(outcomes_max=config.transaction_outcomes_max)
         self._runner = TransactionRunner(
@@ -149,7 +139,7 @@ class TableTransactions:
             app_id=app_id,
             version=version,
             timeout_ms=self._config.transaction_timeout_ms if timeout_ms is None else timeout_ms,
-            begun_us=clock_us(),
+            begun_us=self._runtime.clock_us(),
         )
         check_spec(spec, self._config, table=str(self._table.path), join=join)
         if self._outcomes.is_stale(app_id, version):
@@ -161,9 +151,9 @@ class TableTransactions:
             # Counted before it is durable, or many at once could pass the limit.
             transaction = OpenTransaction(spec=spec, active_us=spec.begun_us)
             self._open[spec.transaction_id] = transaction
-            storing = self._run_blocking(self._files.begin, spec)
+            storing = self._runtime.run(self._files.begin, spec)
             transaction.beginning = asyncio.ensure_future(storing)
-        transaction.active_us = clock_us()
+        transaction.active_us = self._runtime.clock_us()
         if transaction.beginning is not None:
             transaction.under_way += 1
             try:
@@ -199,13 +189,13 @@ class TableTransactions:
         transaction.under_way += 1
         try:
             stage = functools.partial(self._files.stage, transaction_id, part_id)
-            part = await self._run_blocking(stage, schema, batches)
+            part = await self._runtime.run(stage, schema, batches)
         except StreamhouseError:
             self._staging(transaction_id)  # When it ends its files go: that says more.
             raise
         finally:
             transaction.under_way -= 1
-            transaction.active_us = clock_us()
+            transaction.active_us = self._runtime.clock_us()
             self._bytes.hold(-size)
         if transaction.commit is not None or self._open.get(transaction_id) is not transaction:
             self._delete(self._files.drop_parts, transaction_id, [part_id])
@@ -274,7 +264,7 @@ class TableTransactions:
 
         def on_outcome(outcome: Decision) -> None:
             self._finish(transaction, outcome)
-            self._observer.transaction_ended(
+            self._runtime.observer.transaction_ended(
                 str(outcome.result.status),
                 row_count=outcome.result.row_count,
                 seconds=asyncio.get_running_loop().time() - started,
@@ -320,7 +310,7 @@ class TableTransactions:
 
     async def load(self) -> None:
         """Read what is on disk."""
-        loaded, folded = await self._run_blocking(self._files.load)
+        loaded, folded = await self._runtime.run(self._files.load)
         for outcome in folded:
             self._outcomes.add(outcome, is_folded=True)
         for found in sorted(loaded, key=lambda found: found.spec.begun_us):
@@ -328,7 +318,10 @@ class TableTransactions:
             status = None if decision is None else decision.result.status
             if status in (None, TransactionStatus.COMMITTING):
                 transaction = OpenTransaction(
-                    spec=found.spec, parts=found.parts, active_us=clock_us(), decision=decision
+                    spec=found.spec,
+                    parts=found.parts,
+                    active_us=self._runtime.clock_us(),
+                    decision=decision,
                 )
                 transaction.named = () if decision is None else decision.parts
                 self._open[transaction.transaction_id] = transaction
@@ -336,12 +329,12 @@ class TableTransactions:
             elif decision is not None:
                 self._outcomes.add(decision)
                 drop = self._files.drop
-                await self._run_blocking(drop, found.spec.transaction_id, list(found.parts))
+                await self._runtime.run(drop, found.spec.transaction_id, list(found.parts))
         await self._runner.load_truncated(found.decision for found in loaded)
         decisions = [found.decision for found in loaded if found.decision is not None]
         self._check_agreement([*folded, *decisions])
         if self._files.is_former:
-            await self._run_blocking(
+            await self._runtime.run(
                 self._files.upgrade,
                 folded,
                 self._table.truncated_offsets,
@@ -409,7 +402,7 @@ class TableTransactions:
         self._forget(transaction)
         self._delete(self._files.drop, transaction.transaction_id, list(transaction.parts))
         row_count = sum(part.row_count for part in transaction.parts.values())
-        self._observer.transaction_ended(how, row_count=row_count, seconds=0.0)
+        self._runtime.observer.transaction_ended(how, row_count=row_count, seconds=0.0)
 
     def _forget(self, transaction: OpenTransaction) -> None:
         del self._open[transaction.transaction_id]
@@ -417,7 +410,7 @@ class TableTransactions:
 
     def _delete(self, function: Callable[..., None], *args: Any) -> asyncio.Future[None]:
         """Delete files in the background; what is left over is found at the next start."""
-        deleting = asyncio.ensure_future(self._run_blocking(function, *args))
+        deleting = asyncio.ensure_future(self._runtime.run(function, *args))
         self._deleting.add(deleting)
 
         def done(task: asyncio.Future[None]) -> None:

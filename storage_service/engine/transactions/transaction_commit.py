@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import StagedRows, chunks_of
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
 from streamhouse.storage_service.engine.transactions.transaction_key_sink import KeySink
@@ -60,7 +60,7 @@ class CommitServices:
     """
 
     submit: Submit
-    run_blocking: RunBlocking
+    runtime: Runtime
     deferred: set[LogTablet]
     chunk_bytes: int
     stopping: asyncio.Event
@@ -104,7 +104,7 @@ class TransactionCommit:
                 table,
                 table.key_writer,
                 decision,
-                run_blocking=services.run_blocking,
+                runtime=services.runtime,
                 piece_bytes=services.chunk_bytes,
                 stored=self._stored,
             )
@@ -119,10 +119,10 @@ class TransactionCommit:
             self._parts, done=done, bytes_max=self._services.chunk_bytes, rows_max=_CHUNK_ROWS
         )
         # The next piece is read while one is stored.
-        reading = asyncio.ensure_future(self._services.run_blocking(next, chunks, None))
+        reading = asyncio.ensure_future(self._services.runtime.run(next, chunks, None))
         try:
             while (chunk := await reading) is not None:
-                reading = asyncio.ensure_future(self._services.run_blocking(next, chunks, None))
+                reading = asyncio.ensure_future(self._services.runtime.run(next, chunks, None))
                 await self._sink.store(chunk)
         finally:
             await asyncio.gather(reading, return_exceptions=True)

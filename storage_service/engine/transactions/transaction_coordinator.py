@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.open_transaction import StagedBytes
-from streamhouse.storage_service.engine.transactions.table_transactions import (
-    TableTransactions,
-    TransactionObserver,
-)
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.errors import StreamhouseError
@@ -25,8 +22,6 @@ from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = ["TransactionCoordinator"]
-
-_T = TypeVar("_T")
 
 # Staging writes and syncs files, which must not keep fetches and appends from their threads.
 _THREADS: Final = 2
@@ -42,26 +37,24 @@ class TransactionCoordinator:
         directory: DataDirectory,
         submit: Submit,
         deferred: set[LogTablet],
-        observer: TransactionObserver,
+        runtime: Runtime,
     ) -> None:
         self._config = config
         self._directory = directory
-        self._observer = observer
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="transactions")
-        self._loop = asyncio.get_running_loop()
+        self._runtime = dataclasses.replace(runtime, executor=self._threads)
         self._filesystem = LocalFilesystem()
         self._staged_bytes = StagedBytes(
             "the service", "transaction_bytes_max", config.transaction_bytes_max
         )
         self._services = CommitServices(
             submit=submit,
-            run_blocking=self._run_blocking,
+            runtime=self._runtime,
             deferred=deferred,
             chunk_bytes=config.transaction_chunk_bytes,
             stopping=asyncio.Event(),
         )
         self._tables: dict[OpenTable, TableTransactions] = {}
-        self._cleanup: asyncio.Task[None] | None = None
 
     @property
     def open_count(self) -> int:
@@ -92,7 +85,6 @@ class TransactionCoordinator:
             config=self._config,
             services=self._services,
             staged_bytes=self._staged_bytes,
-            observer=self._observer,
         )
         try:
             await transactions.load()
@@ -110,16 +102,11 @@ class TransactionCoordinator:
             await transactions.stop()
             self._staged_bytes.hold(-transactions.staged_bytes)
 
-    def start_cleanup(self) -> None:
-        """Drop transactions that time out, from now on."""
-        self._cleanup = self._loop.create_task(self._clean_up())
-
-    async def _clean_up(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.transaction_cleanup_interval_ms / 1000)
-            now_us = clock_us()
-            for transactions in self._all():
-                transactions.drop_expired(now_us)
+    async def drop_expired(self) -> None:
+        """Drop the transactions that have timed out."""
+        now_us = self._runtime.clock_us()
+        for transactions in self._all():
+            transactions.drop_expired(now_us)
 
     def _all(self) -> Iterable[TableTransactions]:
         return tuple(self._tables.values())
@@ -127,11 +114,6 @@ class TransactionCoordinator:
     async def stop(self) -> None:
         """Interrupt commits after the piece they are at; the next start completes them."""
         self._services.stopping.set()
-        if self._cleanup is not None:
-            self._cleanup.cancel()
         for transactions in self._all():
             await transactions.stop()
         self._threads.shutdown()
-
-    async def _run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
-        return await self._loop.run_in_executor(self._threads, functools.partial(function, *args))

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import chunks_of, key_writes
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
 from streamhouse.storage_service.errors import (
@@ -39,7 +39,7 @@ async def check_and_start(
     parts: Sequence[StagedPart],
     *,
     config: ServiceConfig,
-    run_blocking: RunBlocking,
+    runtime: Runtime,
 ) -> dict[int, int]:
     """Return bucket -> where the transaction's rows begin; raises if it cannot be committed."""
     if table.key_writer is not None:
@@ -53,7 +53,7 @@ async def check_and_start(
         _check_writable(table, bucket)
     _check_space(table, spec, parts, config)
     if table.key_writer is not None and _needs_rehearsal(table, spec):
-        await _rehearse(table, table.key_writer, spec, parts, config, run_blocking)
+        await _rehearse(table, table.key_writer, spec, parts, config, runtime)
     return {bucket: table.tablets[bucket].log_end_offset for bucket in buckets}
 
 
@@ -100,7 +100,7 @@ async def _rehearse(
     spec: TransactionSpec,
     parts: Sequence[StagedPart],
     config: ServiceConfig,
-    run_blocking: RunBlocking,
+    runtime: Runtime,
 ) -> None:
     """Plan everything, then take it back; raises for the first row that cannot be applied."""
     row_count = sum(part.row_count for part in parts)
@@ -115,7 +115,7 @@ async def _rehearse(
     )
     planned: dict[KeyBucket, PlannedWrite] = {}
     try:
-        while (chunk := await run_blocking(next, chunks, None)) is not None:
+        while (chunk := await runtime.run(next, chunks, None)) is not None:
             for writes in key_writes(chunk, rows_max=_ROUND_ROWS):
                 await writer.on_thread(functools.partial(_plan, table, spec, writes, planned))
     finally:

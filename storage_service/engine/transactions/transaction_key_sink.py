@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.keys.key_request import delete_of, halves
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import (
     StagedRows,
     key_writes,
@@ -36,7 +36,7 @@ class KeySink:
         writer: KeyWriter,
         decision: Decision,
         *,
-        run_blocking: RunBlocking,
+        runtime: Runtime,
         piece_bytes: int,
         stored: Callable[[Callable[[], Awaitable[object]], int], Awaitable[None]],
     ) -> None:
@@ -46,7 +46,7 @@ class KeySink:
         self._timestamp_us = decision.result.timestamp_us
         self._starts = decision.starts
         self._is_overwrite = decision.spec.operation is TransactionOperation.OVERWRITE
-        self._run_blocking = run_blocking
+        self._runtime = runtime
         self._piece_bytes = piece_bytes
         self._stored = stored
 
@@ -72,7 +72,7 @@ class KeySink:
 
     async def store(self, chunk: Sequence[StagedRows]) -> None:
         """See `transaction_commit._Sink`."""
-        for writes in await self._run_blocking(_rounds, chunk):
+        for writes in await self._runtime.run(_rounds, chunk):
             await self._change(writes)
 
     async def _change(self, writes: list[KeyWrite]) -> None:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.open_transaction import (
     OpenTransaction,
@@ -71,7 +70,7 @@ class TransactionRunner:
         self._outcomes = outcomes
         self._config = config
         self._services = services
-        self._run_blocking = services.run_blocking
+        self._runtime = services.runtime
 
     async def commit(
         self, transaction: OpenTransaction, *, on_outcome: Callable[[Decision], None]
@@ -83,7 +82,7 @@ class TransactionRunner:
         self._table.gate.check_open()
         async with self._table.gate.alone():
             self._table.gate.check_open()
-            parts = await self._run_blocking(self._open_parts, transaction)
+            parts = await self._runtime.run(self._open_parts, transaction)
             decision = await self._decide(transaction, parts)
             try:
                 outcome = await self._carry_out(transaction, decision, parts)
@@ -99,7 +98,7 @@ class TransactionRunner:
     async def redo(self, transaction: OpenTransaction) -> Decision:
         """Complete what was decided before the service ended."""
         assert transaction.decision is not None
-        parts = await self._run_blocking(self._open_parts, transaction)
+        parts = await self._runtime.run(self._open_parts, transaction)
         outcome = await self._carry_out(transaction, transaction.decision, parts)
         _logger.info(
             "event=transaction_completed table=%s transaction=%s rows=%d",
@@ -111,7 +110,7 @@ class TransactionRunner:
 
     async def load_truncated(self, decisions: Iterable[Decision | None]) -> None:
         """Truncate the table as the last overwrite left it, `decisions` being those on disk."""
-        offsets, timestamp_us = await self._run_blocking(self._files.load_truncated)
+        offsets, timestamp_us = await self._runtime.run(self._files.load_truncated)
         self._table.truncate(offsets, timestamp_us=timestamp_us)
         for decision in decisions:
             if decision is not None and decision.result.status is TransactionStatus.COMMITTED:
@@ -120,7 +119,7 @@ class TransactionRunner:
                     decision.truncated_offsets, timestamp_us=decision.result.timestamp_us
                 )
         if self._table.truncated_offsets != offsets:
-            await self._run_blocking(
+            await self._runtime.run(
                 self._files.save_truncated,
                 self._table.truncated_offsets,
                 self._table.truncated_at_us,
@@ -140,12 +139,15 @@ class TransactionRunner:
             parts_digest=digest_of(transaction.named),
             starts={},
             result=CommitResult(
-                status=TransactionStatus.SKIPPED, ranges={}, row_count=0, timestamp_us=clock_us()
+                status=TransactionStatus.SKIPPED,
+                ranges={},
+                row_count=0,
+                timestamp_us=self._runtime.clock_us(),
             ),
         )
         if not self._outcomes.is_stale(spec.app_id, spec.version):
             starts = await check_and_start(
-                self._table, spec, parts, config=self._config, run_blocking=self._run_blocking
+                self._table, spec, parts, config=self._config, runtime=self._runtime
             )
             row_count = sum(part.row_count for part in parts)
             committing = replace(
@@ -165,7 +167,7 @@ class TransactionRunner:
             )
         decision = replace(decision, number=self._files.next_number)
         try:
-            await self._run_blocking(self._files.decide, decision)
+            await self._runtime.run(self._files.decide, decision)
         except UnknownOutcomeError as error:
             raise self._given_up(transaction, error) from error
         return decision
@@ -192,11 +194,11 @@ class TransactionRunner:
         )
         outcome = replace(decision, parts=(), result=result)
         # Before it is visible: others write after that, and a redo must never follow them.
-        await commit.until_stored(lambda: self._run_blocking(self._files.decide, outcome))
+        await commit.until_stored(lambda: self._runtime.run(self._files.decide, outcome))
         if outcome.is_truncating:
             # Before the outcome may be forgotten.
             await commit.until_stored(
-                lambda: self._run_blocking(
+                lambda: self._runtime.run(
                     self._files.save_truncated, outcome.truncated_offsets, result.timestamp_us
                 )
             )

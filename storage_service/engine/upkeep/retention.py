@@ -7,67 +7,50 @@ they stay for ever, because then they are the only rows that a reader can read.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import SideLakeState
 
-__all__ = ["RetentionObserver", "apply_retention", "run_retention"]
+__all__ = ["apply_retention", "retain"]
 
 _logger = logging.getLogger(__name__)
 
 
-class RetentionObserver(Protocol):
-    """Told of what was deleted, on the event loop."""
-
-    def segments_deleted(self, count: int) -> None:
-        """Count deleted segments."""
-
-
-async def run_retention(
-    tables: Callable[[], Iterable[OpenTable]],
-    *,
-    run_blocking: RunBlocking,
-    clock_us: Callable[[], int],
-    interval_ms: int,
-    observer: RetentionObserver,
-    changing_files: asyncio.Lock,
+async def retain(
+    tables: Callable[[], Iterable[OpenTable]], runtime: Runtime, *, is_early: bool = False
 ) -> None:
-    """Apply the retention of every table each `interval_ms`, for ever; holds the lock for each."""
-    while True:
-        await asyncio.sleep(interval_ms / 1000)
-        for table in tables():
-            try:
-                async with changing_files:
-                    deleted = await apply_retention(
-                        table, now_us=clock_us(), run_blocking=run_blocking
-                    )
-            except StreamhouseError as error:
-                # A table dropped meanwhile has closed logs.
-                if not table.is_dropped:
-                    _logger.warning("event=retention_failed table=%s why=%r", table.path, error)
-                continue
-            if deleted:
-                observer.segments_deleted(deleted)
-                _logger.info("event=retention table=%s segments=%d", table.path, deleted)
+    """Apply the retention of every table; of each no file changes otherwise meanwhile."""
+    for table in tables():
+        try:
+            async with runtime.changing_files:
+                deleted = await apply_retention(table, runtime, is_early=is_early)
+        except StreamhouseError as error:
+            # A table dropped meanwhile has closed logs.
+            if not table.is_dropped:
+                _logger.warning("event=retention_failed table=%s why=%r", table.path, error)
+            continue
+        if deleted:
+            runtime.observer.segments_deleted(deleted)
+            _logger.info("event=retention table=%s segments=%d", table.path, deleted)
 
 
-async def apply_retention(
-    table: OpenTable, *, now_us: int, run_blocking: RunBlocking, ttl_ms: int | None = None
-) -> int:
-    """Delete the table's expired segments; return how many. `ttl_ms` overrides its own."""
-    if table.lake.diverged:
-        # Nobody knows yet which rows are whose.
-        return 0
+async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool = False) -> int:
+    """Delete the table's expired segments; return how many.
+
+    With `is_early` those that the lake has, whatever their age; without a lake the log is all there
+    is, and its age a promise.
+    """
     properties = table.properties
-    ttl_ms = properties.log_ttl_ms if ttl_ms is None else ttl_ms
-    timestamp_us_before = now_us - ttl_ms * 1_000
+    # Of a diverged one nobody knows yet which rows are whose.
+    if table.lake.diverged or (is_early and not properties.datalake_enabled):
+        return 0
+    ttl_ms = 0 if is_early else properties.log_ttl_ms
+    timestamp_us_before = runtime.clock_us() - ttl_ms * 1_000
     deleted = 0
     for bucket, tablet in enumerate(table.tablets):
         offset_max = tablet.high_watermark
@@ -86,7 +69,7 @@ async def apply_retention(
             offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
         if offset_max > tablet.log_start_offset or table.truncated_offsets:
             tiered = table.lake.tiered_offsets.get(bucket, 0)
-            deleted += await run_blocking(_delete, tablet, timestamp_us_before, offset_max, tiered)
+            deleted += await runtime.run(_delete, tablet, timestamp_us_before, offset_max, tiered)
     return deleted
 
 

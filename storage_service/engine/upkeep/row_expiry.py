@@ -11,26 +11,24 @@ look at all rows of a bucket is worth its price only now and then.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakKeyDictionary
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
-from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_request import delete_of, halves
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 
-__all__ = ["ExpiryObserver", "RowExpiry"]
+__all__ = ["RowExpiry"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,13 +37,6 @@ _LOOKS_PER_TTL: Final = 24
 _BUSY_PART_MAX: Final = 0.02
 # Other writes have their turn after so much, which takes some milliseconds.
 _PIECE_BYTES: Final = 256 << 10
-
-
-class ExpiryObserver(Protocol):
-    """Told of what was deleted, on the event loop."""
-
-    def rows_expired(self, count: int) -> None:
-        """Count rows that were deleted because of their age."""
 
 
 @dataclass
@@ -69,27 +60,15 @@ class RowExpiry:
         self,
         *,
         tables: Callable[[], Iterable[OpenTable]],
-        ages_file: Callable[[OpenTable], StateFile],
+        directory: DataDirectory,
         check_room: Callable[[], None],
-        run_blocking: RunBlocking,
-        clock_us: Callable[[], int],
-        observer: ExpiryObserver,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        runtime: Runtime,
     ) -> None:
         self._tables = tables
-        self._ages_file = ages_file
+        self._directory = directory
         self._check_room = check_room
-        self._run_blocking = run_blocking
-        self._clock_us = clock_us
-        self._observer = observer
-        self._monotonic_s = monotonic_s
+        self._runtime = runtime
         self._looked: WeakKeyDictionary[OpenTable, _Looked] = WeakKeyDictionary()
-
-    async def run(self, *, interval_ms: int) -> None:
-        """Look each `interval_ms`, for ever."""
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            await self.look()
 
     async def look(self) -> None:
         """Delete what has reached its time in the tables that are due."""
@@ -108,18 +87,19 @@ class RowExpiry:
     async def _look_at(self, table: OpenTable, ttl_ms: int) -> None:
         looked = self._looked.get(table)
         if looked is None or looked.ttl_ms != ttl_ms:
-            ages = await self._run_blocking(RowAges, self._ages_file(table))
+            file = self._directory.row_ages_file(table.info.table_id)
+            ages = await self._runtime.run(RowAges, file)
             looked = self._looked[table] = _Looked(ttl_ms, ages)
-        now_us, age_us = self._clock_us(), ttl_ms * 1_000
+        now_us, age_us = self._runtime.clock_us(), ttl_ms * 1_000
 
         def advance() -> None:
             looked.ages.advance(table.tablets, now_us=now_us, age_us=age_us)
 
         # Nothing may be lost of what the log knows, whether or not it is time to look.
-        await self._run_blocking(advance)
-        if self._monotonic_s() < looked.next_s:
+        await self._runtime.run(advance)
+        if self._runtime.monotonic_s() < looked.next_s:
             return
-        ends = await self._run_blocking(_ends_before, table, looked.ages, now_us - age_us)
+        ends = await self._runtime.run(_ends_before, table, looked.ages, now_us - age_us)
         due = {b: end for b, end in ends.items() if end > looked.ends.get(b, 0)}
         if not due:
             return
@@ -144,7 +124,7 @@ class RowExpiry:
             pause_s = looked.looking_s / _BUSY_PART_MAX
             if failed is None:
                 pause_s = max(looked.ttl_ms / 1_000 / _LOOKS_PER_TTL, pause_s)
-            looked.next_s = self._monotonic_s() + pause_s
+            looked.next_s = self._runtime.monotonic_s() + pause_s
         if looked.deleted:
             _logger.info("event=expired table=%s rows=%d", table.path, looked.deleted)
         if failed is not None:
@@ -158,16 +138,16 @@ class RowExpiry:
         pieces = older_keys(table.key_writer, rows, end, bytes_max=_PIECE_BYTES)
         async with contextlib.aclosing(pieces):
             while True:
-                started_s = self._monotonic_s()
+                started_s = self._runtime.monotonic_s()
                 keys = await anext(pieces, None)
-                looked.looking_s += self._monotonic_s() - started_s
+                looked.looking_s += self._runtime.monotonic_s() - started_s
                 # The owner may have said otherwise while rows were looked at.
                 if keys is None or not _is_asked_for(table, looked.ttl_ms):
                     return
                 if keys.num_rows:
                     self._check_room()
                     count = await _delete(table, delete_of(bucket, keys, written_below=end))
-                    self._observer.rows_expired(count)
+                    self._runtime.observer.rows_expired(count)
                     looked.deleted += count
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.directory.data_directory import GIVEN_UP_SUFFIX
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.tiering_desk.lake_history import divergence_of
 from streamhouse.storage_service.errors import (
     DatabaseNotFoundError,

@@ -146,7 +146,7 @@ def _backup_routes(service: Service) -> APIRouter:
                 "the lake's catalog is not the service's own: back it up where it is, after this"
             )
         # Nobody creates or drops tables, or deletes segments, until all have a second name.
-        async with manager.changing_files:
+        async with manager.runtime.changing_files:
             tables = list(manager.open_tables())
             damaged = manager.damaged_tables()
             staged = await stage_running(
@@ -154,7 +154,7 @@ def _backup_routes(service: Service) -> APIRouter:
                 tables,
                 damaged=[table.table_id for table in damaged],
                 with_lake=body.with_lake,
-                run=service.run_blocking,
+                runtime=manager.runtime,
             )
         return {
             "staged": STAGING,
@@ -171,7 +171,7 @@ def _backup_routes(service: Service) -> APIRouter:
 
     @routes.delete("", summary="Remove what was staged.", status_code=204)
     async def discard_backup() -> None:
-        await service.run_blocking(clear_staging, manager.directory)
+        await manager.runtime.run(clear_staging, manager.directory)
 
     return routes
 

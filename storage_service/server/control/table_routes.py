@@ -125,9 +125,8 @@ def state_routes(service: Service) -> APIRouter:
         log_bytes = [tablet.size_bytes for tablet in table.tablets]
         positions = table.positions()
         key_bytes = [0] * len(log_bytes)
-        if table.key_writer is not None:
-            directory, table_id = service.manager.directory, table.info.table_id
-            folders = [directory.key_rows(table_id, bucket) for bucket in positions]
+        if table.key_buckets:
+            folders = [keys.rows.path for keys in table.key_buckets]
             key_bytes = await service.run_blocking(bytes_below, folders)
         sizes = {
             bucket: BucketSizes.of_log(

@@ -6,7 +6,6 @@ leaves is given back once it is over: while it goes on, the next body would ask 
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import logging
 from collections.abc import Callable
@@ -14,36 +13,24 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
-
-__all__ = ["MemoryReturn"]
+__all__ = ["MEMORY_LOOK_MS", "MemoryReturn", "give_back"]
 
 _logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 2.0
+MEMORY_LOOK_MS: Final = 2_000
 _BURST_BYTES: Final = 128 << 20
 _QUIET_BYTES: Final = 16 << 20
 _QUIET_LOOKS: Final = 2
 
 
 class MemoryReturn:
-    """Looks now and then. `held` is what bodies and answers hold now, `ever` what they ever did."""
+    """Says when. `held` is what bodies and answers hold now, `ever` what they ever did."""
 
-    def __init__(
-        self, *, held: Callable[[], int], ever: Callable[[], int], run_blocking: RunBlocking
-    ) -> None:
+    def __init__(self, *, held: Callable[[], int], ever: Callable[[], int]) -> None:
         self._held = held
         self._ever = ever
-        self._run_blocking = run_blocking
         self._ever_given_back = 0
         self._quiet_looks = 0
-
-    async def run(self) -> None:
-        """Look every few seconds, for ever."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            if self.is_due():
-                await self._run_blocking(give_back)
 
     def is_due(self) -> bool:
         """Whether a burst is over since the last time; call it once a look."""

@@ -12,11 +12,12 @@ from typing import Final, TypeVar
 
 from prometheus_client import Histogram
 
-__all__ = ["in_slices", "measure_loop_lag"]
+__all__ = ["LOOP_LAG_MS", "LoopLag", "in_slices"]
+
+LOOP_LAG_MS: Final = 100
 
 _T = TypeVar("_T")
 _SLICE_S: Final = 0.003
-_LAG_INTERVAL_S: Final = 0.1
 
 
 async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
@@ -29,9 +30,14 @@ async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
             end = time.perf_counter() + _SLICE_S
 
 
-async def measure_loop_lag(lag_seconds: Histogram) -> None:
-    """Observe ten times a second how much too late a timer is, for ever."""
-    while True:
-        due = time.perf_counter() + _LAG_INTERVAL_S
-        await asyncio.sleep(_LAG_INTERVAL_S)
-        lag_seconds.observe(max(0.0, time.perf_counter() - due))
+class LoopLag:
+    """Measures how much too late a timer is; looked at every `LOOP_LAG_MS`."""
+
+    def __init__(self, lag_seconds: Histogram) -> None:
+        self._lag_seconds = lag_seconds
+        self._due = float("inf")
+
+    async def look(self) -> None:
+        """Observe how late this look is; the first one is never late."""
+        self._lag_seconds.observe(max(0.0, time.perf_counter() - self._due))
+        self._due = time.perf_counter() + LOOP_LAG_MS / 1000

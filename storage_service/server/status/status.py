@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from streamhouse.storage_service.engine.blocking import RunBlocking
 from streamhouse.storage_service.engine.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -64,7 +63,7 @@ class _History:
 
 
 class StatusSampler:
-    """Samples the tables of one service. Event loop only, besides what `run_blocking` runs."""
+    """Samples the tables of one service. Event loop only."""
 
     def __init__(
         self,
@@ -73,8 +72,7 @@ class StatusSampler:
         damaged_tables: Callable[[], Iterable[DamagedTable]],
         strangers: Sequence[str],
         coordinator: TieringCoordinator,
-        run_blocking: RunBlocking,
-        clock_us: Callable[[], int],
+        runtime: Runtime,
         interval_ms: int,
         tables_max: int,
     ) -> None:
@@ -82,26 +80,19 @@ class StatusSampler:
         self._damaged_tables = damaged_tables
         self._strangers = strangers
         self._coordinator = coordinator
-        self._run_blocking = run_blocking
-        self._clock_us = clock_us
+        self._runtime = runtime
         self._interval_ms = interval_ms
         self._tables_max = tables_max
         self._histories: dict[int, _History] = {}
         self._writing: asyncio.Future[str] | None = None
-
-    async def run(self) -> None:
-        """Sample every interval, for ever."""
-        while True:
-            await self.sample()
-            await asyncio.sleep(self._interval_ms / 1000)
 
     async def sample(self) -> None:
         """Take one sample of every table; those beyond the limit are left out."""
         tables = self._sampled()
         unread = [table for table in tables if not table.is_age_known]
         if unread:
-            await self._run_blocking(_read_ages, unread)
-        now_s, now_us = time.monotonic(), self._clock_us()
+            await self._runtime.run(_read_ages, unread)
+        now_s, now_us = self._runtime.monotonic_s(), self._runtime.clock_us()
         kept = {}
         async for table in in_slices(tables):
             if table.is_dropped:
@@ -126,7 +117,7 @@ class StatusSampler:
         ]
         every = list(self._tables())
         rest = {
-            "now_us": self._clock_us(),
+            "now_us": self._runtime.clock_us(),
             "sample_interval_ms": self._interval_ms,
             "table_count": len(every),
             "damaged_tables": [damaged.to_json() for damaged in self._damaged_tables()],

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
@@ -30,7 +29,13 @@ from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
-from tests.support.in_process_service import EVENTS, event_rows, open_manager, table_descriptor
+from tests.support.in_process_service import (
+    EVENTS,
+    event_rows,
+    later,
+    open_manager,
+    table_descriptor,
+)
 
 PATH = TablePath.parse("events")
 YEAR_US = 365 * 86_400_000_000
@@ -101,7 +106,7 @@ async def _tier_and_cut(manager: TabletManager, table: OpenTable) -> FakeLake:
     lake = FakeLake(live_rows(table, end), end)
     table.lake = LakeState(snapshot_id=1, table_uuid="u", tiered_offsets={0: end})
     manager._save_lake_state(table, table.lake)
-    await apply_retention(table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking)
+    await apply_retention(table, later(manager, YEAR_US))
     assert 0 < table.tablet(0).log_start_offset <= end
     return lake
 
@@ -304,9 +309,7 @@ async def test_damage_that_a_read_meets_is_mended_by_the_next_start(
         assert table.positions() == ends
         log = bucket.log
         assert log.read(log.log_start_offset, bytes_max=1)
-        assert not await apply_retention(
-            table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
-        )
+        assert not await apply_retention(table, later(manager, YEAR_US))
     assert (_rows_directory(tmp_path) / "damaged.json").exists()
     if source == "lake":
         # Nothing is given up for what cannot be made again.
@@ -496,7 +499,5 @@ async def test_without_a_lake_the_changelog_is_kept_whole(tmp_path: Path) -> Non
         await manager.alter_properties(
             PATH, updates={"table.datalake.enabled": "false"}, removals=[]
         )
-        await apply_retention(
-            table, now_us=clock_us() + YEAR_US, run_blocking=manager._run_blocking
-        )
+        await apply_retention(table, later(manager, YEAR_US))
         assert table.tablet(0).log_start_offset == 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk import lake_pins
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
 from streamhouse.storage_service.errors import (
@@ -16,6 +16,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StorageFailedError,
 )
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.state_files import state_file
 
 
@@ -24,6 +25,7 @@ class World:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.executor = ThreadPoolExecutor(1)
         self.now_us = 1_000_000
 
     def open(self) -> LakePins:
@@ -31,13 +33,10 @@ class World:
         return LakePins(
             state_file(self.file, "lake_pins"),
             table="db.t",
-            run_blocking=_run_at_once,
-            clock_us=lambda: self.now_us,
+            runtime=Runtime(
+                executor=self.executor, observer=ServiceMetrics(), clock_us=lambda: self.now_us
+            ),
         )
-
-
-async def _run_at_once(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
 
 
 def _held(pins: LakePins) -> dict[str, int]:

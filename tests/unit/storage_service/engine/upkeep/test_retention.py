@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 from pathlib import Path
 
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.retention import apply_retention, run_retention
+from streamhouse.storage_service.engine.upkeep.retention import apply_retention, retain
 from streamhouse.storage_service.model.lake import SideLakeState
-from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
+from tests.support.in_process_service import (
+    event_rows,
+    later,
+    open_manager,
+    routed,
+    table_descriptor,
+)
 
 DAY_US = 86_400_000_000
 
@@ -46,9 +51,7 @@ async def _tier(
 
 
 async def _apply(manager: TabletManager, table: OpenTable, *, age_us: int) -> int:
-    return await apply_retention(
-        table, now_us=clock_us() + age_us, run_blocking=manager._run_blocking
-    )
+    return await apply_retention(table, later(manager, age_us))
 
 
 async def test_rows_that_are_not_tiered_stay_however_old_they_are(tmp_path: Path) -> None:
@@ -84,31 +87,23 @@ async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) ->
         assert appended.ranges == {0: (9_000, 9_001)}
 
 
-async def test_the_loop_goes_round_all_tables_and_counts(tmp_path: Path) -> None:
+async def test_all_tables_have_their_turn_and_are_counted(tmp_path: Path) -> None:
     class Observer:
         def __init__(self) -> None:
-            self.counted: asyncio.Queue[int] = asyncio.Queue()
+            self.counted: list[int] = []
 
         def segments_deleted(self, count: int) -> None:
-            self.counted.put_nowait(count)
+            self.counted.append(count)
 
     async with open_manager(tmp_path) as manager:
         table = await _filled(manager)
         await _tier(manager, table, 9_000)
         observer = Observer()
-        loop = asyncio.ensure_future(
-            run_retention(
-                manager.open_tables,
-                run_blocking=manager._run_blocking,
-                clock_us=lambda: clock_us() + 2 * DAY_US,
-                interval_ms=1,
-                observer=observer,
-                changing_files=manager.changing_files,
-            )
-        )
+        runtime = dataclasses.replace(later(manager, 2 * DAY_US), observer=observer)
 
-        assert await asyncio.wait_for(observer.counted.get(), 10) == 3
-        loop.cancel()
+        await retain(manager.open_tables, runtime)
+
+        assert observer.counted == [3]
 
 
 async def test_rows_that_the_batch_layout_lacks_stay(tmp_path: Path) -> None:

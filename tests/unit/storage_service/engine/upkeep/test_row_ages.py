@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine import opener as table_opener
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from tests.support.expiry_world import HOUR_US, TTL, expiry_world
@@ -22,9 +21,8 @@ async def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_us = START_US
-    monkeypatch.setattr(table_opener, "clock_us", lambda: now_us)
 
-    async with expiry_world(tmp_path) as world:
+    async with expiry_world(tmp_path, clock_us=lambda: now_us) as world:
         table = await world.table()
         (tablet,) = table.tablets
         ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.clock import clock_us
 from streamhouse.storage_service.engine.directory.sealed_json import seal
 from streamhouse.storage_service.engine.keys import key_writes, older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep import row_expiry
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import (

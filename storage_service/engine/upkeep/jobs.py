@@ -1,0 +1,64 @@
+"""What the service does by itself, again and again: one list of jobs, run and stopped together.
+
+A look that fails is reported and tried again when it is due next: no job ends before the service.
+Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["Job", "Upkeep"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Looks `every_ms` after the last look ended; with `is_eager` at the start, too."""
+
+    name: str
+    every_ms: float
+    look: Callable[[], Awaitable[None]]
+    is_eager: bool = False
+
+
+class Upkeep:
+    """The jobs of one service."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, jobs: Iterable[Job]) -> None:
+        """Run these jobs as well, until `stop`."""
+        self._tasks.extend(asyncio.ensure_future(_repeat(job)) for job in jobs)
+
+    async def stop(self) -> None:
+        """Interrupt all jobs; when this returns, none touches anything any more."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _repeat(job: Job) -> None:
+    if job.is_eager:
+        await _look(job)
+    while True:
+        await asyncio.sleep(job.every_ms / 1000)
+        await _look(job)
+
+
+async def _look(job: Job) -> None:
+    try:
+        await job.look()
+    except StreamhouseError as error:
+        _logger.warning("event=job_failed job=%s why=%r", job.name, error.message)
+    except Exception as error:  # outermost loop: the other jobs, and the next look, go on
+        _logger.error("event=bug job=%s", job.name, exc_info=error)
