@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 
 __all__ = ["TieringCalls", "TieringIdle"]
 
@@ -70,60 +70,17 @@ class TieringCalls:
             body |= {"step": step, "rows_done": rows_done, "rows_planned": rows_planned}
         self._transport.request_json("POST", "/v1/tiering/heartbeat", body=body, is_repeatable=True)
 
-    def complete_tiering(
-        self,
-        path: str,
-        *,
-        table_id: int,
-        epoch: int,
-        lake_snapshot_id: int,
-        lake_table_uuid: str,
-        tiered_offsets: Mapping[int, int],
-        changelog: SideLakeState | None = None,
-        batch: SideLakeState | None = None,
-        keep_lease: bool = False,
-        debt: LakeDebt | None = None,
-        truncated_offsets: Mapping[int, int] | None = None,
-        expired_offsets: Mapping[int, int] | None = None,
-        maintenance_due_us: int | None = None,
-        fingerprints: Mapping[int, str] | None = None,
-    ) -> LakeState:
+    def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
 
-        `changelog` is the snapshot of the table's full history, `batch` that of its batch layout;
-        without one that stays as it is. With `keep_lease` the claim goes on, and ends with a call
-        without it. `debt` is what the lake table is made of, for people to look at. Below
-        `truncated_offsets` the snapshot has no rows any more, because they were overwritten;
-        without them that stays as it is. No read finds rows below `expired_offsets` any more; those
-        of a bucket never go back. At `maintenance_due_us` the table wants to be claimed even if no
-        more rows come to it. `fingerprints` are what the snapshot says of the log that its rows
-        came from.
-
         Raises:
-            FencedError: `epoch` is not the current one.
+            FencedError: the report's epoch is not the current one.
             HistoryDivergedError: the snapshot has other rows than the log.
         """
         answer = self._transport.request_json(
             "POST",
             "/v1/tiering/complete",
-            body={
-                "table": str(path),
-                "table_id": table_id,
-                "epoch": epoch,
-                "lake_snapshot_id": str(lake_snapshot_id),
-                "lake_table_uuid": lake_table_uuid,
-                "tiered_offsets": {str(b): end for b, end in tiered_offsets.items()},
-                "changelog": None if changelog is None else changelog.to_json(),
-                "batch": None if batch is None else batch.to_json(),
-                "keep_lease": keep_lease,
-                "debt": None if debt is None else debt.to_json(),
-                "truncated_offsets": None
-                if truncated_offsets is None
-                else {str(b): start for b, start in truncated_offsets.items()},
-                "maintenance_due_us": maintenance_due_us,
-                "expired_offsets": {str(b): end for b, end in (expired_offsets or {}).items()},
-                "fingerprints": {str(b): said for b, said in (fingerprints or {}).items()},
-            },
+            body={"table": str(path), **report.to_json()},
             is_repeatable=True,
         )
         return LakeState.from_json(answer)

@@ -254,6 +254,11 @@ class LakeDebt:
         """Return the JSON form."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LakeDebt:
+        """Read the JSON form."""
+        return cls(**{name: value[name] for name in cls.__slots__ if name in value})
+
     def after(self, before: LakeDebt | None) -> LakeDebt:
         """Return this, with when another worker maintained the table if this one never did."""
         if before is None or self.maintained_at_us is not None:

@@ -1,16 +1,19 @@
-"""A table at one instant, and a tiering worker's claim on it: what plans and rounds start from."""
+"""A table at one instant, a tiering worker's claim on it, and what the worker reports in the end.
+
+What plans and rounds start from, and what a round ends with.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from streamhouse.storage_service.model.lake import LakeRole, LakeState
+from streamhouse.storage_service.model.lake import LakeDebt, LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions, truncated_offsets
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["EMBEDDED_WORKER_ID", "TableState", "TieringAssignment"]
+__all__ = ["EMBEDDED_WORKER_ID", "TableState", "TieringAssignment", "TieringReport"]
 
 EMBEDDED_WORKER_ID: Final = "embedded"
 """Name of the worker inside the service: when the service has died, so has that."""
@@ -131,3 +134,77 @@ class TieringAssignment:
             state=TableState.from_json(value["state"]),
             is_batch_due=bool(value.get("is_batch_due", True)),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieringReport:
+    """A committed lake snapshot, as the worker of the claim `epoch` reports it.
+
+    `snapshot_id`, `table_uuid` and `tiered_offsets` are those of the rows' own lake table;
+    `changelog` is the snapshot of the full history, `batch` that of the batch layout. Without one
+    of those, what is known of it stays as it is, and so do `truncated_offsets`, below which the
+    snapshot has no rows any more, because they were overwritten. No read finds rows below
+    `expired_offsets` any more; those of a bucket never go back. `fingerprints` are what the
+    snapshot says of the log that its rows came from. `debt` is what the lake table is made of, for
+    people to look at. With `keep_lease` the claim goes on, and ends with a report without it. At
+    `maintenance_due_us` the table wants to be claimed even if no more rows come to it.
+    """
+
+    table_id: int
+    epoch: int
+    snapshot_id: int
+    table_uuid: str
+    tiered_offsets: Mapping[int, int]
+    changelog: SideLakeState | None = None
+    batch: SideLakeState | None = None
+    truncated_offsets: Mapping[int, int] | None = None
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
+    debt: LakeDebt | None = None
+    keep_lease: bool = False
+    maintenance_due_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
+        return {
+            "table_id": self.table_id,
+            "epoch": self.epoch,
+            "lake_snapshot_id": str(self.snapshot_id),
+            "lake_table_uuid": self.table_uuid,
+            "tiered_offsets": {str(b): end for b, end in self.tiered_offsets.items()},
+            "changelog": None if self.changelog is None else self.changelog.to_json(),
+            "batch": None if self.batch is None else self.batch.to_json(),
+            "keep_lease": self.keep_lease,
+            "debt": None if self.debt is None else self.debt.to_json(),
+            "truncated_offsets": None
+            if self.truncated_offsets is None
+            else {str(b): start for b, start in self.truncated_offsets.items()},
+            "maintenance_due_us": self.maintenance_due_us,
+            "expired_offsets": {str(b): end for b, end in self.expired_offsets.items()},
+            "fingerprints": {str(b): said for b, said in self.fingerprints.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TieringReport:
+        """Read the JSON form."""
+        changelog, batch, debt = (value.get(key) for key in ("changelog", "batch", "debt"))
+        truncated = value.get("truncated_offsets")
+        return cls(
+            table_id=int(value["table_id"]),
+            epoch=int(value["epoch"]),
+            snapshot_id=int(value["lake_snapshot_id"]),
+            table_uuid=str(value["lake_table_uuid"]),
+            tiered_offsets=_offsets(value["tiered_offsets"]),
+            changelog=None if changelog is None else SideLakeState.from_json(changelog),
+            batch=None if batch is None else SideLakeState.from_json(batch),
+            truncated_offsets=None if truncated is None else _offsets(truncated),
+            expired_offsets=_offsets(value.get("expired_offsets", {})),
+            fingerprints={int(b): str(said) for b, said in value.get("fingerprints", {}).items()},
+            debt=None if debt is None else LakeDebt.from_json(debt),
+            keep_lease=bool(value.get("keep_lease", False)),
+            maintenance_due_us=value.get("maintenance_due_us"),
+        )
+
+
+def _offsets(value: Mapping[Any, Any]) -> dict[int, int]:
+    return {int(bucket): int(offset) for bucket, offset in value.items()}

@@ -23,6 +23,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
+from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.expiry_world import expiry_of
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
@@ -104,11 +105,13 @@ class _Life:
         if claim.assignment is not None:
             await self.manager.tiering.complete(
                 self.table,
-                table_id=self.table.info.table_id,
-                epoch=claim.assignment.epoch,
-                snapshot_id=claim.assignment.epoch,
-                table_uuid="u",
-                tiered_offsets=ends,
+                TieringReport(
+                    table_id=self.table.info.table_id,
+                    epoch=claim.assignment.epoch,
+                    snapshot_id=claim.assignment.epoch,
+                    table_uuid="u",
+                    tiered_offsets=ends,
+                ),
             )
         runtime = dataclasses.replace(self.manager.runtime, clock_us=lambda: self.world.now_us + 1)
         await apply_retention(self.table, runtime, is_early=True)

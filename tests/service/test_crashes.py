@@ -11,6 +11,7 @@ import pytest
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.lake import SideLakeState
+from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -143,12 +144,14 @@ def test_lake_state_and_tables_survive_kill_9(tmp_path: Path) -> None:
         claim = client.claim_tiering("w", force=True)
         client.complete_tiering(
             "sales.kept",
-            table_id=table.table_id,
-            epoch=claim.epoch,  # type: ignore[union-attr]  # granted: there are rows
-            lake_snapshot_id=2**60,
-            lake_table_uuid="u",
-            tiered_offsets={0: 10},
-            batch=batch,
+            TieringReport(
+                table_id=table.table_id,
+                epoch=claim.epoch,  # type: ignore[union-attr]  # granted: there are rows
+                snapshot_id=2**60,
+                table_uuid="u",
+                tiered_offsets={0: 10},
+                batch=batch,
+            ),
         )
         service.kill()
 

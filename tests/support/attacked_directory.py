@@ -32,6 +32,7 @@ from streamhouse.storage_service.log.staged_part import StagedBatch
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.table_state import TieringReport
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
 from tests.support.in_process_service import EVENTS, later, open_manager, routed, table_descriptor
 
@@ -252,12 +253,14 @@ class _Builder:
         truncated = {b: offset for b, offset in enumerate(truth.truncated) if offset}
         await manager.tiering.complete(
             table,
-            table_id=table.info.table_id,
-            epoch=answer.assignment.epoch,
-            snapshot_id=SNAPSHOT,
-            table_uuid="00000000-0000-4000-8000-000000000000",
-            tiered_offsets=dict(enumerate(_ends(table))),
-            truncated_offsets=truncated,
+            TieringReport(
+                table_id=table.info.table_id,
+                epoch=answer.assignment.epoch,
+                snapshot_id=SNAPSHOT,
+                table_uuid="00000000-0000-4000-8000-000000000000",
+                tiered_offsets=dict(enumerate(_ends(table))),
+                truncated_offsets=truncated,
+            ),
         )
         truth.tiered = _ends(table)
 

@@ -13,7 +13,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimAnswer
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 __all__ = ["World", "claim_world"]
@@ -59,14 +59,14 @@ class World:
         return answer.assignment
 
     async def complete(self, table: OpenTable, epoch: int, **changes: Any) -> Any:
-        report = {
+        report: dict[str, Any] = {
             "table_id": table.info.table_id,
             "snapshot_id": 11,
             "table_uuid": "uuid",
             "tiered_offsets": {0: 5, 1: 5},
             **changes,
         }
-        return await self.tiering.complete(table, epoch=epoch, **report)
+        return await self.tiering.complete(table, TieringReport(epoch=epoch, **report))
 
 
 @contextlib.asynccontextmanager

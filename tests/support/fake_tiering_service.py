@@ -26,12 +26,15 @@ from streamhouse.storage_service.model.lake import (
     LakeCatalog,
     LakeDebt,
     LakeState,
-    SideLakeState,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.storage_service.model.table_state import (
+    TableState,
+    TieringAssignment,
+    TieringReport,
+)
 
 __all__ = ["FakeTieringService"]
 
@@ -246,65 +249,48 @@ class FakeTieringService:
                 table.lake = replace(table.lake, tiering_epoch=epoch)
             return {b: table.fingerprint(b, offset) for b, offset in (offsets or {}).items()}
 
-    def complete_tiering(
-        self,
-        path: str,
-        *,
-        table_id: int,
-        epoch: int,
-        lake_snapshot_id: int,
-        lake_table_uuid: str,
-        tiered_offsets: Mapping[int, int],
-        changelog: SideLakeState | None = None,
-        batch: SideLakeState | None = None,
-        keep_lease: bool = False,
-        truncated_offsets: Mapping[int, int] | None = None,
-        expired_offsets: Mapping[int, int] | None = None,
-        maintenance_due_us: int | None = None,
-        debt: LakeDebt | None = None,
-        fingerprints: Mapping[int, str] | None = None,
-    ) -> LakeState:
+    def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
         with self._lock:
-            table = self._table(path)
+            table, epoch, ends = self._table(path), report.epoch, report.tiered_offsets
             own = self.compare_history(
                 path,
-                table_id=table_id,
+                table_id=report.table_id,
                 covered=CoveredOffsets(
-                    tiered_offsets=tiered_offsets, epoch=epoch, fingerprints=fingerprints or {}
+                    tiered_offsets=ends, epoch=epoch, fingerprints=report.fingerprints
                 ),
-                offsets=tiered_offsets,
+                offsets=ends,
             )
-            if table.info.table_id != table_id:
-                raise TableNotFoundError(f"table '{path}' with id {table_id} does not exist")
+            if table.info.table_id != report.table_id:
+                raise TableNotFoundError(f"table '{path}' with id {report.table_id} does not exist")
             self._check_epoch(table, epoch)
             for bucket, position in self.table_state(path).positions.items():
-                if not position.tiered_offset <= tiered_offsets[bucket] <= position.high_watermark:
-                    raise InvalidRequestError(f"bucket {bucket}: {tiered_offsets[bucket]}")
-            if epoch <= table.lake.batch_since_epoch:
-                batch = None
+                if not position.tiered_offset <= ends[bucket] <= position.high_watermark:
+                    raise InvalidRequestError(f"bucket {bucket}: {ends[bucket]}")
+            lake = table.lake
+            batch = None if epoch <= lake.batch_since_epoch else report.batch
             table.lake = replace(
-                table.lake,
-                snapshot_id=lake_snapshot_id,
-                table_uuid=lake_table_uuid,
+                lake,
+                snapshot_id=report.snapshot_id,
+                table_uuid=report.table_uuid,
                 tiering_epoch=epoch,
-                tiered_offsets=dict(tiered_offsets),
+                tiered_offsets=dict(ends),
                 tiered_at_us=self._now_us,
-                changelog=changelog or table.lake.changelog,
-                batch=batch or table.lake.batch,
-                batch_tiered_at_us=table.lake.batch_tiered_at_us if batch is None else self._now_us,
-                truncated_offsets=table.lake.truncated_offsets
-                if truncated_offsets is None
-                else truncated_offsets,
-                maintenance_due_us=table.lake.maintenance_due_us
-                if keep_lease
-                else maintenance_due_us,
-                expired_offsets=further(table.lake.expired_offsets, expired_offsets or {}),
+                changelog=report.changelog or lake.changelog,
+                batch=batch or lake.batch,
+                batch_tiered_at_us=lake.batch_tiered_at_us if batch is None else self._now_us,
+                truncated_offsets=lake.truncated_offsets
+                if report.truncated_offsets is None
+                else report.truncated_offsets,
+                maintenance_due_us=lake.maintenance_due_us
+                if report.keep_lease
+                else report.maintenance_due_us,
+                expired_offsets=further(lake.expired_offsets, report.expired_offsets),
                 fingerprints=own,
             )
             for bucket, end in table.lake.expired_offsets.items():
-                assert end <= tiered_offsets[bucket]
-            table.debt = debt
-            if not keep_lease:
+                assert end <= ends[bucket]
+            table.debt = report.debt
+            if not report.keep_lease:
                 table.holder = ""
             table.completions += 1
             return table.lake

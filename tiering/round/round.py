@@ -38,7 +38,7 @@ from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import truncated_offsets
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.lake_base import base_offsets
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
@@ -394,12 +394,11 @@ class TieringRound:
         due_us: int | None = None,
     ) -> LakeState:
         table = self.assignment.state.table
-        return self.client.complete_tiering(
-            str(table.path),
+        report = TieringReport(
             table_id=table.table_id,
             epoch=self.assignment.epoch,
-            lake_snapshot_id=snapshot_id,
-            lake_table_uuid=lake_table.uuid,
+            snapshot_id=snapshot_id,
+            table_uuid=lake_table.uuid,
             tiered_offsets=offsets,
             changelog=changelog,
             batch=batch,
@@ -410,6 +409,7 @@ class TieringRound:
             fingerprints=lake_table.fingerprints,
             debt=self._debt(lake_table, sides),
         )
+        return self.client.complete_tiering(str(table.path), report)
 
     def _debt(
         self, lake_table: IcebergLakeTable, sides: Sequence[IcebergLakeTable]

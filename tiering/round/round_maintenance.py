@@ -16,6 +16,7 @@ from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.table_state import TieringReport
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_claim import Claim
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
@@ -141,12 +142,11 @@ class ClaimedMaintenance:
         """Tell the service which snapshots readers use from now on, the newest, and from where."""
         snapshot_id = self.lake_table.snapshot_id
         assert snapshot_id is not None
-        self.registered = self.client.complete_tiering(
-            str(self.info.path),
+        report = TieringReport(
             table_id=self.info.table_id,
             epoch=self.epoch,
-            lake_snapshot_id=snapshot_id,
-            lake_table_uuid=self.lake_table.uuid,
+            snapshot_id=snapshot_id,
+            table_uuid=self.lake_table.uuid,
             tiered_offsets=self.tiered_offsets,
             changelog=self._state_of(LakeRole.CHANGES),
             batch=self._state_of(LakeRole.BATCH),
@@ -156,6 +156,7 @@ class ClaimedMaintenance:
             fingerprints=self.lake_table.fingerprints,
             debt=self.maintainer.debt(self.lake_table, self.sides),
         )
+        self.registered = self.client.complete_tiering(str(self.info.path), report)
 
     def _registered_snapshot(self, lake_table: IcebergLakeTable) -> int | None:
         lake = self.registered

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.model.lake import (
-    LakeCatalog,
-    LakeDebt,
-    LakeState,
-    SideLakeState,
-)
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.storage_service.model.table_state import (
+    TableState,
+    TieringAssignment,
+    TieringReport,
+)
 from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask
 
@@ -38,24 +37,7 @@ class TieringClient(Protocol):
     ) -> None:
         """See `StorageClient.heartbeat_tiering`."""
 
-    def complete_tiering(
-        self,
-        path: str,
-        *,
-        table_id: int,
-        epoch: int,
-        lake_snapshot_id: int,
-        lake_table_uuid: str,
-        tiered_offsets: Mapping[int, int],
-        changelog: SideLakeState | None = None,
-        batch: SideLakeState | None = None,
-        keep_lease: bool = False,
-        truncated_offsets: Mapping[int, int] | None = None,
-        expired_offsets: Mapping[int, int] | None = None,
-        maintenance_due_us: int | None = None,
-        debt: LakeDebt | None = None,
-        fingerprints: Mapping[int, str] | None = None,
-    ) -> LakeState:
+    def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
         """See `StorageClient.complete_tiering`."""
 
     def compare_history(

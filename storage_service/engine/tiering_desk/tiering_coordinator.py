@@ -53,10 +53,14 @@ from streamhouse.storage_service.errors import (
     HistoryDivergedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import further
-from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringAssignment
+from streamhouse.storage_service.model.table_state import (
+    EMBEDDED_WORKER_ID,
+    TieringAssignment,
+    TieringReport,
+)
 
 __all__ = ["TieringCoordinator"]
 
@@ -264,51 +268,28 @@ class TieringCoordinator:
             self._renew(state)
             state.progress = progress or state.progress
 
-    async def complete(
-        self,
-        table: OpenTable,
-        *,
-        table_id: int,
-        epoch: int,
-        snapshot_id: int,
-        table_uuid: str,
-        tiered_offsets: Mapping[int, int],
-        changelog: SideLakeState | None = None,
-        batch: SideLakeState | None = None,
-        keep_lease: bool = False,
-        debt: LakeDebt | None = None,
-        truncated_offsets: Mapping[int, int] | None = None,
-        expired_offsets: Mapping[int, int] | None = None,
-        maintenance_due_us: int | None = None,
-        fingerprints: Mapping[int, str] | None = None,
-    ) -> LakeState:
-        """Register a committed lake snapshot; durable on return; a repeat changes nothing.
-
-        With `changelog` also one of the table's full history, with `batch` one of its batch layout;
-        without, those stay as they are, and so do `truncated_offsets`, below which the lake has no
-        rows any more. `expired_offsets` only go forward. With `keep_lease` the round goes on,
-        otherwise the table may be claimed again, from `maintenance_due_us` on without new rows.
-        `fingerprints` are what the snapshot says of the log that its rows came from.
-        """
-        check_table_id(table, table_id)
+    async def complete(self, table: OpenTable, report: TieringReport) -> LakeState:
+        """Register a committed lake snapshot; durable on return; a repeat changes nothing."""
+        check_table_id(table, report.table_id)
         state = self.round_of(table)
         async with state.lock:
+            epoch = report.epoch
             self._check_epoch(table, epoch)
             rows = CoveredOffsets(
-                tiered_offsets=tiered_offsets, epoch=epoch, fingerprints=fingerprints or {}
+                tiered_offsets=report.tiered_offsets, epoch=epoch, fingerprints=report.fingerprints
             )
-            own = await self._checked(table, rows, sides=(changelog, batch))
+            own = await self._checked(table, rows, sides=(report.changelog, report.batch))
             lake = table.lake
-            truncated = lake.truncated_offsets if truncated_offsets is None else truncated_offsets
+            truncated = report.truncated_offsets
             reported = replace(
                 lake,
-                snapshot_id=snapshot_id,
-                table_uuid=table_uuid,
-                tiered_offsets=dict(tiered_offsets),
-                changelog=changelog or lake.changelog,
-                batch=batch_of_report(table, batch, epoch=epoch),
-                truncated_offsets=dict(truncated),
-                expired_offsets=further(lake.expired_offsets, expired_offsets or {}),
+                snapshot_id=report.snapshot_id,
+                table_uuid=report.table_uuid,
+                tiered_offsets=dict(report.tiered_offsets),
+                changelog=report.changelog or lake.changelog,
+                batch=batch_of_report(table, report.batch, epoch=epoch),
+                truncated_offsets=dict(lake.truncated_offsets if truncated is None else truncated),
+                expired_offsets=further(lake.expired_offsets, report.expired_offsets),
                 fingerprints=own,
             )
             if reported != lake:
@@ -319,16 +300,16 @@ class TieringCoordinator:
                 lake = replace(reported, tiered_at_us=now_us, batch_tiered_at_us=batch_us)
             lake = replace(
                 lake,
-                tiering_worker=state.worker_id if keep_lease else "",
+                tiering_worker=state.worker_id if report.keep_lease else "",
                 maintenance_due_us=lake.maintenance_due_us
-                if keep_lease
-                else due_of_report(table, maintenance_due_us, epoch=epoch),
+                if report.keep_lease
+                else due_of_report(table, report.maintenance_due_us, epoch=epoch),
             )
             await self.record(table, lake)
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
-            state.debt = debt.after(state.debt) if debt else state.debt
+            state.debt = report.debt.after(state.debt) if report.debt else state.debt
             self._count_round(table, state)
-            if keep_lease:
+            if report.keep_lease:
                 self._renew(state)
             else:
                 state.end(self._runtime.monotonic_s())

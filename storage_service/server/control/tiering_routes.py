@@ -15,12 +15,11 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePin
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
 from streamhouse.storage_service.errors import TableDamagedError
-from streamhouse.storage_service.model.lake import LakeDebt, SideLakeState
+from streamhouse.storage_service.model.table_state import TieringReport
 from streamhouse.storage_service.server.access.grants import SERVICE, Caller, Level
 from streamhouse.storage_service.server.control.request_bodies import (
     ClaimTiering,
     CompareHistory,
-    CompletedSide,
     CompleteTiering,
     FailTiering,
     HeartbeatTiering,
@@ -62,22 +61,8 @@ def tiering_routes(service: Service) -> APIRouter:
 
     @routes.post("/complete", summary="Register a committed lake snapshot.")
     async def complete(body: CompleteTiering) -> dict[str, Any]:
-        lake = await coordinator.complete(
-            service.table(body.table),
-            table_id=body.table_id,
-            epoch=body.epoch,
-            snapshot_id=int(body.lake_snapshot_id),
-            table_uuid=body.lake_table_uuid,
-            tiered_offsets=body.tiered_offsets,
-            changelog=_side(body.changelog),
-            batch=_side(body.batch),
-            keep_lease=body.keep_lease,
-            truncated_offsets=body.truncated_offsets,
-            expired_offsets=body.expired_offsets,
-            maintenance_due_us=body.maintenance_due_us,
-            fingerprints=body.fingerprints,
-            debt=None if body.debt is None else LakeDebt(**body.debt.model_dump()),
-        )
+        report = TieringReport.from_json(body.model_dump())
+        lake = await coordinator.complete(service.table(body.table), report)
         return lake.to_json()
 
     @routes.post("/history", summary="Compare a lake table's history with the log's.")
@@ -111,10 +96,6 @@ def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
     if damaged is not None and not served:
         raise damaged
     return served
-
-
-def _side(body: CompletedSide | None) -> SideLakeState | None:
-    return None if body is None else SideLakeState.from_json(body.model_dump())
 
 
 def lake_pin_routes(service: Service) -> APIRouter:

@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 
@@ -115,11 +116,13 @@ async def test_a_log_that_lost_tiered_rows_is_not_opened(tmp_path: Path) -> None
             assert claim.assignment is not None
             await manager.tiering.complete(
                 table,
-                table_id=table.info.table_id,
-                epoch=claim.assignment.epoch,
-                snapshot_id=1,
-                table_uuid="u",
-                tiered_offsets={0: 5},
+                TieringReport(
+                    table_id=table.info.table_id,
+                    epoch=claim.assignment.epoch,
+                    snapshot_id=1,
+                    table_uuid="u",
+                    tiered_offsets={0: 5},
+                ),
             )
             return table.info.table_id
 

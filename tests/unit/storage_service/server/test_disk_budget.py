@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 SMALL_SEGMENTS = {"table.log.segment-bytes": "64kb"}
@@ -23,11 +24,13 @@ async def _tiered(service: InProcessService, table: OpenTable) -> None:
     assert claim.assignment is not None
     await coordinator.complete(
         table,
-        table_id=table.info.table_id,
-        epoch=claim.assignment.epoch,
-        snapshot_id=7,
-        table_uuid="u",
-        tiered_offsets={0: table.tablets[0].high_watermark},
+        TieringReport(
+            table_id=table.info.table_id,
+            epoch=claim.assignment.epoch,
+            snapshot_id=7,
+            table_uuid="u",
+            tiered_offsets={0: table.tablets[0].high_watermark},
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention, retain
 from streamhouse.storage_service.model.lake import SideLakeState
+from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import (
     event_rows,
     later,
@@ -39,14 +40,16 @@ async def _tier(
     assert claim.assignment is not None
     await manager.tiering.complete(
         table,
-        table_id=table.info.table_id,
-        epoch=claim.assignment.epoch,
-        snapshot_id=offset,
-        table_uuid="u",
-        tiered_offsets={0: offset},
-        batch=None
-        if batch is None
-        else SideLakeState(snapshot_id=batch, table_uuid="b", tiered_offsets={0: batch}),
+        TieringReport(
+            table_id=table.info.table_id,
+            epoch=claim.assignment.epoch,
+            snapshot_id=offset,
+            table_uuid="u",
+            tiered_offsets={0: offset},
+            batch=None
+            if batch is None
+            else SideLakeState(snapshot_id=batch, table_uuid="b", tiered_offsets={0: batch}),
+        ),
     )
 
 
