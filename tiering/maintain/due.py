@@ -15,8 +15,8 @@ from streamhouse.storage_service.lake.commits.expiry import (
     expirable_snapshots,
     expiry_times_ms,
 )
+from streamhouse.storage_service.lake.snapshots.inventory import Inventory, InventoryReader, head_of
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
-from streamhouse.tiering.maintain.inventory import Inventory, InventoryReader, head_of
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 

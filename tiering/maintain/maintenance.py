@@ -28,7 +28,14 @@ from streamhouse.storage_service.lake.commits.orphans import (
     find_orphans,
     remove_orphans,
 )
+from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.snapshots.inventory import (
+    Inventory,
+    InventoryReader,
+    LiveFile,
+    head_of,
+)
 from streamhouse.storage_service.lake.tables.schema import METADATA_PROPERTIES
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.storage_service.model.offsets import further
@@ -40,13 +47,11 @@ from streamhouse.tiering.maintain.due import (
     idle_due_ms,
     is_expiry_due,
 )
-from streamhouse.tiering.maintain.inventory import Inventory, InventoryReader, head_of
 from streamhouse.tiering.maintain.maintenance_claim import Claim, Pins
-from streamhouse.tiering.maintain.maintenance_plan import LiveFile, RewritePlan, plan_rewrite
+from streamhouse.tiering.maintain.maintenance_plan import RewritePlan, plan_rewrite
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.maintain.removal import Removed, ends_before, files_below, remove_files
-from streamhouse.tiering.maintain.replace import LakeReplacement, commit_replacement
 from streamhouse.tiering.maintain.rewrite import Rewrite, Rewritten
 from streamhouse.tiering.worker.ports import TaskRunner
 

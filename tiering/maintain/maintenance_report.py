@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from streamhouse.storage_service.lake.commits.expiry import Expired
 from streamhouse.storage_service.lake.commits.orphans import OrphansRemoved
-from streamhouse.tiering.maintain.inventory import Inventory
-from streamhouse.tiering.maintain.maintenance_plan import LiveFile, RewritePlan
+from streamhouse.storage_service.lake.snapshots.inventory import Inventory, LiveFile
+from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
 from streamhouse.tiering.maintain.removal import Removed
 from streamhouse.tiering.maintain.rewrite import Rewritten
 

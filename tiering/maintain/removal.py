@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
+from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
 from streamhouse.storage_service.lake.commits.staged_snapshot import Operation
-from streamhouse.tiering.maintain.inventory import Inventory
-from streamhouse.tiering.maintain.maintenance_plan import LiveFile
-from streamhouse.tiering.maintain.replace import LakeReplacement, commit_replacement
+from streamhouse.storage_service.lake.snapshots.inventory import Inventory, LiveFile
 
 __all__ = ["Removed", "ends_before", "files_below", "remove_files"]
 

@@ -26,14 +26,14 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
+from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
 from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.parquet_writer import clustered_format
 from streamhouse.storage_service.lake.files.position_deletes import LakeFile, write_position_deletes
 from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
-from streamhouse.tiering.maintain.inventory import Inventory
+from streamhouse.storage_service.lake.snapshots.inventory import Inventory
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
-from streamhouse.tiering.maintain.replace import LakeReplacement, commit_replacement
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask
 from streamhouse.tiering.worker.ports import TaskRunner
 

@@ -9,10 +9,9 @@ from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.parquet_writer import clustered_format
+from streamhouse.storage_service.lake.snapshots.inventory import InventoryReader, LiveFile
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.tiering.maintain.inventory import InventoryReader
-from streamhouse.tiering.maintain.maintenance_plan import LiveFile
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.tasks.rewrite_task import RewriteTask
 

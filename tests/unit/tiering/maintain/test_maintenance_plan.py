@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from streamhouse.storage_service.lake.snapshots.inventory import LiveDeletes, LiveFile
 from streamhouse.tiering.maintain.maintenance_plan import (
-    LiveDeletes,
-    LiveFile,
     RewriteLimits,
     RewritePlan,
     merge_runs,

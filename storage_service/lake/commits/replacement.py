@@ -34,9 +34,9 @@ from streamhouse.storage_service.lake.snapshots.coverage import (
     round_properties,
     table_properties,
 )
+from streamhouse.storage_service.lake.snapshots.inventory import path_bounds
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.maintain.inventory import path_bounds
 
 __all__ = ["LakeReplacement", "commit_replacement"]
 

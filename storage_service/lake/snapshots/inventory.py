@@ -31,9 +31,16 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
 from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
-from streamhouse.tiering.maintain.maintenance_plan import LiveDeletes, LiveFile
 
-__all__ = ["Head", "Inventory", "InventoryReader", "head_of", "path_bounds"]
+__all__ = [
+    "Head",
+    "Inventory",
+    "InventoryReader",
+    "LiveDeletes",
+    "LiveFile",
+    "head_of",
+    "path_bounds",
+]
 
 _BUCKET_ID: Final = SYSTEM_FIELD_ID_FIRST
 _OFFSET_ID: Final = SYSTEM_FIELD_ID_FIRST + 1
@@ -64,6 +71,60 @@ def head_of(table: Table) -> Head:
         sequence_number=snapshot.sequence_number or 0,
         file_count=sum(int(totals.get(f"total-{k}-files", "0")) for k in ("data", "delete")),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFile:
+    """One data file of a snapshot; `deletes` names the delete files that name it.
+
+    `bucket` is None when the file may hold rows of several, `end_offset` and the times when the
+    file does not say where it ends and when its oldest and its newest row were written. A file
+    that `is_fixed` is left alone: something that cannot be folded, such as equality deletes,
+    applies to it.
+    """
+
+    path: str
+    spec_id: int
+    partition: PartitionValues
+    bucket: int | None
+    start_offset: int
+    size_bytes: int
+    row_count: int
+    end_offset: int | None = None
+    first_timestamp_us: int | None = None
+    last_timestamp_us: int | None = None
+    deleted_rows: int = 0
+    deletes: tuple[str, ...] = ()
+    is_fixed: bool = False
+
+    @property
+    def live_bytes(self) -> int:
+        """About how large the file is without its deleted rows."""
+        live_rows = max(self.row_count - self.deleted_rows, 0)
+        return self.size_bytes * live_rows // max(self.row_count, 1)
+
+    @property
+    def deleted_share(self) -> float:
+        """The share of its rows that are deleted."""
+        return self.deleted_rows / max(self.row_count, 1)
+
+    def slice_of(self, slice_us: int | None) -> int | None:
+        """Return which slice of time its newest row is in; None when that does not matter."""
+        if slice_us is None or self.last_timestamp_us is None:
+            return None
+        return self.last_timestamp_us // slice_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveDeletes:
+    """One position delete file of a snapshot, and the data files it names, live or not."""
+
+    path: str
+    spec_id: int
+    partition: PartitionValues
+    size_bytes: int
+    row_count: int
+    data_paths: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
