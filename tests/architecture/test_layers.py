@@ -29,7 +29,6 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "fastapi": ("streamhouse.storage_service.server.*",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": (
-        "streamhouse.tiering.maintain.*",
         "streamhouse.connector.lake.*",
         "streamhouse.connector.where.iceberg_expression",
         "streamhouse.storage_service.lake.*",

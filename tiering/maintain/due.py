@@ -1,33 +1,23 @@
-"""When maintenance of a lake table is worth its while: from metadata that is there anyway."""
+"""When maintenance of a lake table is worth its while: from metadata that is there anyway. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyiceberg.table import Table
-from pyiceberg.table.refs import MAIN_BRANCH
-
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.commits.expiry import (
-    ExpiryRules,
-    expirable_snapshots,
-    expiry_times_ms,
-)
-from streamhouse.storage_service.lake.snapshots.inventory import Inventory, InventoryReader, head_of
+from streamhouse.storage_service.lake.snapshots.inventory import Head, Inventory, InventoryReader
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 
-__all__ = ["ORPHANS_PROPERTY", "TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
+__all__ = ["TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
 
 # A round adds a file a bucket and partition, so there is nothing to merge before that many.
 ROUNDS_BETWEEN_PLANS: Final = 8
 SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
 _REMOVALS_EVERY_MS_MIN: Final = 60_000
 _ORPHANS_EVERY_MS: Final = 86_400_000
-ORPHANS_PROPERTY: Final = "streamhouse.orphans-removed-ms"
 
 
 @dataclass
@@ -52,9 +42,8 @@ class TableMemory:
     failures: int = 0
     paused_until_s: float = 0.0
 
-    def is_rewrite_due(self, table: Table, limits: RewriteLimits, patience: int = 1) -> bool:
+    def is_rewrite_due(self, head: Head, limits: RewriteLimits, patience: int = 1) -> bool:
         """Whether so many rounds came since the last plan that there may be files to merge."""
-        head = head_of(table)
         if self.planned_at is not None and self.planned_for == limits:
             rounds = head.sequence_number - self.planned_at
             is_cut_off = self.has_more and patience == 1
@@ -63,7 +52,8 @@ class TableMemory:
 
     def is_removal_due(
         self,
-        lake_table: IcebergLakeTable,
+        head: Head,
+        role: LakeRole,
         policy: MaintenancePolicy,
         expired_offsets: Mapping[int, int],
         *,
@@ -75,29 +65,30 @@ class TableMemory:
         Of a batch layout that is what has rows below `expired_offsets` alone. With `patience` so
         many slices of that time must have gone by since.
         """
-        if lake_table.role is LakeRole.BATCH:
+        if role is LakeRole.BATCH:
             return dict(expired_offsets) != dict(self.expired)
-        if lake_table.role is not LakeRole.ROWS or policy.ttl_us is None:
+        if role is not LakeRole.ROWS or policy.ttl_us is None:
             return False
         if self.oldest_us is None:
             # Nothing but a look at the files tells how old they are.
-            return head_of(lake_table.iceberg).file_count > 0
+            return head.file_count > 0
         return self.oldest_us < now_ms * 1000 - policy.ttl_us - patience * policy.ttl_slack_us
 
     def removal_due_ms(
         self,
-        lake_table: IcebergLakeTable,
+        head: Head,
+        role: LakeRole,
         policy: MaintenancePolicy,
         expired_offsets: Mapping[int, int],
         *,
         now_ms: int,
     ) -> int | None:
         """Return when `is_removal_due` even if no more rows come; None: rows stay for ever."""
-        if lake_table.role is LakeRole.BATCH:
+        if role is LakeRole.BATCH:
             return now_ms if dict(expired_offsets) != dict(self.expired) else None
-        if lake_table.role is not LakeRole.ROWS or policy.ttl_us is None:
+        if role is not LakeRole.ROWS or policy.ttl_us is None:
             return None
-        if head_of(lake_table.iceberg).file_count == 0:
+        if head.file_count == 0:
             return now_ms + policy.ttl_us // 1000
         soon_ms = now_ms + max(_REMOVALS_EVERY_MS_MIN, policy.ttl_slack_us // 1000)
         if self.oldest_us is None:
@@ -131,48 +122,43 @@ class TableMemory:
 
 
 def is_expiry_due(
-    table: Table, rules: ExpiryRules, *, now_ms: int, patience: int = 1, is_idle: bool = False
+    times_ms: Collection[int], *, now_ms: int, patience: int = 1, is_idle: bool = False
 ) -> bool:
-    """Whether there are enough snapshots to expire for one more commit.
+    """Whether there are enough snapshots to expire for one more commit: `times_ms` are when.
 
     Of a table that `is_idle` no more come, so those that are left are enough, once all may go.
     """
-    if is_idle and (last_ms := _last_expiry_ms(table, rules)) is not None:
-        return last_ms <= now_ms
-    found = expirable_snapshots(table.metadata, rules, now_ms=now_ms)
-    return len(found) >= SNAPSHOTS_BETWEEN_EXPIRIES * patience
+    if is_idle and times_ms:
+        return max(times_ms) <= now_ms
+    return sum(time_ms <= now_ms for time_ms in times_ms) >= SNAPSHOTS_BETWEEN_EXPIRIES * patience
 
 
-def are_orphans_due(table: Table, *, now_ms: int, idle_age_ms_min: int | None = None) -> bool:
+def are_orphans_due(head: Head, *, now_ms: int, idle_age_ms_min: int | None = None) -> bool:
     """Whether a day has passed since somebody looked for orphans of the table.
 
     With `idle_age_ms_min` it is of a table that is idle: a look is due once all that the workers
     of its rounds may have left is as old as that, and then no more.
     """
     if idle_age_ms_min is not None:
-        idle_ms = _last_orphans_ms(table, idle_age_ms_min)
+        idle_ms = _last_orphans_ms(head, idle_age_ms_min)
         return idle_ms is not None and idle_ms <= now_ms
-    last_ms = table.metadata.properties.get(ORPHANS_PROPERTY)
-    return last_ms is not None and int(last_ms) + _ORPHANS_EVERY_MS < now_ms
+    last_ms = head.orphans_removed_ms
+    return last_ms is not None and last_ms + _ORPHANS_EVERY_MS < now_ms
 
 
-def idle_due_ms(table: Table, rules: ExpiryRules, *, orphan_age_ms_min: int) -> int | None:
-    """Return when there is something to tidy though no rows come any more; None: never again."""
-    times = (_last_expiry_ms(table, rules), _last_orphans_ms(table, orphan_age_ms_min))
+def idle_due_ms(head: Head, times_ms: Collection[int], *, orphan_age_ms_min: int) -> int | None:
+    """Return when there is something to tidy though no rows come any more; None: never again.
+
+    `times_ms` are when each snapshot may be expired that is to go.
+    """
+    times = (max(times_ms, default=None), _last_orphans_ms(head, orphan_age_ms_min))
     return min((time for time in times if time is not None), default=None)
 
 
-def _last_expiry_ms(table: Table, rules: ExpiryRules) -> int | None:
-    """Return when every snapshot that is to go may go."""
-    times = expiry_times_ms(table.metadata, rules)
-    return max(times.values(), default=None)
-
-
-def _last_orphans_ms(table: Table, age_ms_min: int) -> int | None:
+def _last_orphans_ms(head: Head, age_ms_min: int) -> int | None:
     """Return when files that the last round's worker may have left are old enough to go."""
-    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    if snapshot is None:
+    if head.committed_ms is None:
         return None
-    last_ms = int(table.metadata.properties.get(ORPHANS_PROPERTY, "0"))
-    old_ms = snapshot.timestamp_ms + age_ms_min
+    last_ms = head.orphans_removed_ms or 0
+    old_ms = head.committed_ms + age_ms_min
     return None if last_ms > old_ms else max(old_ms, last_ms + _ORPHANS_EVERY_MS) + 1

@@ -20,28 +20,26 @@ from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.commits.expiry import (
     Expired,
-    expirable_snapshots,
     expire_snapshots,
+    expiry_times_ms,
 )
 from streamhouse.storage_service.lake.commits.orphans import (
     OrphansRemoved,
     find_orphans,
     remove_orphans,
 )
-from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
+from streamhouse.storage_service.lake.commits.replacement import seal
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.snapshots.inventory import (
     Inventory,
     InventoryReader,
     LiveFile,
-    head_of,
 )
 from streamhouse.storage_service.lake.tables.schema import METADATA_PROPERTIES
-from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
+from streamhouse.storage_service.model.lake import ORPHANS_REMOVED_PROPERTY, LakeDebt, LakeRole
 from streamhouse.storage_service.model.offsets import further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.maintain.due import (
-    ORPHANS_PROPERTY,
     TableMemory,
     are_orphans_due,
     idle_due_ms,
@@ -100,20 +98,22 @@ class Maintainer:
         if self.monotonic_s() < memory.paused_until_s:
             return False
         patience = PATIENCE_BEHIND if is_behind else 1
-        table, now_ms = lake_table.iceberg, self.clock_ms()
+        head, now_ms = lake_table.head, self.clock_ms()
         rules = MaintenancePolicy.of(info)
+        times_ms = expiry_times_ms(lake_table.iceberg, rules.expiry).values()
         return (
-            memory.is_rewrite_due(table, rules.rewrite, patience)
-            or is_expiry_due(table, rules.expiry, now_ms=now_ms, patience=patience, is_idle=is_idle)
+            memory.is_rewrite_due(head, rules.rewrite, patience)
+            or is_expiry_due(times_ms, now_ms=now_ms, patience=patience, is_idle=is_idle)
             or memory.is_removal_due(
-                lake_table, rules, expired_offsets or {}, now_ms=now_ms, patience=patience
+                head,
+                lake_table.role,
+                rules,
+                expired_offsets or {},
+                now_ms=now_ms,
+                patience=patience,
             )
             or (
-                are_orphans_due(
-                    table,
-                    now_ms=now_ms,
-                    idle_age_ms_min=_idle_age(rules, is_idle),
-                )
+                are_orphans_due(head, now_ms=now_ms, idle_age_ms_min=_idle_age(rules, is_idle))
                 and not is_behind
             )
         )
@@ -130,14 +130,17 @@ class Maintainer:
         rules = MaintenancePolicy.of(info)
         times = []
         for lake_table in lake_tables:
+            head = lake_table.head
             due_ms = idle_due_ms(
-                lake_table.iceberg, rules.expiry, orphan_age_ms_min=rules.orphan_age_ms_min
+                head,
+                expiry_times_ms(lake_table.iceberg, rules.expiry).values(),
+                orphan_age_ms_min=rules.orphan_age_ms_min,
             )
             memory = self._memory(lake_table)
             paused_s = max(0.0, memory.paused_until_s - self.monotonic_s())
             not_before_ms = self.clock_ms() + int(paused_s * 1000)
             removal_ms = memory.removal_due_ms(
-                lake_table, rules, expired_offsets, now_ms=self.clock_ms()
+                head, lake_table.role, rules, expired_offsets, now_ms=self.clock_ms()
             )
             if removal_ms is not None:
                 times.append(max(removal_ms, not_before_ms))
@@ -193,22 +196,22 @@ class Maintainer:
         expired_offsets: Mapping[int, int] | None = None,
     ) -> MaintenancePlan:
         """Return what `maintain` with this policy would do; changes nothing."""
-        metadata = lake_table.iceberg.metadata
         inventory = self._memory(lake_table).reader.read(lake_table.iceberg)
-        expirable = expirable_snapshots(
-            metadata, policy.expiry, now_ms=self.clock_ms(), pinned=self._pinned(path)
-        )
+        now_ms, snapshots = self.clock_ms(), lake_table.head.snapshot_count
+        times_ms = expiry_times_ms(
+            lake_table.iceberg, policy.expiry, pinned=self._pinned(path)
+        ).values()
         orphans = find_orphans(
             lake_table.iceberg,
             self.filesystem,
-            modified_before_ms=self.clock_ms() - policy.orphan_age_ms_min,
+            modified_before_ms=now_ms - policy.orphan_age_ms_min,
         )
         return MaintenancePlan(
             inventory=inventory,
             removable=self._removable(lake_table, inventory, policy, expired_offsets or {})[0],
             rewrite=RewritePlan() if inventory is None else _planned(inventory, policy),
-            snapshots=len(metadata.snapshots),
-            expirable=len(expirable),
+            snapshots=snapshots,
+            expirable=sum(time_ms <= now_ms for time_ms in times_ms),
             orphans=len(orphans),
             orphan_bytes=sum(file.size_bytes for file in orphans),
         )
@@ -228,41 +231,46 @@ class Maintainer:
         removed = rewritten = None
         in_use = claim.snapshot_id
         if is_asked or memory.is_removal_due(
-            lake_table, rules, claim.expired_offsets, now_ms=self.clock_ms()
+            lake_table.head,
+            lake_table.role,
+            rules,
+            claim.expired_offsets,
+            now_ms=self.clock_ms(),
         ):
             # First, because what goes need not be packed.
-            removed = self._remove_old(lake_table, info, claim, rules, memory)
+            removed = self._remove_old(lake_table, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
-        if is_asked or memory.is_rewrite_due(table, rules.rewrite):
-            rewritten = self._rewrite(lake_table, info, claim, rules, memory)
+        if is_asked or memory.is_rewrite_due(lake_table.head, rules.rewrite):
+            rewritten = self._rewrite(lake_table, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.
         properties = {
             key: value
             for key, value in METADATA_PROPERTIES.items()
-            if key not in table.metadata.properties
+            if key not in lake_table.properties
         }
         orphans = OrphansRemoved()
         now_ms = self.clock_ms()
         idle_ms = _idle_age(rules, claim.is_idle)
-        if is_asked or are_orphans_due(table, now_ms=now_ms, idle_age_ms_min=idle_ms):
+        if is_asked or are_orphans_due(lake_table.head, now_ms=now_ms, idle_age_ms_min=idle_ms):
             claim.check()
             orphans = remove_orphans(
                 table,
                 self.filesystem,
                 modified_before_ms=now_ms - rules.orphan_age_ms_min,
-                seal=lambda: _seal(lake_table, info, claim),
+                seal=lambda: _sealed(lake_table, claim),
                 check_lease=claim.check,
             )
             in_use = orphans.sealed_by or in_use
             self.checkpoint("orphans-removed")
-            properties[ORPHANS_PROPERTY] = str(now_ms)
+            properties[ORPHANS_REMOVED_PROPERTY] = str(now_ms)
         expired = Expired()
-        is_due = is_expiry_due(table, rules.expiry, now_ms=now_ms, is_idle=claim.is_idle)
+        times_ms = expiry_times_ms(table, rules.expiry).values()
+        is_due = is_expiry_due(times_ms, now_ms=now_ms, is_idle=claim.is_idle)
         if is_asked or properties or is_due:
-            if ORPHANS_PROPERTY not in table.metadata.properties:
+            if lake_table.head.orphans_removed_ms is None:
                 # The first look comes a day after the first maintenance.
-                properties.setdefault(ORPHANS_PROPERTY, str(now_ms))
+                properties.setdefault(ORPHANS_REMOVED_PROPERTY, str(now_ms))
             expired = expire_snapshots(
                 table,
                 rules.expiry,
@@ -284,7 +292,6 @@ class Maintainer:
     def _remove_old(
         self,
         lake_table: IcebergLakeTable,
-        info: TableInfo,
         claim: Claim,
         rules: MaintenancePolicy,
         memory: TableMemory,
@@ -305,7 +312,6 @@ class Maintainer:
             inventory,
             found,
             expired_offsets=ends,
-            table_id=info.table_id,
             epoch=claim.epoch,
             check_lease=claim.check,
             checkpoint=self.checkpoint,
@@ -344,7 +350,6 @@ class Maintainer:
     def _rewrite(
         self,
         lake_table: IcebergLakeTable,
-        info: TableInfo,
         claim: Claim,
         rules: MaintenancePolicy,
         memory: TableMemory,
@@ -366,13 +371,12 @@ class Maintainer:
             plan=plan,
             runner=self.runner,
             filesystem=self.filesystem,
-            table_id=info.table_id,
             epoch=claim.epoch,
             check_lease=claim.check,
             is_cancelled=claim.is_cancelled,
             checkpoint=self.checkpoint,
         ).run()
-        memory.planned_at = head_of(lake_table.iceberg).sequence_number
+        memory.planned_at = lake_table.head.sequence_number
         self._look(lake_table, memory, rules)
         claim.on_snapshot(rewritten.snapshot_id)
         _logger.info("rewrote files of lake table %s: %s", lake_table.name, rewritten)
@@ -392,28 +396,11 @@ class Maintainer:
             return memory
 
 
-def _seal(lake_table: IcebergLakeTable, info: TableInfo, claim: Claim) -> int | None:
-    """See that no commit of an earlier claim can land any more, though it is on its way.
-
-    Each asserts a snapshot that is older than one of this claim. If there is none yet, one without
-    changes is committed, and its id returned.
-    """
-    covered = lake_table.covered
-    if covered is not None and covered.epoch == claim.epoch:
-        return None
-    snapshot_id = commit_replacement(
-        lake_table.iceberg,
-        LakeReplacement(
-            added=(),
-            removed=(),
-            base_sequence=0,
-            table_id=info.table_id,
-            epoch=claim.epoch,
-            role=lake_table.role,
-        ),
-        check_lease=claim.check,
-    )
-    claim.on_snapshot(snapshot_id)
+def _sealed(lake_table: IcebergLakeTable, claim: Claim) -> int | None:
+    """See that no commit of an earlier claim can land any more, and tell of the snapshot for it."""
+    snapshot_id = seal(lake_table, epoch=claim.epoch, check_lease=claim.check)
+    if snapshot_id is not None:
+        claim.on_snapshot(snapshot_id)
     return snapshot_id
 
 

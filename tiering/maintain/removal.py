@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
-from streamhouse.storage_service.lake.commits.staged_snapshot import Operation
 from streamhouse.storage_service.lake.snapshots.inventory import Inventory, LiveFile
 
 __all__ = ["Removed", "ends_before", "files_below", "remove_files"]
@@ -68,7 +67,6 @@ def remove_files(
     files: Collection[LiveFile],
     *,
     expired_offsets: Mapping[int, int],
-    table_id: int,
     epoch: int,
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
@@ -85,15 +83,12 @@ def remove_files(
     staying = {file.path for file in inventory.files} - doomed
     deletes = [found.path for found in inventory.deletes if not found.data_paths & staying]
     snapshot_id = commit_replacement(
-        lake_table.iceberg,
+        lake_table,
         LakeReplacement(
-            added=(),
-            removed=[inventory.data_files[path] for path in (*sorted(doomed), *deletes)],
-            base_sequence=inventory.sequence_number,
-            table_id=table_id,
+            base=inventory,
+            removed=(*sorted(doomed), *deletes),
             epoch=epoch,
-            role=lake_table.role,
-            operation=Operation.DELETE,
+            is_removal=True,
             expired_offsets=expired_offsets,
         ),
         check_lease=check_lease,

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import DataFile
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -29,9 +26,12 @@ from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
 from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import clustered_format
-from streamhouse.storage_service.lake.files.position_deletes import LakeFile, write_position_deletes
-from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
+from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile, clustered_format
+from streamhouse.storage_service.lake.files.position_deletes import (
+    LakeFile,
+    WrittenDeletes,
+    write_position_deletes,
+)
 from streamhouse.storage_service.lake.snapshots.inventory import Inventory
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask
@@ -65,7 +65,6 @@ class Rewrite:
     plan: RewritePlan
     runner: TaskRunner
     filesystem: LakeFilesystem
-    table_id: int
     epoch: int
     check_lease: Callable[[], None] = lambda: None
     is_cancelled: Callable[[], bool] = lambda: False
@@ -83,17 +82,18 @@ class Rewrite:
             results = self._write(folder)
             merged = self._merge_deletes(folder)
             self.checkpoint("files-rewritten")
-            added = [*self._added(results), *merged]
             removed = self._removed()
             snapshot_id = commit_replacement(
-                self.lake_table.iceberg,
+                self.lake_table,
                 LakeReplacement(
-                    added=added,
+                    base=self.inventory,
                     removed=removed,
-                    base_sequence=self.inventory.sequence_number,
-                    table_id=self.table_id,
+                    files=[
+                        (group.spec_id, result.files)
+                        for group, result in zip(self.plan.groups, results, strict=True)
+                    ],
+                    deletes=merged,
                     epoch=self.epoch,
-                    role=self.lake_table.role,
                 ),
                 check_lease=self.check_lease,
                 checkpoint=self.checkpoint,
@@ -106,7 +106,9 @@ class Rewrite:
                 self.filesystem.delete_folder(folder)
             raise
         self.checkpoint("rewrite-committed")
-        self._drop_leftovers(folder, added)
+        written: list[WrittenFile | WrittenDeletes] = [*merged]
+        written += [file for result in results for file in result.files]
+        self._drop_leftovers(folder, {file.path for file in written})
         plan = self.plan
         return Rewritten(
             snapshot_id=snapshot_id,
@@ -117,12 +119,12 @@ class Rewrite:
             rows=sum(file.row_count for result in results for file in result.files),
             rows_dropped=sum(result.rows_deleted for result in results),
             bytes_read=plan.size_bytes,
-            bytes_written=sum(file.file_size_in_bytes for file in added),
+            bytes_written=sum(file.size_bytes for file in written),
         )
 
     def _write(self, folder: str) -> list[RewriteResult]:
-        # Everything the table has now, columns of other engines too: they would be lost otherwise.
-        schema = schema_to_pyarrow(self.lake_table.iceberg.schema())
+        # What it has of other engines' columns would be lost otherwise.
+        schema = self.lake_table.whole_schema
         clustering = self.lake_table.layout.clustering
         tasks = [
             RewriteTask(
@@ -149,9 +151,9 @@ class Rewrite:
             )
         return results
 
-    def _merge_deletes(self, folder: str) -> list[DataFile]:
+    def _merge_deletes(self, folder: str) -> list[WrittenDeletes]:
         """Write the position deletes of many small files anew, without those of dead files."""
-        written = []
+        written: list[WrittenDeletes] = []
         for number, merge in enumerate(self.plan.merges):
             positions = read_deleted_positions(
                 self.filesystem,
@@ -173,31 +175,15 @@ class Rewrite:
             written += write_position_deletes(
                 self.filesystem, located, folder=folder, name=f"m{number:05d}"
             )
-        return position_delete_files(written)
+        return written
 
-    def _added(self, results: list[RewriteResult]) -> list[DataFile]:
-        table = self.lake_table.iceberg
-        return [
-            file
-            for group, result in zip(self.plan.groups, results, strict=True)
-            for file in data_files(
-                result.files,
-                schema=table.schema(),
-                properties=table.metadata.properties,
-                spec_id=group.spec_id,
-                sort_order_id=self.lake_table.layout.sort_order_id,
-            )
-        ]
-
-    def _removed(self) -> list[DataFile]:
+    def _removed(self) -> list[str]:
         paths = [file.path for group in self.plan.groups for file in group.files]
         paths += [deletes.path for deletes in self.plan.dropped]
-        paths += [deletes.path for merge in self.plan.merges for deletes in merge]
-        return [self.inventory.data_files[path] for path in paths]
+        return paths + [deletes.path for merge in self.plan.merges for deletes in merge]
 
-    def _drop_leftovers(self, folder: str, added: list[DataFile]) -> None:
+    def _drop_leftovers(self, folder: str, kept: Collection[str]) -> None:
         """Delete what attempts left that were not the ones that counted (retries, speculation)."""
-        kept = {file.file_path for file in added}
         with contextlib.suppress(StreamhouseError):
             for path in self.filesystem.list_folder(folder):
                 if path not in kept:

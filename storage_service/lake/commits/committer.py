@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -35,6 +36,7 @@ from streamhouse.storage_service.lake.snapshots.coverage import (
     round_properties,
     table_properties,
 )
+from streamhouse.storage_service.lake.snapshots.inventory import Head, head_of
 from streamhouse.storage_service.lake.snapshots.live_files import (
     LiveFiles,
     LiveFilesCache,
@@ -129,6 +131,21 @@ class IcebergLakeTable:
     def iceberg(self) -> Table:
         """The Iceberg table itself, for maintenance; commits made through it are seen here."""
         return self._table
+
+    @property
+    def head(self) -> Head:
+        """What its metadata alone tells."""
+        return head_of(self._table)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Its table properties."""
+        return self._table.metadata.properties
+
+    @property
+    def whole_schema(self) -> pa.Schema:
+        """The Arrow schema of everything it has now, columns of other engines too."""
+        return schema_to_pyarrow(self._table.schema())
 
     @property
     def covered(self) -> CoveredOffsets | None:

@@ -40,7 +40,6 @@ from streamhouse.storage_service.lake.snapshots.manifests import live_entries, m
 __all__ = [
     "Expired",
     "ExpiryRules",
-    "expirable_snapshots",
     "expire_snapshots",
     "expiry_times_ms",
     "reachable_files",
@@ -68,18 +67,14 @@ class Expired:
     failed_files: int = 0
 
 
-def expirable_snapshots(
-    metadata: TableMetadata, rules: ExpiryRules, *, now_ms: int, pinned: Collection[int] = ()
-) -> list[int]:
-    """Return the ids of the snapshots to expire, oldest first. Reads nothing but the metadata."""
-    times = expiry_times_ms(metadata, rules, pinned=pinned)
-    return [snapshot_id for snapshot_id, time_ms in times.items() if time_ms <= now_ms]
-
-
 def expiry_times_ms(
-    metadata: TableMetadata, rules: ExpiryRules, *, pinned: Collection[int] = ()
+    table: Table, rules: ExpiryRules, *, pinned: Collection[int] = ()
 ) -> dict[int, int]:
-    """Return when each snapshot may be expired that does not stay as things are, oldest first."""
+    """Return when each snapshot may be expired that does not stay as things are, oldest first.
+
+    Reads nothing but the metadata.
+    """
+    metadata = table.metadata
     newest = sorted(metadata.snapshots, key=lambda s: s.sequence_number or 0, reverse=True)
     kept = {ref.snapshot_id for ref in metadata.refs.values()}
     kept |= set(pinned)
@@ -152,9 +147,8 @@ class _Expiry:
     def stage(self, table: Table) -> StagedChange | None:
         """Choose the snapshots anew."""
         metadata = table.metadata
-        self.ids = expirable_snapshots(
-            metadata, self.rules, now_ms=self.now_ms, pinned=self.pinned()
-        )
+        times = expiry_times_ms(table, self.rules, pinned=self.pinned())
+        self.ids = [found for found, time_ms in times.items() if time_ms <= self.now_ms]
         self.gone = [s for s in metadata.snapshots if s.snapshot_id in set(self.ids)]
         self.properties = self._missing()
         updates: tuple[TableUpdate, ...] = ()

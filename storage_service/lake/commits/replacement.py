@@ -12,63 +12,58 @@ A removal, a DELETE snapshot, promises the same, but that rows deleted meanwhile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
-from streamhouse.storage_service.errors import (
-    FencedError,
-    UnavailableError,
-)
+from streamhouse.storage_service.errors import FencedError, UnavailableError
+from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.commits.staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,
 )
+from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile
+from streamhouse.storage_service.lake.files.position_deletes import WrittenDeletes
+from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
 from streamhouse.storage_service.lake.landing import StagedChange, land
-from streamhouse.storage_service.lake.snapshots.coverage import (
-    covered_offsets,
-    round_properties,
-    table_properties,
-)
-from streamhouse.storage_service.lake.snapshots.inventory import path_bounds
+from streamhouse.storage_service.lake.snapshots.coverage import round_properties, table_properties
+from streamhouse.storage_service.lake.snapshots.inventory import Inventory, path_bounds
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
-from streamhouse.storage_service.model.lake import LakeRole
 
-__all__ = ["LakeReplacement", "commit_replacement"]
+__all__ = ["LakeReplacement", "commit_replacement", "seal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeReplacement:
-    """`added` holds exactly the live rows of `removed`, as of the snapshot `base_sequence`.
+    """`files` and `deletes` hold exactly the live rows of `removed`, as of the snapshot of `base`.
 
-    With the operation DELETE there is no `added`: the rows of `removed` are gone, because those
-    below `expired_offsets`, of the buckets that it names, have reached their time to live.
-
-    `role` is that of the lake table.
+    `files` are data files, with the id of their partition spec; `removed` are paths of data and
+    delete files alike. With `is_removal` nothing takes their place: the rows of `removed` are gone,
+    because those below `expired_offsets`, of the buckets that it names, have reached their time to
+    live. `epoch` is that of the claim.
     """
 
-    added: Sequence[DataFile]
-    removed: Sequence[DataFile]
-    base_sequence: int
-    table_id: int
+    base: Inventory
+    removed: Collection[str]
+    files: Sequence[tuple[int, Sequence[WrittenFile]]] = ()
+    deletes: Sequence[WrittenDeletes] = ()
     epoch: int
-    role: LakeRole = LakeRole.ROWS
-    operation: Operation = Operation.REPLACE
+    is_removal: bool = False
     expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 def commit_replacement(
-    table: Table,
-    rewrite: LakeReplacement,
+    lake_table: IcebergLakeTable,
+    replacement: LakeReplacement,
     *,
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Commit the rewrite and return the id of its snapshot; `table` is up to date afterwards.
+    """Commit it and return the id of its snapshot; `lake_table` is up to date afterwards.
 
     Raises:
         FencedError: another worker has the table now; nothing was replaced.
@@ -77,11 +72,51 @@ def commit_replacement(
     """
 
     def before_send() -> None:
-        is_removal = rewrite.operation is Operation.DELETE
-        checkpoint("removal-staged" if is_removal else "rewrite-staged")
+        checkpoint("removal-staged" if replacement.is_removal else "rewrite-staged")
         check_lease()
 
-    snapshot_id = land(table, _Replacement(rewrite), before_send=before_send)
+    table = lake_table.iceberg
+    added = [
+        file
+        for spec_id, written in replacement.files
+        for file in data_files(
+            written,
+            schema=table.schema(),
+            properties=table.metadata.properties,
+            spec_id=spec_id,
+            sort_order_id=lake_table.layout.sort_order_id,
+        )
+    ]
+    change = _Replacement(
+        lake_table,
+        SnapshotChanges(
+            operation=Operation.DELETE if replacement.is_removal else Operation.REPLACE,
+            added=[*added, *position_delete_files(replacement.deletes)],
+            removed=[replacement.base.data_files[path] for path in replacement.removed],
+            data_sequence_number=replacement.base.sequence_number,
+        ),
+        epoch=replacement.epoch,
+        base_sequence=replacement.base.sequence_number,
+        expired_offsets=replacement.expired_offsets,
+    )
+    snapshot_id = land(table, change, before_send=before_send)
+    assert snapshot_id is not None, "it has a snapshot, or is refused"
+    return snapshot_id
+
+
+def seal(
+    lake_table: IcebergLakeTable, *, epoch: int, check_lease: Callable[[], None]
+) -> int | None:
+    """See that no commit of a claim before `epoch` can land any more, though it is on its way.
+
+    Each asserts a snapshot that is older than one of this claim. If there is none yet, one without
+    changes is committed, and its id returned.
+    """
+    covered = lake_table.covered
+    if covered is not None and covered.epoch == epoch:
+        return None
+    change = _Replacement(lake_table, SnapshotChanges(operation=Operation.REPLACE), epoch=epoch)
+    snapshot_id = land(lake_table.iceberg, change, before_send=check_lease)
     assert snapshot_id is not None, "it has a snapshot, or is refused"
     return snapshot_id
 
@@ -90,34 +125,33 @@ def commit_replacement(
 class _Replacement:
     """A replacement, for the loop that lands it."""
 
-    rewrite: LakeReplacement
+    lake_table: IcebergLakeTable
+    changes: SnapshotChanges
+    epoch: int
+    base_sequence: int = 0
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
 
     def stage(self, table: Table) -> StagedChange:
         """Stage it on what the table is now; raises as `commit_replacement`."""
-        rewrite, name = self.rewrite, ".".join(table.name())
-        covered = covered_offsets(table.metadata, table_id=rewrite.table_id, role=rewrite.role)
-        if covered is None or covered.epoch > rewrite.epoch:
+        lake_table, epoch = self.lake_table, self.epoch
+        covered = lake_table.covered
+        if covered is None or covered.epoch > epoch:
             raise FencedError(
-                f"lake table '{name}' was advanced by tiering epoch"
-                f" {covered.epoch if covered else 0}; this worker has epoch {rewrite.epoch}"
+                f"lake table '{lake_table.name}' was advanced by tiering epoch"
+                f" {covered.epoch if covered else 0}; this worker has epoch {epoch}"
             )
-        expired = {**covered.expired_offsets, **rewrite.expired_offsets}
+        expired = {**covered.expired_offsets, **self.expired_offsets}
         properties = round_properties(
-            table_id=rewrite.table_id,
-            covered=replace(covered, epoch=rewrite.epoch, expired_offsets=expired),
-            role=rewrite.role,
+            table_id=lake_table.info.table_id,
+            covered=replace(covered, epoch=epoch, expired_offsets=expired),
+            role=lake_table.role,
         )
-        if rewrite.added:
-            _check_no_new_deletes(table, rewrite, name)
+        if self.changes.added:
+            self._check_no_new_deletes(table)
         try:
             return stage_snapshot(
                 table,
-                SnapshotChanges(
-                    operation=rewrite.operation,
-                    added=rewrite.added,
-                    removed=rewrite.removed,
-                    data_sequence_number=rewrite.base_sequence,
-                ),
+                self.changes,
                 summary=properties,
                 table_properties=lambda number: table_properties(
                     properties, sequence_number=number
@@ -131,28 +165,27 @@ class _Replacement:
         """Nothing but its snapshot shows that it landed."""
         return False
 
-
-def _check_no_new_deletes(table: Table, rewrite: LakeReplacement, name: str) -> None:
-    """Raise when a delete file younger than the rewrite's base may name a file it replaces."""
-    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    if snapshot is None or (snapshot.sequence_number or 0) <= rewrite.base_sequence:
-        return
-    replaced = sorted(file.file_path for file in rewrite.removed)
-    for manifest in manifests_of(table.io, snapshot):
-        if manifest.content is not ManifestContent.DELETES:
-            continue
-        if manifest.sequence_number <= rewrite.base_sequence:
-            continue
-        for entry in live_entries(table.io, manifest):
-            if (entry.sequence_number or 0) <= rewrite.base_sequence:
+    def _check_no_new_deletes(self, table: Table) -> None:
+        """Raise when a delete file younger than the rewrite's base may name a file it replaces."""
+        snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+        if snapshot is None or (snapshot.sequence_number or 0) <= self.base_sequence:
+            return
+        replaced = sorted(file.file_path for file in self.changes.removed)
+        for manifest in manifests_of(table.io, snapshot):
+            if manifest.content is not ManifestContent.DELETES:
                 continue
-            lower, upper = path_bounds(entry.data_file)
-            if any(
-                (lower is None or lower <= path) and (upper is None or path <= upper)
-                for path in replaced
-            ):
-                raise UnavailableError(
-                    f"lake table '{name}': rows of files being rewritten were deleted meanwhile"
-                    f" by '{entry.data_file.file_path}'; nothing was replaced, the next"
-                    " maintenance rewrites them"
-                )
+            if manifest.sequence_number <= self.base_sequence:
+                continue
+            for entry in live_entries(table.io, manifest):
+                if (entry.sequence_number or 0) <= self.base_sequence:
+                    continue
+                lower, upper = path_bounds(entry.data_file)
+                if any(
+                    (lower is None or lower <= path) and (upper is None or path <= upper)
+                    for path in replaced
+                ):
+                    raise UnavailableError(
+                        f"lake table '{self.lake_table.name}': rows of files being rewritten were"
+                        f" deleted meanwhile by '{entry.data_file.file_path}'; nothing was"
+                        " replaced, the next maintenance rewrites them"
+                    )

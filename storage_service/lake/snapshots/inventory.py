@@ -30,7 +30,10 @@ from streamhouse.storage_service.lake.files.deleted_positions import data_paths_
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake import (
+    ORPHANS_REMOVED_PROPERTY,
+    SYSTEM_FIELD_ID_FIRST,
+)
 
 __all__ = [
     "Head",
@@ -54,22 +57,33 @@ _Partition = tuple[int, PartitionValues]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The current snapshot as its metadata alone tells of it; all zero when there is none."""
+    """A lake table as its metadata alone tells of it; zero and None where it has no snapshot.
+
+    `committed_ms` is when the current snapshot was made, `orphans_removed_ms` when somebody last
+    looked for files that no metadata refers to.
+    """
 
     sequence_number: int
     file_count: int
+    snapshot_count: int
+    committed_ms: int | None
+    orphans_removed_ms: int | None
 
 
 def head_of(table: Table) -> Head:
-    """Return the table's current snapshot, without reading any file."""
-    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    if snapshot is None:
-        return Head(sequence_number=0, file_count=0)
-    summary = snapshot.summary
-    totals: Mapping[str, str] = {} if summary is None else summary.additional_properties
+    """Return what the table's metadata tells, without reading any file."""
+    metadata = table.metadata
+    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+    totals: Mapping[str, str] = {}
+    if snapshot is not None and snapshot.summary is not None:
+        totals = snapshot.summary.additional_properties
+    looked_ms = metadata.properties.get(ORPHANS_REMOVED_PROPERTY)
     return Head(
-        sequence_number=snapshot.sequence_number or 0,
+        sequence_number=0 if snapshot is None else snapshot.sequence_number or 0,
         file_count=sum(int(totals.get(f"total-{k}-files", "0")) for k in ("data", "delete")),
+        snapshot_count=len(metadata.snapshots),
+        committed_ms=None if snapshot is None else snapshot.timestamp_ms,
+        orphans_removed_ms=None if looked_ms is None else int(looked_ms),
     )
 
 
