@@ -26,11 +26,11 @@ from streamhouse.storage_service.lake.guards.live_tables import LiveTables
 from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.rest_catalog import namespaces
-from streamhouse.storage_service.rest_catalog.hidden_values import HiddenValues
+from streamhouse.storage_service.rest_catalog.catalog_properties import HiddenValues
 from streamhouse.storage_service.rest_catalog.namespaces import namespace_of
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.rest_catalog.routes import TableRoutes, identifier_of
 from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
-from streamhouse.storage_service.rest_catalog.tables import TableRoutes, identifier_of
 
 __all__ = ["RestCatalogApi"]
 
