@@ -60,7 +60,6 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
@@ -107,13 +106,10 @@ class TabletManager:
             for number in range(config.key_threads)
         ]
         self._opener = TableOpener(
-            directory,
+            config,
+            directory=directory,
             runtime=runtime,
-            frame_bytes_max=config.batch_bytes_max,
             waiter_limit=self.waiter_limit,
-            key_options=KvOptions.shared(
-                cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
-            ),
             key_threads=self._key_threads,
             submit=self._committer.submit,
             recovery=recovery,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
 from streamhouse.storage_service.engine.directory.lake_store import load_lake_state, save_lake_state
@@ -66,21 +67,22 @@ class TableOpener:
 
     def __init__(
         self,
-        directory: DataDirectory,
+        config: ServiceConfig,
         *,
+        directory: DataDirectory,
         runtime: Runtime,
-        frame_bytes_max: int,
         waiter_limit: WaiterLimit,
-        key_options: KvOptions,
         key_threads: Sequence[Executor],
         submit: Submit,
         recovery: KeyRecovery,
     ) -> None:
         self._directory = directory
         self._runtime = runtime
-        self._frame_bytes_max = frame_bytes_max
+        self._frame_bytes_max = config.batch_bytes_max
         self._waiter_limit = waiter_limit
-        self._key_options = key_options
+        self._key_options = KvOptions.shared(
+            cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+        )
         self._key_threads = key_threads
         self._submit = submit
         self._recovery = recovery
