@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamhouse.connector.scan.position_deletes import read_deleted_positions
 from streamhouse.connector.scan.retraction import change_type_mask, retracted_mask
 from streamhouse.connector.scan.scan import LakePiece, RetractedOffsets, ScanColumn, ScanContext
 from streamhouse.connector.where.evaluation import boolean_array, filtered, integer_values
@@ -29,6 +28,7 @@ from streamhouse.storage_service.errors import (
     SnapshotNotFoundError,
     StorageFailedError,
 )
+from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 
 __all__ = ["read_lake_piece"]
@@ -62,7 +62,12 @@ def read_lake_piece(
         filesystem.open_parquet(piece.path, file_bytes=piece.file_bytes) as file,
     ):
         layout = _Layout.of(file, tuple(needed.values()), piece, context)
-        deleted = read_deleted_positions(filesystem, piece)
+        deleted = read_deleted_positions(
+            filesystem,
+            [deletes.path for deletes in piece.deletes],
+            data_paths=[piece.path],
+            file_bytes={deletes.path: deletes.file_bytes for deletes in piece.deletes},
+        ).get(piece.path)
         for group, first_row in _row_groups(file.metadata, piece):
             if not _may_hold_rows(file.metadata, group, piece, layout, context):
                 continue
