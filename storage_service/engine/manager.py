@@ -101,10 +101,7 @@ class TabletManager:
         )
         # Logs of primary key tables and of transactions: their writers publish them.
         self._deferred: set[LogTablet] = set()
-        self._key_threads = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"keys-{number}")
-            for number in range(config.key_threads)
-        ]
+        self._key_threads = _single_threads("keys", config.key_threads)
         self._opener = TableOpener(
             config,
             directory=directory,
@@ -516,6 +513,10 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)
+
+
+def _single_threads(name: str, count: int) -> list[ThreadPoolExecutor]:
+    return [ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{n}") for n in range(count)]
 
 
 def _is_for_want_of_room(error: Exception) -> bool:
