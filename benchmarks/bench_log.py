@@ -13,11 +13,11 @@ import uvloop
 from crc32c import crc32c
 
 from benchmarks.harness import fsynced_write_seconds, make_rows, median, percentile, report
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.group_commit import (
     CommitOutcome,
     GroupCommitter,
-    PendingAppend,
 )
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 
@@ -124,7 +124,7 @@ async def _group_commit_once(directory: Path) -> tuple[float, float]:
         for _ in range(SMALL_APPENDS // SMALL_TASKS):
             done: asyncio.Future[CommitOutcome] = loop.create_future()
             start = time.perf_counter()
-            committer.submit([PendingAppend(log, payload, 100, 1)], done.set_result)
+            committer.submit([(log, RoutedBatch(0, 100, payload, 1))], done.set_result)
             outcome = await done
             waits.append(time.perf_counter() - start)
             assert outcome.error is None

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.log.group_commit import CommitOutcome, PendingAppend
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.group_commit import CommitOutcome
 
-__all__ = ["RoutedBatch", "append_batches"]
-
-
-class RoutedBatch(NamedTuple):
-    """Rows on their way to one bucket: one record batch message.
-
-    `schema_id` is the version of the table's schema that they have.
-    """
-
-    bucket: int
-    row_count: int
-    sequence: int
-    payload: memoryview
-    schema_id: int
+__all__ = ["append_batches"]
 
 
 async def append_batches(
-    table: OpenTable, batches: Sequence[RoutedBatch], *, writer_id: int, submit: Submit
+    table: OpenTable, batches: Sequence[RoutedBatch], *, submit: Submit
 ) -> Appended:
     """Append all batches or none; they are durable and visible on return.
 
@@ -38,17 +25,7 @@ async def append_batches(
     """
     if not batches:
         return Appended(ranges={}, timestamp_us=clock_us())
-    unit = [
-        PendingAppend(
-            tablet=table.tablet(batch.bucket),
-            payload=batch.payload,
-            row_count=batch.row_count,
-            schema_id=batch.schema_id,
-            writer_id=writer_id,
-            sequence=batch.sequence,
-        )
-        for batch in batches
-    ]
+    unit = [(table.tablet(batch.bucket), batch) for batch in batches]
     done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
 
     def on_done(outcome: CommitOutcome) -> None:

@@ -31,7 +31,7 @@ from streamhouse.storage_service.engine.keys.key_schema import (
     check_no_transaction,
 )
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
-from streamhouse.storage_service.engine.log_writer import RoutedBatch, append_batches
+from streamhouse.storage_service.engine.log_writer import append_batches
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.opener import (
     NewTable,
@@ -61,6 +61,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
     CommitLimits,
@@ -423,14 +424,10 @@ class TabletManager:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    async def append(
-        self, table: OpenTable, batches: Sequence[RoutedBatch], *, writer_id: int
-    ) -> Appended:
+    async def append(self, table: OpenTable, batches: Sequence[RoutedBatch]) -> Appended:
         """Append all batches or none; see `append_batches`."""
         try:
-            return await append_batches(
-                table, batches, writer_id=writer_id, submit=self._committer.submit
-            )
+            return await append_batches(table, batches, submit=self._committer.submit)
         except StreamhouseError:
             # The log of a table dropped meanwhile is closed, which is not what the caller asked.
             self.check_open(table)

@@ -14,9 +14,25 @@ from streamhouse.storage_service.log.writer_state import (
     WriterStates,
 )
 
-__all__ = ["AppendQueue", "AppendResult", "checked_payload"]
+__all__ = ["AppendQueue", "AppendResult", "RoutedBatch", "checked_payload"]
 
 _ROWS_MAX: Final = (1 << 32) - 1
+
+
+class RoutedBatch(NamedTuple):
+    """Rows on their way into the log of one bucket: one record batch message, as it is stored.
+
+    `schema_id` is the version of the table's schema that they have. Without a `writer_id` the batch
+    is never a repetition. `timestamp_us` 0 is the time of its commit.
+    """
+
+    bucket: int
+    row_count: int
+    payload: Buffer
+    schema_id: int = 0
+    writer_id: int = 0
+    sequence: int = 0
+    timestamp_us: int = 0
 
 
 class AppendResult(NamedTuple):

@@ -34,33 +34,22 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.filesystem import Buffer
-from streamhouse.storage_service.log.log_tablet import AppendResult, LogTablet
+from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBatch
+from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = [
     "CommitGroup",
     "CommitLimits",
     "CommitOutcome",
     "GroupCommitter",
-    "PendingAppend",
+    "Unit",
 ]
 
 _logger = logging.getLogger(__name__)
 
 
-class PendingAppend(NamedTuple):
-    """One batch for one log. `writer_id` 0 means no writer: the batch is never a repetition.
-
-    `timestamp_us` 0 means the time of its commit, the same for all batches of a unit.
-    """
-
-    tablet: LogTablet
-    payload: Buffer
-    row_count: int
-    schema_id: int
-    writer_id: int = 0
-    sequence: int = 0
-    timestamp_us: int = 0
+Unit = Sequence[tuple[LogTablet, RoutedBatch]]
+"""Batches that are stored together, each with its log; those without a time get the same one."""
 
 
 class CommitOutcome(NamedTuple):
@@ -87,13 +76,11 @@ class _Unit:
 
     __slots__ = ("bytes", "entries", "error", "on_done", "results", "rows", "touched")
 
-    def __init__(
-        self, entries: Sequence[PendingAppend], on_done: Callable[[CommitOutcome], None]
-    ) -> None:
+    def __init__(self, entries: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
         self.entries = entries
         self.on_done = on_done
-        self.rows = sum(entry.row_count for entry in entries)
-        self.bytes = sum(len(entry.payload) for entry in entries)
+        self.rows = sum(batch.row_count for _, batch in entries)
+        self.bytes = sum(len(batch.payload) for _, batch in entries)
         self.results: tuple[AppendResult, ...] = ()
         self.error: StreamhouseError | None = None
         # Logs whose coming sync decides about this unit; those of earlier attempts included.
@@ -175,9 +162,7 @@ class GroupCommitter:
         """How many payload bytes wait or are being committed."""
         return self._bytes
 
-    def submit(
-        self, unit: Sequence[PendingAppend], on_done: Callable[[CommitOutcome], None]
-    ) -> None:
+    def submit(self, unit: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
         """Queue a unit; its outcome comes by `on_done`, from `CommitGroup.complete`.
 
         Raises OverloadedError at once when too much waits, UnavailableError after `stop`; then
@@ -240,7 +225,7 @@ class GroupCommitter:
         except Exception as error:  # noqa: BLE001 - outermost loop: callers must get an answer
             _report_bug("committing", error)
             ends = []
-            for tablet in {entry.tablet for unit in units for entry in unit.entries}:
+            for tablet in {tablet for unit in units for tablet, _ in unit.entries}:
                 tablet.rollback()
             for unit in units:
                 unit.error = InternalError("the commit failed; the service's log says why")
@@ -282,17 +267,17 @@ def _append(unit: _Unit) -> bool:
     results: list[AppendResult] = []
     touched: list[LogTablet] = []
     # One time for all, so that no cut by time has a part of a unit.
-    now_us = max((entry.tablet.now_us() for entry in unit.entries), default=0)
+    now_us = max((tablet.now_us() for tablet, _ in unit.entries), default=0)
     try:
-        for tablet, payload, row_count, schema_id, writer_id, sequence, given_us in unit.entries:
+        for tablet, batch in unit.entries:
             kept.setdefault(tablet, tablet.queued_count)
             result = tablet.append(
-                payload,
-                row_count=row_count,
-                schema_id=schema_id,
-                writer_id=writer_id,
-                sequence=sequence,
-                timestamp_us=given_us or now_us,
+                batch.payload,
+                row_count=batch.row_count,
+                schema_id=batch.schema_id,
+                writer_id=batch.writer_id,
+                sequence=batch.sequence,
+                timestamp_us=batch.timestamp_us or now_us,
             )
             results.append(result)
             # A repetition of a batch of this very group is not durable either.

@@ -17,12 +17,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
@@ -31,7 +32,7 @@ from streamhouse.storage_service.log.segment_format import (
     unseal_header,
 )
 
-__all__ = ["OPERATION_COLUMN", "StagedBatch", "StagedPart", "encode_part"]
+__all__ = ["OPERATION_COLUMN", "StagedPart", "encode_part"]
 
 OPERATION_COLUMN: Final = "__operation"
 _MAGIC: Final = b"SHTP"
@@ -40,24 +41,18 @@ _ENTRY: Final = struct.Struct("<IIQII")
 _PADDING: Final = tuple(bytes(count) for count in range(8))
 
 
-class StagedBatch(NamedTuple):
-    """Rows for one bucket: one record batch message."""
-
-    bucket: int
-    row_count: int
-    payload: memoryview
-
-
 def encode_part(
-    schema: pa.Schema, batches: Sequence[StagedBatch], *, table_id: int
+    schema: pa.Schema, batches: Sequence[RoutedBatch], *, table_id: int
 ) -> list[Buffer]:
     """Return the contents of a part file; payloads are not copied."""
     schema_message = memoryview(schema.serialize()).cast("B")
     buffers: list[Buffer] = [schema_message, _padding(len(schema_message))]
     position = FILE_HEADER_BYTES + sum(map(len, buffers))
     entries = []
-    for bucket, row_count, payload in batches:
-        entries.append(_ENTRY.pack(bucket, row_count, position, len(payload), crc32c(payload)))
+    for batch in batches:
+        payload = batch.payload
+        entry = (batch.bucket, batch.row_count, position, len(payload), crc32c(payload))
+        entries.append(_ENTRY.pack(*entry))
         padding = _padding(len(payload))
         buffers += [payload, padding]
         position += len(payload) + len(padding)
@@ -130,7 +125,7 @@ class StagedPart:
             counts[bucket] = counts.get(bucket, 0) + row_count
         return counts
 
-    def batches(self) -> Iterator[StagedBatch]:
+    def batches(self) -> Iterator[RoutedBatch]:
         """Yield all batches in order, each checked; raises CorruptDataError."""
         for bucket, row_count, position, size, crc in self._entries:
             payload = self._data[position : position + size]
@@ -138,7 +133,7 @@ class StagedPart:
                 raise CorruptDataError(
                     f"staged part {self._path}: the batch at byte {position} is damaged"
                 )
-            yield StagedBatch(bucket, row_count, payload)
+            yield RoutedBatch(bucket, row_count, payload)
 
 
 def _padding(size: int) -> bytes:

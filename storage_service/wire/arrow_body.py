@@ -19,10 +19,13 @@ from streamhouse.storage_service.errors import CorruptDataError, InvalidRequestE
 from streamhouse.storage_service.model.conform import check_nulls, check_schema, conform
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.wire import ipc_message
-from streamhouse.storage_service.wire.request_stream import SCHEMA_BYTES_MAX, open_request
+from streamhouse.storage_service.wire.request_stream import (
+    SCHEMA_BYTES_MAX,
+    RequestBatch,
+    open_request,
+)
 
 __all__ = [
-    "AppendBatch",
     "BatchAddress",
     "FetchBody",
     "decode_append_body",
@@ -37,19 +40,6 @@ __all__ = [
 
 BATCHES_KEY: Final = b"streamhouse.batches"
 POSITIONS_KEY: Final = b"streamhouse.positions"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendBatch:
-    """One record batch of an append: rows for `bucket` (None: the service decides).
-
-    `payload` is the record batch as one IPC message, ready to be stored.
-    """
-
-    bucket: int | None
-    sequence: int
-    batch: pa.RecordBatch
-    payload: pa.Buffer | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +83,10 @@ def decode_append_body(
     rows_max: int,
     batch_bytes_max: int,
     batches_max: int,
-) -> list[AppendBatch]:
+) -> list[RequestBatch]:
     """Decode and check an append body; nothing of it can be stored unless all of it is right.
+
+    Every batch has the columns of `schema`, and its payload is ready to be stored.
 
     Raises `InvalidRequestError` for bytes that are no plain IPC stream, `SchemaMismatchError` or
     `UnknownColumnError` for data that does not fit, `RequestTooLargeError` over a limit.
@@ -117,16 +109,12 @@ def decode_append_body(
         if is_exact:
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema)
             check_nulls(batch, schema, table=table)
-            payload: pa.Buffer | memoryview = read.message
+            payload = read.payload
         else:
             batch = conform(batch, schema, table=table)
-            payload = batch.serialize()
+            payload = memoryview(batch.serialize()).cast("B")
         if batch.num_rows:
-            parts.append(
-                AppendBatch(
-                    bucket=read.bucket, sequence=read.sequence, batch=batch, payload=payload
-                )
-            )
+            parts.append(read._replace(batch=batch, payload=payload))
     return parts
 
 

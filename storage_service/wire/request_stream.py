@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -24,18 +24,17 @@ COLUMNS_MAX: Final = 2_100
 DEPTH_MAX: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestBatch:
+class RequestBatch(NamedTuple):
     """One record batch of a request, with what its custom metadata says.
 
-    `message` is the record batch message as it came; `bucket` None lets the service decide, and
+    `payload` is the record batch as one IPC message; `bucket` None lets the service decide, and
     `sequence` 0 is none.
     """
 
     bucket: int | None
     sequence: int
     batch: pa.RecordBatch
-    message: memoryview
+    payload: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class RequestStream:
                 bucket=_metadata_int(metadata, b"bucket", what=self._what),
                 sequence=_metadata_int(metadata, b"sequence", what=self._what) or 0,
                 batch=batch,
-                message=message.data,
+                payload=message.data,
             )
 
 

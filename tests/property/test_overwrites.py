@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
@@ -68,7 +68,7 @@ async def _write(manager: TabletManager, table: OpenTable, world: _World) -> Non
         await manager.write_keys(table, writes, columns=None, writer_id=0)
     elif batches:
         appended = [routed(bucket, batch) for bucket, batch in batches.items()]
-        await manager.append(table, appended, writer_id=0)
+        await manager.append(table, appended)
     world.rows = world.rows | rows
 
 
@@ -82,7 +82,7 @@ async def _overwrite(manager: TabletManager, table: OpenTable, world: _World) ->
         part = world.some()
         rows.update(part)
         batches = [
-            StagedBatch(bucket, batch.num_rows, memoryview(batch.serialize()).cast("B"))
+            RoutedBatch(bucket, batch.num_rows, memoryview(batch.serialize()).cast("B"))
             for bucket, batch in _by_bucket(part).items()
         ]
         parts.append((await transactions.stage(begun, EVENTS, batches, token=None))[0])

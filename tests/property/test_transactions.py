@@ -17,7 +17,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import TransactionClosedError, TransactionNotFoundError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
@@ -66,9 +66,9 @@ def _batch(ids: list[int]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids, pa.int64()), [f"n{i}" for i in ids]], schema=EVENTS)
 
 
-def _staged(ids: dict[int, list[int]]) -> list[StagedBatch]:
+def _staged(ids: dict[int, list[int]]) -> list[RoutedBatch]:
     return [
-        StagedBatch(bucket, len(rows), memoryview(_batch(rows).serialize()).cast("B"))
+        RoutedBatch(bucket, len(rows), memoryview(_batch(rows).serialize()).cast("B"))
         for bucket, rows in ids.items()
     ]
 
@@ -80,7 +80,7 @@ async def _write(manager: TabletManager, table: OpenTable, world: _World) -> Non
         appended = await manager.write_keys(table, writes, columns=None, writer_id=0)
     else:
         batches = [routed(bucket, _batch(rows)) for bucket, rows in ids.items()]
-        appended = await manager.append(table, batches, writer_id=0)
+        appended = await manager.append(table, batches)
     world.written(dict(appended.ranges), ids)
 
 

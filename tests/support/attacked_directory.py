@@ -27,8 +27,8 @@ from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.staged_part import StagedBatch
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TablePath
@@ -182,8 +182,8 @@ class _Builder:
         for bucket in range(_BUCKETS):
             rows = self.rows(count)
             truth.log[bucket] += _pairs(rows)
-            batches.append(routed(bucket, rows, sequence=truth.sequence))
-        await manager.append(table, batches, writer_id=WRITER)
+            batches.append(routed(bucket, rows, writer_id=WRITER, sequence=truth.sequence))
+        await manager.append(table, batches)
         truth.ends = _ends(table)
 
     async def upsert(
@@ -458,9 +458,9 @@ def _pairs(rows: pa.RecordBatch) -> list[Row]:
     return list(zip(ids, names, strict=True))
 
 
-def _staged(batches: Sequence[pa.RecordBatch]) -> list[StagedBatch]:
+def _staged(batches: Sequence[pa.RecordBatch]) -> list[RoutedBatch]:
     return [
-        StagedBatch(bucket, rows.num_rows, memoryview(rows.serialize()).cast("B"))
+        RoutedBatch(bucket, rows.num_rows, memoryview(rows.serialize()).cast("B"))
         for bucket, rows in enumerate(batches)
     ]
 

@@ -46,7 +46,7 @@ class World:
 
     async def append(self, table: OpenTable) -> OpenTable:
         rows = event_rows(0, 5)
-        appended = await self.manager.append(table, [routed(0, rows), routed(1, rows)], writer_id=0)
+        appended = await self.manager.append(table, [routed(0, rows), routed(1, rows)])
         self._last_append_us = appended.timestamp_us
         return table
 

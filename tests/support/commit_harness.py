@@ -7,13 +7,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Buffer, WritableFile
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
     CommitLimits,
     CommitOutcome,
     GroupCommitter,
-    PendingAppend,
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import Crash, CrashFilesystem
@@ -110,12 +110,12 @@ class CommitHarness:
         self._may_publish.set()
         return self.next_group()
 
-    def submit(self, *entries: PendingAppend) -> list[CommitOutcome]:
+    def submit(self, *entries: tuple[LogTablet, RoutedBatch]) -> list[CommitOutcome]:
         outcomes: list[CommitOutcome] = []
         self.committer.submit(entries, outcomes.append)
         return outcomes
 
-    def commit(self, *entries: PendingAppend) -> CommitOutcome:
+    def commit(self, *entries: tuple[LogTablet, RoutedBatch]) -> CommitOutcome:
         """Submit one unit and complete its group."""
         outcomes = self.submit(*entries)
         self.next_group().complete()
@@ -123,9 +123,9 @@ class CommitHarness:
 
     def batch(
         self, directory: Path, payload: bytes = b"rows", *, rows: int = 2, sequence: int = 0
-    ) -> PendingAppend:
+    ) -> tuple[LogTablet, RoutedBatch]:
         writer_id = 9 if sequence else 0
-        return PendingAppend(self.logs[directory], payload, rows, 1, writer_id, sequence)
+        return self.logs[directory], RoutedBatch(0, rows, payload, 1, writer_id, sequence)
 
     def stored(self, directory: Path) -> list[bytes]:
         return payloads_of(read_all(self.logs[directory]))

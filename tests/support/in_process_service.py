@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
-from streamhouse.storage_service.engine.log_writer import RoutedBatch
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime, clock_us
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.server.app import ServiceApp
@@ -174,14 +174,16 @@ def event_rows(start: int, end: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids, pa.int64()), [f"n{i}" for i in ids]], schema=EVENTS)
 
 
-def routed(bucket: int, rows: pa.RecordBatch, *, sequence: int = 0) -> RoutedBatch:
+def routed(
+    bucket: int, rows: pa.RecordBatch, *, writer_id: int = 0, sequence: int = 0
+) -> RoutedBatch:
     """Return rows on their way to a bucket."""
     return RoutedBatch(
         bucket=bucket,
         row_count=rows.num_rows,
-        sequence=sequence,
         payload=memoryview(rows.serialize()),
-        schema_id=0,
+        writer_id=writer_id,
+        sequence=sequence,
     )
 
 

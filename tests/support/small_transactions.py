@@ -9,7 +9,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.in_process_service import EVENTS, event_rows, routed, table_descriptor
 
@@ -42,10 +42,10 @@ async def begin(
     return begun
 
 
-def staged_batches(start: int, count: int) -> list[StagedBatch]:
+def staged_batches(start: int, count: int) -> list[RoutedBatch]:
     """Return rows for both buckets."""
     return [
-        StagedBatch(
+        RoutedBatch(
             bucket,
             count,
             memoryview(event_rows(first, first + count).serialize()).cast("B"),
@@ -66,7 +66,7 @@ async def write_alone(manager: TabletManager, table: OpenTable, number: int) -> 
     """Write one row outside any transaction."""
     row = event_rows(10_000 + number, 10_001 + number)
     if table.key_writer is None:
-        await manager.append(table, [routed(0, row)], writer_id=0)
+        await manager.append(table, [routed(0, row)])
     else:
         await manager.write_keys(table, [KeyWrite(0, row)], columns=None, writer_id=0)
 

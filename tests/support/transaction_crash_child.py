@@ -28,9 +28,9 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionFiles,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.staged_part import StagedBatch
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
@@ -95,11 +95,11 @@ async def make_table(manager: TabletManager, name: str) -> OpenTable:
     return next(iter(manager.open_tables()))
 
 
-def staged(name: str, number: int, part: int) -> list[StagedBatch]:
+def staged(name: str, number: int, part: int) -> list[RoutedBatch]:
     """Return one part, a batch a bucket."""
     rows = part_rows if name in LOG_TABLES else key_rows
     return [
-        StagedBatch(bucket, ROWS, memoryview(rows(number, part, bucket).serialize()).cast("B"))
+        RoutedBatch(bucket, ROWS, memoryview(rows(number, part, bucket).serialize()).cast("B"))
         for bucket in range(BUCKETS)
     ]
 
@@ -108,7 +108,7 @@ async def write_between(manager: TabletManager, table: OpenTable, number: int) -
     """Write one row that belongs to no transaction, as others do."""
     row = pa.record_batch([pa.array([-1 - number], pa.int64()), ["alone"]], schema=EVENTS)
     if table.key_writer is None:
-        await manager.append(table, [routed(number % BUCKETS, row)], writer_id=0)
+        await manager.append(table, [routed(number % BUCKETS, row)])
     else:
         await manager.write_keys(table, [KeyWrite(0, row)], columns=None, writer_id=0)
 

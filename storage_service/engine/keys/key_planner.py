@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, PlannedPart, plan_writes
-from streamhouse.storage_service.log.group_commit import PendingAppend
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 
 __all__ = ["KeyPlanner"]
 
@@ -113,17 +113,16 @@ class KeyPlanner:
                 f"table '{self._table}', bucket {write.bucket}: {write.rows.num_rows} rows make"
                 f" {len(payload)} bytes of changes; at most {self._frame_bytes_max}, send fewer"
             )
-        bucket = self._buckets[write.bucket]
-        pending = PendingAppend(
-            tablet=bucket.log,
-            payload=payload,
+        batch = RoutedBatch(
+            bucket=write.bucket,
             row_count=changes.num_rows,
-            schema_id=bucket.rows.rules.schema_id,
+            payload=payload,
+            schema_id=self._buckets[write.bucket].rows.rules.schema_id,
             writer_id=request.writer_id,
             sequence=write.sequence,
             timestamp_us=request.timestamp_us,
         )
-        return KeyPart(write.bucket, start, end, 0, planned.write, pending)
+        return KeyPart(write.bucket, start, end, 0, planned.write, batch)
 
 
 def _alike(requests: Sequence[KeyRequest]) -> Iterator[list[KeyRequest]]:

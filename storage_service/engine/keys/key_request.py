@@ -13,7 +13,7 @@ from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.group_commit import PendingAppend
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 
 __all__ = ["KeyPart", "KeyRequest", "delete_of", "halves"]
@@ -56,7 +56,7 @@ class KeyPart:
     end: int
     timestamp_us: int = 0
     write: PlannedWrite | None = None
-    pending: PendingAppend | None = None
+    changes: RoutedBatch | None = None
 
 
 @dataclass

@@ -45,7 +45,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.group_commit import CommitOutcome, PendingAppend
+from streamhouse.storage_service.log.group_commit import CommitOutcome, Unit
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 
 __all__ = ["KeyWriter", "Submit"]
@@ -62,9 +62,7 @@ _LOAD_ROWS: Final = 20_000
 class Submit(Protocol):
     """Hands a unit to the commit thread; `GroupCommitter.submit`."""
 
-    def __call__(
-        self, unit: Sequence[PendingAppend], on_done: Callable[[CommitOutcome], None]
-    ) -> None: ...
+    def __call__(self, unit: Unit, on_done: Callable[[CommitOutcome], None]) -> None: ...
 
 
 class KeyWriter:
@@ -232,8 +230,12 @@ class KeyWriter:
 
     async def _store(self, requests: Iterable[KeyRequest]) -> StreamhouseError | None:
         """Make the planned changes durable, all as one unit; return why not."""
-        parts = [part for request in requests for part in request.parts if part.pending is not None]
-        unit = [part.pending for part in parts if part.pending is not None]
+        parts = [part for request in requests for part in request.parts if part.changes is not None]
+        unit = [
+            (self._buckets[part.bucket].log, part.changes)
+            for part in parts
+            if part.changes is not None
+        ]
         if not unit:
             return None
         done: asyncio.Future[CommitOutcome] = self._loop.create_future()

@@ -52,7 +52,7 @@ from streamhouse.storage_service.errors import (
     TransactionNotFoundError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.staged_part import StagedBatch
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
@@ -169,7 +169,7 @@ class TableTransactions:
         self,
         transaction_id: str,
         schema: pa.Schema,
-        batches: Sequence[StagedBatch],
+        batches: Sequence[RoutedBatch],
         *,
         token: str | None,
     ) -> tuple[str, PartSize]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedPart
 
 __all__ = ["StagedRows", "chunks_of", "key_writes"]
@@ -24,7 +25,7 @@ class StagedRows:
     """One staged batch without its first `skipped` rows; `end` is the bucket's position after."""
 
     bucket: int
-    payload: memoryview
+    payload: Buffer
     schema: pa.Schema
     row_count: int
     skipped: int

@@ -31,7 +31,8 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.group_commit import CommitOutcome, PendingAppend
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.group_commit import CommitOutcome, Unit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
@@ -230,20 +231,23 @@ class _LogSink:
         """See `_Sink.store`."""
         assert not any(staged.skipped for staged in chunk), "a frame is a staged batch"
         unit = [
-            PendingAppend(
-                tablet=self._table.tablets[staged.bucket],
-                payload=staged.payload,
-                row_count=staged.row_count,
-                schema_id=stored_version_of(self._table.info, staged.schema),
-                writer_id=TRANSACTION_WRITER,
-                sequence=staged.end,
-                timestamp_us=self._timestamp_us,
+            (
+                self._table.tablets[staged.bucket],
+                RoutedBatch(
+                    bucket=staged.bucket,
+                    row_count=staged.row_count,
+                    payload=staged.payload,
+                    schema_id=stored_version_of(self._table.info, staged.schema),
+                    writer_id=TRANSACTION_WRITER,
+                    sequence=staged.end,
+                    timestamp_us=self._timestamp_us,
+                ),
             )
             for staged in chunk
         ]
-        await self._stored(lambda: self._append(unit), sum(e.row_count for e in unit))
+        await self._stored(lambda: self._append(unit), sum(staged.row_count for staged in chunk))
 
-    async def _append(self, unit: Sequence[PendingAppend]) -> None:
+    async def _append(self, unit: Unit) -> None:
         done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
         self._services.submit(unit, done.set_result)
         outcome = await done

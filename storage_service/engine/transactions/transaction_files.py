@@ -34,8 +34,9 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
-from streamhouse.storage_service.log.staged_part import StagedBatch, StagedPart, encode_part
+from streamhouse.storage_service.log.staged_part import StagedPart, encode_part
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
     TransactionOperation,
@@ -228,7 +229,7 @@ class TransactionFiles:
         transaction_id: str,
         part_id: str,
         schema: pa.Schema,
-        batches: Sequence[StagedBatch],
+        batches: Sequence[RoutedBatch],
     ) -> PartSize:
         """Store a part; a file that a crash cuts off is dropped at the next start."""
         path = self._part(transaction_id, part_id)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.log_writer import RoutedBatch
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
     UnsupportedError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.bucketing import (
     buckets_for_rows,
     split_by_bucket,
@@ -25,11 +25,11 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.wire.arrow_body import (
-    AppendBatch,
     decode_append_body,
     encode_payload,
     peek_schema,
 )
+from streamhouse.storage_service.wire.request_stream import RequestBatch
 
 __all__ = ["AppendRequest", "answer_append", "routed_batches", "writer_id_of", "written_version"]
 
@@ -71,7 +71,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             batches = await service.run_blocking(routed_batches, body, request)
         else:
             batches = routed_batches(body, request)
-        appended = await service.manager.append(table, batches, writer_id=writer_id)
+        appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
     await exchange.answer_json(
         {
@@ -125,15 +125,16 @@ def routed_batches(body: bytes, request: AppendRequest) -> list[RoutedBatch]:
                 RoutedBatch(
                     bucket=part.bucket,
                     row_count=part.batch.num_rows,
-                    sequence=part.sequence,
-                    payload=memoryview(part.payload),
+                    payload=part.payload,
                     schema_id=request.schema_id,
+                    writer_id=request.writer_id,
+                    sequence=part.sequence,
                 )
             )
     return routed
 
 
-def _check_sequence(part: AppendBatch, request: AppendRequest) -> None:
+def _check_sequence(part: RequestBatch, request: AppendRequest) -> None:
     table = request.table.path
     if bool(part.sequence) != bool(request.writer_id):
         raise InvalidRequestError(
@@ -147,7 +148,7 @@ def _check_sequence(part: AppendBatch, request: AppendRequest) -> None:
         )
 
 
-def _check_bucket(part: AppendBatch, bucket: int, request: AppendRequest) -> None:
+def _check_bucket(part: RequestBatch, bucket: int, request: AppendRequest) -> None:
     table = request.table
     count = table.bucket_count
     if not 0 <= bucket < count:
@@ -166,7 +167,7 @@ def _check_bucket(part: AppendBatch, bucket: int, request: AppendRequest) -> Non
         )
 
 
-def _split(part: AppendBatch, request: AppendRequest) -> list[RoutedBatch]:
+def _split(part: RequestBatch, request: AppendRequest) -> list[RoutedBatch]:
     table, config = request.table, request.config
     key = table.bucket_key_of(request.schema_id)
     if key:
@@ -182,8 +183,7 @@ def _split(part: AppendBatch, request: AppendRequest) -> list[RoutedBatch]:
         RoutedBatch(
             bucket=bucket,
             row_count=batch.num_rows,
-            sequence=0,
-            payload=memoryview(part.payload if batch is part.batch else encode_payload(batch)),
+            payload=part.payload if batch is part.batch else encode_payload(batch),
             schema_id=request.schema_id,
         )
         for bucket, batch in rows.items()

@@ -26,7 +26,8 @@ from streamhouse.storage_service.kv.plan.write_input import (
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
-from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedBatch
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.data.append_route import (
@@ -45,7 +46,7 @@ _TOKEN: Final = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 
 class _Staged(NamedTuple):
     schema: pa.Schema
-    batches: Sequence[StagedBatch]
+    batches: Sequence[RoutedBatch]
 
 
 async def answer_stage(
@@ -89,11 +90,7 @@ def _read(
             spread_first_bucket=first_bucket,
             config=config,
         )
-        batches = [
-            StagedBatch(batch.bucket, batch.row_count, batch.payload.cast("B"))
-            for batch in routed_batches(body, request)
-        ]
-        return _Staged(table.log_schema_of(schema_id), batches)
+        return _Staged(table.log_schema_of(schema_id), routed_batches(body, request))
     is_delete = spec.operation is TransactionOperation.DELETE
     verb = TransactionOperation.DELETE if is_delete else TransactionOperation.UPSERT
     writes = routed_writes(
@@ -124,7 +121,7 @@ def _as_part(writes: Sequence[KeyWrite]) -> _Staged:
             operations = pa.array(np.asarray(write.operations), pa.int8())
             rows = rows.append_column(OPERATION_COLUMN, operations)
         payload = memoryview(rows.serialize()).cast("B")
-        batches.append(StagedBatch(write.bucket, rows.num_rows, payload))
+        batches.append(RoutedBatch(write.bucket, rows.num_rows, payload))
     return _Staged(rows.schema, batches)
 
 

@@ -41,7 +41,7 @@ def _read_all(table: OpenTable) -> None:
 async def _log_table(manager: TabletManager, number: int) -> OpenTable:
     table = await manager.create_table(table_descriptor(f"log{number}", properties=_SEGMENTS))
     for start in range(0, 12_000, 3_000):
-        await manager.append(table, [routed(0, event_rows(start, start + 3_000))], writer_id=0)
+        await manager.append(table, [routed(0, event_rows(start, start + 3_000))])
     assert table.tablet(0).segment_count > 2
     return table
 

@@ -43,7 +43,6 @@ async def test_an_append_is_visible_in_all_its_buckets_and_says_where(tmp_path: 
                 routed(2, event_rows(5, 7)),
                 routed(0, event_rows(7, 8)),
             ],
-            writer_id=0,
         )
 
         assert appended.ranges == {0: (0, 6), 2: (0, 2)}
@@ -57,21 +56,20 @@ async def test_an_append_of_nothing_changes_nothing(tmp_path: Path) -> None:
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
 
-        assert (await manager.append(table, [], writer_id=0)).ranges == {}
+        assert (await manager.append(table, [])).ranges == {}
         assert _watermarks(table) == [0]
 
 
 async def test_an_append_with_one_bad_part_stores_none_of_it(tmp_path: Path) -> None:
     async with open_manager(tmp_path) as manager:
         table = await _table(manager, 2)
-        good = routed(0, event_rows(0, 5), sequence=1)
+        good = routed(0, event_rows(0, 5), writer_id=7, sequence=1)
+        out_of_order = routed(1, event_rows(0, 5), writer_id=7, sequence=9)
 
         with pytest.raises(OutOfOrderSequenceError):
-            await manager.append(
-                table, [good, routed(1, event_rows(0, 5), sequence=9)], writer_id=7
-            )
+            await manager.append(table, [good, out_of_order])
         with pytest.raises(BucketNotFoundError, match=r"no bucket 2; its buckets are 0\.\.1"):
-            await manager.append(table, [good, routed(2, event_rows(0, 5))], writer_id=0)
+            await manager.append(table, [good, routed(2, event_rows(0, 5))])
 
         assert _watermarks(table) == [0, 0]
 
@@ -79,13 +77,13 @@ async def test_an_append_with_one_bad_part_stores_none_of_it(tmp_path: Path) -> 
 async def test_a_repeated_sequence_is_answered_with_its_first_offsets_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    batch = routed(0, event_rows(0, 5), sequence=1)
+    batch = routed(0, event_rows(0, 5), writer_id=7, sequence=1)
 
     async def append() -> dict[int, tuple[int, int]]:
         async with open_manager(tmp_path) as manager:
             tables = list(manager.open_tables())
             table = tables[0] if tables else await _table(manager)
-            return dict((await manager.append(table, [batch], writer_id=7)).ranges)
+            return dict((await manager.append(table, [batch])).ranges)
 
     assert [await append() for _ in range(2)] == [{0: (0, 5)}, {0: (0, 5)}]
 
@@ -94,14 +92,14 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     async with open_manager(tmp_path) as manager:
         await manager.create_database("sales")
         table = await _table(manager, 2)
-        await manager.append(table, [routed(1, event_rows(0, 5))], writer_id=0)
+        await manager.append(table, [routed(1, event_rows(0, 5))])
     async with open_manager(tmp_path) as manager:
         (table,) = manager.open_tables()
         assert manager.databases() == ["default", "sales"]
         assert table.positions()[1] == BucketPositions(
             log_start_offset=0, high_watermark=5, tiered_offset=0
         )
-        appended = await manager.append(table, [routed(1, event_rows(5, 6))], writer_id=0)
+        appended = await manager.append(table, [routed(1, event_rows(5, 6))])
         assert appended.ranges == {1: (5, 6)}
 
 
@@ -111,7 +109,7 @@ async def test_a_log_that_lost_tiered_rows_is_not_opened(tmp_path: Path) -> None
     async def tier() -> int:
         async with open_manager(tmp_path) as manager:
             table = await _table(manager)
-            await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+            await manager.append(table, [routed(0, event_rows(0, 5))])
             claim = await manager.tiering.claim("w", tables=None, force=True)
             assert claim.assignment is not None
             await manager.tiering.complete(
@@ -144,7 +142,7 @@ async def test_who_waits_is_woken_by_an_append_to_that_bucket(tmp_path: Path) ->
         woken = table.wakeups.waiter(1, timeout_s=None)
         asleep = table.wakeups.waiter(0, timeout_s=None)
 
-        await manager.append(table, [routed(1, event_rows(0, 1))], writer_id=0)
+        await manager.append(table, [routed(1, event_rows(0, 1))])
 
         assert (woken.done(), asleep.done()) == (True, False)
         asleep.cancel()
@@ -159,7 +157,7 @@ async def test_every_cut_has_all_of_an_append_or_none(tmp_path: Path) -> None:
         async def write(start: int) -> None:
             for i in range(start, start + 20):
                 rows = event_rows(i, i + 3)
-                await manager.append(table, [routed(0, rows), routed(1, rows)], writer_id=0)
+                await manager.append(table, [routed(0, rows), routed(1, rows)])
 
         writers = [asyncio.ensure_future(write(i)) for i in range(5)]
         cuts = set()
@@ -175,7 +173,7 @@ async def test_every_cut_has_all_of_an_append_or_none(tmp_path: Path) -> None:
 async def test_a_dropped_table_is_gone_at_once_and_for_good(tmp_path: Path) -> None:
     async with open_manager(tmp_path) as manager:
         old = await _table(manager, 2)
-        await manager.append(old, [routed(0, event_rows(0, 5))], writer_id=0)
+        await manager.append(old, [routed(0, event_rows(0, 5))])
         waiter = old.wakeups.waiter(0, timeout_s=None)
 
         await manager.drop_table(old.path)
@@ -184,7 +182,7 @@ async def test_a_dropped_table_is_gone_at_once_and_for_good(tmp_path: Path) -> N
         with pytest.raises(TableNotFoundError):
             manager.table(old.path)
         with pytest.raises(TableNotFoundError, match=r"'default\.events' does not exist"):
-            await manager.append(old, [routed(0, event_rows(0, 5))], writer_id=0)
+            await manager.append(old, [routed(0, event_rows(0, 5))])
         new = await _table(manager, 2)
         assert new.info.table_id > old.info.table_id
         assert _watermarks(new) == [0, 0]
@@ -198,13 +196,13 @@ async def test_dropping_under_load_answers_every_append(tmp_path: Path) -> None:
         async def write() -> str:
             try:
                 for i in range(100):
-                    await manager.append(table, [routed(0, event_rows(i, i + 1))], writer_id=0)
+                    await manager.append(table, [routed(0, event_rows(i, i + 1))])
             except StreamhouseError as error:
                 return error.code
             return "none"
 
         writers = [asyncio.ensure_future(write()) for _ in range(4)]
-        await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+        await manager.append(table, [routed(0, event_rows(0, 1))])
         await manager.drop_table(table.path)
 
         assert set(await asyncio.gather(*writers)) == {"table_not_found"}
@@ -215,11 +213,11 @@ async def test_a_new_segment_size_holds_from_the_next_append_on(tmp_path: Path) 
         table = await _table(manager)
         rows = event_rows(0, 3_000)
 
-        await manager.append(table, [routed(0, rows)], writer_id=0)
+        await manager.append(table, [routed(0, rows)])
         await manager.alter_properties(
             table.path, updates={"table.log.segment-bytes": "64kb"}, removals=[]
         )
-        await manager.append(table, [routed(0, rows)], writer_id=0)
+        await manager.append(table, [routed(0, rows)])
 
         directory = tmp_path / "tables" / str(table.info.table_id) / "bucket-0"
         assert len(list(directory.glob("*.log"))) == 2
@@ -230,9 +228,7 @@ async def test_closing_commits_what_was_submitted_and_refuses_more(tmp_path: Pat
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
         appends = [
-            asyncio.ensure_future(
-                manager.append(table, [routed(0, event_rows(i, i + 1))], writer_id=0)
-            )
+            asyncio.ensure_future(manager.append(table, [routed(0, event_rows(i, i + 1))]))
             for i in range(50)
         ]
         await asyncio.sleep(0)
@@ -241,7 +237,7 @@ async def test_closing_commits_what_was_submitted_and_refuses_more(tmp_path: Pat
 
         assert len({(await append).ranges[0] for append in appends}) == 50
         with pytest.raises(UnavailableError):
-            await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+            await manager.append(table, [routed(0, event_rows(0, 1))])
 
 
 async def test_the_oldest_row_outside_the_lake_is_known(tmp_path: Path) -> None:
@@ -249,8 +245,8 @@ async def test_the_oldest_row_outside_the_lake_is_known(tmp_path: Path) -> None:
         table = await _table(manager, 2)
         assert table.oldest_untiered_us() is None
 
-        first = await manager.append(table, [routed(1, event_rows(0, 5))], writer_id=0)
-        await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+        first = await manager.append(table, [routed(1, event_rows(0, 5))])
+        await manager.append(table, [routed(0, event_rows(0, 5))])
 
         assert table.oldest_untiered_us() == first.timestamp_us
         assert table.untiered_rows == 10
@@ -288,7 +284,7 @@ async def test_a_damaged_log_is_named_when_the_service_starts(tmp_path: Path) ->
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
         for _ in range(3):
-            await manager.append(table, [routed(0, event_rows(0, 100))], writer_id=0)
+            await manager.append(table, [routed(0, event_rows(0, 100))])
     (log,) = (tmp_path / "tables" / "1" / "bucket-0").glob("*.log")
     content = bytearray(log.read_bytes())
     content[64 + 200] ^= 1

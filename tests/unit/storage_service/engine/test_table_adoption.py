@@ -73,7 +73,7 @@ async def test_the_log_begins_where_the_lake_ends_also_after_a_restart(tmp_path:
     async with open_manager(tmp_path) as manager:
         table = await manager.adopt_table(lambda: lake)
         check(manager, added=0)
-        appended = await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+        appended = await manager.append(table, [routed(0, event_rows(0, 5))])
         assert appended.ranges == {0: (40, 45)}
     async with open_manager(tmp_path) as manager:
         check(manager, added=5)
@@ -125,7 +125,7 @@ async def test_a_table_that_cannot_be_filled_or_opened_is_none(
 
 async def _diverged(manager: TabletManager) -> OpenTable:
     table = await manager.create_table(table_descriptor(bucket_count=3))
-    await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+    await manager.append(table, [routed(0, event_rows(0, 5))])
     await manager.tiering.record(table, replace(table.lake, diverged="the lake has other rows"))
     return table
 
@@ -134,12 +134,12 @@ async def test_the_lake_takes_the_place_of_a_log_whose_files_stay(tmp_path: Path
     async with open_manager(tmp_path) as manager:
         table = await _diverged(manager)
         with pytest.raises(HistoryDivergedError):
-            await manager.append(table, [routed(0, event_rows(0, 5))], writer_id=0)
+            await manager.append(table, [routed(0, event_rows(0, 5))])
 
         made = await manager.replace_by_lake(table, lambda: FakeLake(owner_id=8))
 
         assert (made.info.table_id, made.positions()[0].log_start_offset) == (9, 40)
-        appended = await manager.append(made, [routed(0, event_rows(0, 5))], writer_id=0)
+        appended = await manager.append(made, [routed(0, event_rows(0, 5))])
         assert appended.ranges == {0: (40, 45)}
     async with open_manager(tmp_path) as manager:
         (table,) = manager.open_tables()

@@ -18,11 +18,11 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
     CommitOutcome,
     GroupCommitter,
-    PendingAppend,
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.commit_harness import BUCKETS, WAIT_SECONDS, CommitHarness
@@ -64,10 +64,12 @@ def test_all_batches_of_a_unit_have_one_time_which_never_goes_back(service: Comm
 
 
 def test_a_given_time_is_taken_unless_it_is_past(service: CommitHarness) -> None:
-    times = [
-        service.commit(service.batch(_A)._replace(timestamp_us=given)).results[0].timestamp_us
-        for given in (3_000_000, 2_000_000, 4_000_000)
+    log, batch = service.batch(_A)
+    units = [
+        (log, batch._replace(timestamp_us=given)) for given in (3_000_000, 2_000_000, 4_000_000)
     ]
+
+    times = [service.commit(unit).results[0].timestamp_us for unit in units]
 
     assert times == [3_000_000, 3_000_000, 4_000_000]
 
@@ -105,7 +107,9 @@ def test_a_group_shows_its_own_rows_only(service: CommitHarness) -> None:
     ],
 )
 def test_a_refused_batch_refuses_its_whole_unit_and_no_other(
-    service: CommitHarness, bad: Callable[[CommitHarness], PendingAppend], error: type[Exception]
+    service: CommitHarness,
+    bad: Callable[[CommitHarness], tuple[LogTablet, RoutedBatch]],
+    error: type[Exception],
 ) -> None:
     service.hold()
     before = service.submit(service.batch(_A, b"before"))
@@ -242,11 +246,11 @@ def test_a_refused_write_that_cannot_be_taken_back_is_unknown(
 def test_a_crash_between_the_syncs_of_two_logs_is_completed_by_a_repetition(
     service: CommitHarness,
 ) -> None:
-    a, b = service.batch(_A, sequence=1), service.batch(_B, sequence=1)
-    for batch in (a, b):
-        batch.tablet.append(batch.payload, row_count=2, schema_id=1, writer_id=9, sequence=1)
-        batch.tablet.write()
-    a.tablet.sync()
+    for directory in (_A, _B):
+        log, batch = service.batch(directory, sequence=1)
+        log.append(batch.payload, row_count=2, schema_id=1, writer_id=9, sequence=1)
+        log.write()
+    service.logs[_A].sync()
     service.restart()
 
     outcome = service.commit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
@@ -325,7 +329,7 @@ def test_a_publisher_that_fails_does_not_stop_the_committer(
     committer = GroupCommitter(publish)
     log = open_log(CrashFilesystem(0))
     for _ in range(2):
-        committer.submit([PendingAppend(log, b"x", 1, 1)], lambda outcome: None)
+        committer.submit([(log, RoutedBatch(0, 1, b"x", 1))], lambda outcome: None)
         assert seen.acquire(timeout=WAIT_SECONDS)
     committer.stop()
 
@@ -349,7 +353,8 @@ def test_units_of_many_threads_are_all_answered_once_in_their_own_order() -> Non
                 done.set()
 
             payload = b"%d/%d" % (writer, sequence)
-            unit = [PendingAppend(log, payload, 1, 1, writer + 1, sequence) for log in logs[:2]]
+            batch = RoutedBatch(0, 1, payload, 1, writer + 1, sequence)
+            unit = [(log, batch) for log in logs[:2]]
             committer.submit(unit, answered)
             assert done.wait(WAIT_SECONDS)
 

@@ -8,17 +8,18 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.staged_part import StagedBatch, StagedPart, encode_part
+from streamhouse.storage_service.log.staged_part import StagedPart, encode_part
 from tests.support.in_process_service import EVENTS, event_rows
 
 BATCHES = [
-    StagedBatch(bucket, rows.num_rows, memoryview(rows.serialize()).cast("B"))
+    RoutedBatch(bucket, rows.num_rows, memoryview(rows.serialize()).cast("B"))
     for bucket, rows in ((2, event_rows(0, 7)), (0, event_rows(7, 8)), (2, event_rows(8, 20)))
 ]
 
 
-def _stored(path: Path, batches: list[StagedBatch]) -> bytes:
+def _stored(path: Path, batches: list[RoutedBatch]) -> bytes:
     data = b"".join(encode_part(EVENTS, batches, table_id=7))
     path.write_bytes(data)
     return data
@@ -29,7 +30,7 @@ def _open(path: Path, table_id: int = 7) -> StagedPart:
 
 
 @pytest.mark.parametrize("batches", [BATCHES, []])
-def test_a_part_is_read_back_as_it_was(tmp_path: Path, batches: list[StagedBatch]) -> None:
+def test_a_part_is_read_back_as_it_was(tmp_path: Path, batches: list[RoutedBatch]) -> None:
     data = _stored(tmp_path / "part", batches)
 
     part = _open(tmp_path / "part")

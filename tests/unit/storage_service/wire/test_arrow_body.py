@@ -18,7 +18,6 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.wire.arrow_body import (
-    AppendBatch,
     BatchAddress,
     decode_append_body,
     decode_fetch_body,
@@ -28,6 +27,7 @@ from streamhouse.storage_service.wire.arrow_body import (
     encode_payload,
     project_payload,
 )
+from streamhouse.storage_service.wire.request_stream import RequestBatch
 
 SCHEMA = Schema.from_arrow(
     pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -37,7 +37,7 @@ ROWS = pa.record_batch({"id": range(10), "name": [f"n{i}" for i in range(10)]}).
 )
 
 
-def _decode(body: bytes | pa.Buffer, **limits: int) -> list[AppendBatch]:
+def _decode(body: bytes | pa.Buffer, **limits: int) -> list[RequestBatch]:
     defaults = {"rows_max": 1_000, "batch_bytes_max": 100_000, "batches_max": 10} | limits
     return decode_append_body(memoryview(body), SCHEMA, table="a.b", **defaults)
 

@@ -29,7 +29,7 @@ async def _filled(manager: TabletManager, **properties: str) -> OpenTable:
         )
     )
     for _ in range(3):
-        await manager.append(table, [routed(0, event_rows(0, 3_000))], writer_id=0)
+        await manager.append(table, [routed(0, event_rows(0, 3_000))])
     return table
 
 
@@ -86,7 +86,7 @@ async def test_a_table_without_a_lake_loses_rows_by_age_alone(tmp_path: Path) ->
 
         assert await _apply(manager, table, age_us=2 * DAY_US) == 3
 
-        appended = await manager.append(table, [routed(0, event_rows(0, 1))], writer_id=0)
+        appended = await manager.append(table, [routed(0, event_rows(0, 1))])
         assert appended.ranges == {0: (9_000, 9_001)}
 
 
