@@ -6,6 +6,7 @@ import json
 from random import Random
 from typing import Any
 
+import mmh3
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
-from streamhouse.storage_service.model.bucket_of_one import bytes_to_hash, murmur3
-from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
+from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
 from streamhouse.storage_service.model.far_times import arrow_value
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
@@ -62,7 +62,7 @@ def test_the_bucket_of_a_key_is_that_of_its_row(seed: int) -> None:
     def bytes_of(key: dict[str, Any]) -> bytes:
         return single.encode_columns(key, names) if to_hash is None else to_hash(key[names[0]])
 
-    assert [(murmur3(bytes_of(key)) & 0x7FFFFFFF) % count for key in keys] == expected
+    assert [(mmh3.hash(bytes_of(key)) & 0x7FFFFFFF) % count for key in keys] == expected
     encoded = encode_key([rows.column(name) for name in names]).to_pylist()
     assert [single.encode_columns(key, names) for key in keys] == encoded
 
@@ -77,7 +77,7 @@ def test_the_bucket_of_a_key_is_that_of_its_row(seed: int) -> None:
     ],
 )
 def test_published_hashes(data: bytes, expected: int) -> None:
-    assert murmur3(data) == expected & 0xFFFFFFFF
+    assert mmh3.hash(data) == expected
 
 
 _DAYS = st.integers(-(2**31), 2**31 - 1)
@@ -128,6 +128,6 @@ def test_keys_and_rows_of_every_year_and_all_digits(
     for name, value in key.items():
         to_hash = bytes_to_hash(columns[name].type)
         assert to_hash is not None
-        bucket = (murmur3(to_hash(value)) & 0x7FFFFFFF) % 1_000
+        bucket = (mmh3.hash(to_hash(value)) & 0x7FFFFFFF) % 1_000
         assert [bucket] == buckets_for_rows(batch, [name], 1_000).tolist()
         assert arrow_value(value, columns[name].type).equals(columns[name])

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import mmh3
+
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.model.bucket_of_one import bytes_to_hash, murmur3
+from streamhouse.storage_service.model.bucketing import bytes_to_hash
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["RowReader"]
@@ -60,4 +62,4 @@ class RowReader:
             hashed = encoded
         else:
             hashed = self._single_rows.encode_columns(key, self._bucket_key)
-        return (murmur3(hashed) & 0x7FFFFFFF) % self._count
+        return (mmh3.hash(hashed) & 0x7FFFFFFF) % self._count

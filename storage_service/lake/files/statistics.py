@@ -35,7 +35,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.storage_service.model.bucket_of_one import least_bytes
+from streamhouse.storage_service.model.bucketing import least_bytes
 
 __all__ = ["StatisticsPlan", "text_at_least", "text_at_most"]
 
