@@ -13,7 +13,7 @@ from streamhouse.storage_service.client.storage_client import (
     StorageClient,
 )
 from streamhouse.storage_service.client.tiering_calls import TieringIdle
-from streamhouse.storage_service.client.transaction_calls import Transaction
+from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
 
 __all__ = [

@@ -9,20 +9,20 @@ from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import read_calls
+from streamhouse.storage_service.client import reads
 from streamhouse.storage_service.client.adoption_calls import AdoptionCalls
-from streamhouse.storage_service.client.append_calls import Appender
 from streamhouse.storage_service.client.append_writer import AppendWriter
 from streamhouse.storage_service.client.backup_calls import BackupCalls
 from streamhouse.storage_service.client.endpoint import with_ca_file
 from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
 from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
 from streamhouse.storage_service.client.log_batch import LogBatch
-from streamhouse.storage_service.client.schema_calls import SchemaCalls
 from streamhouse.storage_service.client.size_calls import SizeCalls
+from streamhouse.storage_service.client.tables import SchemaCalls
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
-from streamhouse.storage_service.client.transaction_calls import TransactionCalls
+from streamhouse.storage_service.client.transactions import TransactionCalls
 from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.writes import Appender
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     TableNotFoundError,
@@ -240,7 +240,7 @@ class StorageClient(
         offset: int,
         *,
         columns: Sequence[str] | None = None,
-        max_bytes: int = read_calls.FETCH_BYTES_DEFAULT,
+        max_bytes: int = reads.FETCH_BYTES_DEFAULT,
         max_wait_ms: int = 0,
         end_offset: int | None = None,
         schema_id: int | None = None,
@@ -252,7 +252,7 @@ class StorageClient(
         At the end of the log it waits up to `max_wait_ms` for an append and returns an empty list
         if none comes. Raises `OffsetOutOfRangeError` naming the valid range.
         """
-        return read_calls.fetch(
+        return reads.fetch(
             self._transport,
             str(TablePath.parse(path)),
             bucket,
@@ -273,7 +273,7 @@ class StorageClient(
         end: int,
         *,
         columns: Sequence[str] | None = None,
-        page_bytes: int = read_calls.FETCH_BYTES_DEFAULT,
+        page_bytes: int = reads.FETCH_BYTES_DEFAULT,
         schema_id: int | None = None,
     ) -> Iterator[LogBatch]:
         """Yield exactly the log rows [start, end) of one bucket, in order, page by page.
@@ -281,7 +281,7 @@ class StorageClient(
         Rows come in version `schema_id` of the table's schema, by default the current one when
         the first page is read.
         """
-        return read_calls.read_range(
+        return reads.read_range(
             self._transport,
             str(TablePath.parse(path)),
             bucket,
@@ -320,7 +320,7 @@ class StorageClient(
             raise InvalidRequestError(
                 f"subscribe: start must be 'latest', 'earliest' or bucket -> offset, not {start!r}"
             )
-        return read_calls.subscribe(
+        return reads.subscribe(
             self._transport,
             parsed,
             start=offsets,
@@ -342,7 +342,7 @@ class StorageClient(
         """
         query: dict[str, str] = {}
         if after is not None:
-            query["after"] = read_calls.offsets_to_text(after)
+            query["after"] = reads.offsets_to_text(after)
             query["max_wait_ms"] = str(max_wait_ms)
         answer = self._transport.request_json(
             "GET",
