@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from streamhouse.storage_service.client.append_writer import AppendWriter
 from streamhouse.storage_service.client.endpoint import CA_VARIABLE, with_ca_file
-from streamhouse.storage_service.client.log_batch import LogBatch
 from streamhouse.storage_service.client.producer import Producer
+from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.client.storage_client import (
     DEFAULT_ENDPOINT,
     ENDPOINT_VARIABLE,
@@ -14,6 +13,7 @@ from streamhouse.storage_service.client.storage_client import (
 )
 from streamhouse.storage_service.client.tiering_calls import TieringIdle
 from streamhouse.storage_service.client.transactions import Transaction
+from streamhouse.storage_service.client.writes import AppendWriter
 from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
 
 __all__ = [

@@ -25,26 +25,31 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.client.append_writer import AppendWriter
-from streamhouse.storage_service.client.bucket_calls import BucketCalls
 from streamhouse.storage_service.client.request_batches import (
     REQUEST_BYTES_TARGET,
     bounded_batches,
 )
 from streamhouse.storage_service.client.storage_client import StorageClient
+from streamhouse.storage_service.client.writes import (
+    AppendWriter,
+    Ranges,
+    check_columns,
+    route,
+    send,
+)
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     OverloadedError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
+    UnsupportedError,
 )
+from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["Producer"]
 
 _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
-
-Ranges = dict[int, tuple[int, int]]
 
 
 @dataclass
@@ -112,14 +117,22 @@ class Producer:
                 "a producer's batch_rows, max_in_flight and buffer_bytes are at least 1, and"
                 " linger_ms at least 0"
             )
-        self._calls = BucketCalls(client, path, operation=operation, columns=columns)
+        self._transport = client.transport
+        self._operation = TransactionOperation(operation)
+        self._columns = columns
+        self._table = client.describe_table(path)
+        if self._table.is_primary_key_table is self._is_append:
+            raise UnsupportedError(
+                f"table '{path}' has {'a' if self._is_append else 'no'} primary key: it cannot be"
+                f" written by {operation}"
+            )
         self._linger_s = linger_ms / 1000
         self._batch_rows = batch_rows
         self._buffer_bytes = buffer_bytes
         self._max_block_s = max_block_s
         self._delivery_timeout_s = delivery_timeout_s
         self._changed = threading.Condition()
-        self._lanes = [_Lane(bucket) for bucket in range(self._calls.table.bucket_count)]
+        self._lanes = [_Lane(bucket) for bucket in range(self._table.bucket_count)]
         self._held_bytes = 0
         self._undelivered = 0
         self._is_flushing = 0
@@ -194,7 +207,7 @@ class Producer:
             raise failure
         if not is_done:
             raise UnavailableError(
-                f"rows for '{self._calls.table.path}' are still being delivered after {timeout_s} s"
+                f"rows for '{self._table.path}' are still being delivered after {timeout_s} s"
             )
 
     def close(self) -> None:
@@ -220,7 +233,14 @@ class Producer:
                 # Rows without a bucket key fill one batch after the other.
                 self._sticky_bucket = (self._sticky_bucket + 1) % len(self._lanes)
             bucket = self._sticky_bucket
-        return self._calls.route(rows, any_bucket=bucket)
+        table, operation, columns = self._table, self._operation, self._columns
+        check_columns(table, rows.schema, operation, columns)
+        return route(table, rows, operation, columns, spread=lambda _, rows: {bucket: rows})
+
+    @property
+    def _is_append(self) -> bool:
+        """Whether the rows are stored as they are, each with an offset of its own."""
+        return self._operation is TransactionOperation.APPEND
 
     def _wait_for_room(self, size: int) -> None:
         def has_room() -> bool:
@@ -236,7 +256,7 @@ class Producer:
             raise InvalidRequestError("the producer is closed")
         if not is_room:
             raise OverloadedError(
-                f"the producer for '{self._calls.table.path}' holds {self._held_bytes} bytes that"
+                f"the producer for '{self._table.path}' holds {self._held_bytes} bytes that"
                 f" are not delivered, of at most {self._buffer_bytes} (buffer_bytes), and waited"
                 f" {self._max_block_s} s for room; send more slowly"
             )
@@ -316,10 +336,10 @@ class Producer:
         """Return where each piece of a delivered batch is."""
         spans = []
         for piece in pieces:
-            if self._calls.is_append:
+            if self._is_append:
                 end = start + piece.rows.num_rows
             spans.append((start, end))
-            if self._calls.is_append:
+            if self._is_append:
                 start = end
         return spans
 
@@ -330,7 +350,15 @@ class Producer:
         is_unknown = False
         while True:
             try:
-                return self._calls.send(lane.bucket, rows, lane.writer)
+                return send(
+                    self._transport,
+                    self._table,
+                    {lane.bucket: rows},
+                    self._operation,
+                    columns=self._columns,
+                    writer=lane.writer,
+                    is_repeated=failures > 0,
+                )[lane.bucket]
             except StreamhouseError as error:
                 is_unknown |= isinstance(error, UnknownOutcomeError)
                 if not _may_pass(error):

@@ -1,4 +1,4 @@
-"""Reading the log: fetch pages, read exact ranges, follow a table as it grows."""
+"""Reading: pages and exact ranges of the log, a table as it grows, rows by key."""
 
 from __future__ import annotations
 
@@ -6,26 +6,65 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pyarrow as pa
 import urllib3
 
-from streamhouse.storage_service.client.log_batch import LogBatch, cut_batch
+from streamhouse.storage_service.client.request_batches import bounded_batches, plain
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     CorruptDataError,
+    RequestTooLargeError,
+    SchemaMismatchError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
+    UnsupportedError,
 )
-from streamhouse.storage_service.wire.arrow_body import decode_fetch_body
+from streamhouse.storage_service.model.schema import FOUND_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.wire.arrow_body import (
+    BatchAddress,
+    decode_fetch_body,
+    encode_append_body,
+)
 
-__all__ = ["FETCH_BYTES_DEFAULT", "fetch", "read_range", "subscribe"]
+__all__ = [
+    "FETCH_BYTES_DEFAULT",
+    "LogBatch",
+    "fetch",
+    "lookup",
+    "lookup_one",
+    "offsets_to_text",
+    "prefix_lookup",
+    "read_range",
+    "subscribe",
+]
 
 FETCH_BYTES_DEFAULT: Final = 8 << 20
 _SILENCE_S_MAX: Final = 30.0
 _RECONNECT_WAIT_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBatch:
+    """Consecutive rows of one bucket.
+
+    Row i of `data` has offset `base_offset + i`. `timestamp_us` is when the service made the rows
+    durable, in microseconds since the epoch; it never decreases within a bucket.
+    """
+
+    bucket: int
+    base_offset: int
+    timestamp_us: int
+    data: pa.RecordBatch
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last row."""
+        return self.base_offset + int(self.data.num_rows)
 
 
 def fetch(
@@ -46,9 +85,8 @@ def fetch(
         "offset": str(offset),
         "max_bytes": str(max_bytes),
         "max_wait_ms": str(max_wait_ms),
+        **_named(columns),
     }
-    if columns is not None:
-        query["columns"] = json.dumps(list(columns))
     if end_offset is not None:
         query["end_offset"] = str(end_offset)
     if schema_id is not None:
@@ -64,7 +102,7 @@ def fetch(
     body = decode_fetch_body(pa.py_buffer(data))
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
-    cuts = (cut_batch(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
+    cuts = (_cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
     return [cut for cut in cuts if cut is not None]
 
 
@@ -121,9 +159,7 @@ def subscribe(
     positions = dict(start)
     broken_since: float | None = None
     while True:
-        query = {"start": offsets_to_text(positions)}
-        if columns is not None:
-            query["columns"] = json.dumps(list(columns))
+        query = {"start": offsets_to_text(positions), **_named(columns)}
         if schema_id is not None:
             query["schema_id"] = str(schema_id)
         failure: StreamhouseError
@@ -136,7 +172,7 @@ def subscribe(
                 while (body := decode_fetch_body(source)) is not None:
                     broken_since = None
                     for address, batch in body.batches:
-                        cut = cut_batch(address, batch, start=positions[address.bucket], end=None)
+                        cut = _cut(address, batch, start=positions[address.bucket], end=None)
                         if cut is not None:
                             positions[cut.bucket] = cut.end_offset
                             yield cut
@@ -156,6 +192,111 @@ def subscribe(
         time.sleep(_RECONNECT_WAIT_S)
 
 
+def _cut(
+    address: BatchAddress, batch: pa.RecordBatch, *, start: int, end: int | None
+) -> LogBatch | None:
+    """Return the part of a stored batch in [start, end), or None when nothing of it is."""
+    first = max(start - address.base_offset, 0)
+    last = address.row_count if end is None else min(end - address.base_offset, address.row_count)
+    if first >= last:
+        return None
+    is_whole = first == 0 and last == address.row_count
+    return LogBatch(
+        bucket=address.bucket,
+        base_offset=address.base_offset + first,
+        timestamp_us=address.timestamp_us,
+        data=batch if is_whole else batch.slice(first, last - first),
+    )
+
+
 def offsets_to_text(offsets: Mapping[int, int]) -> str:
     """Return bucket -> offset as the JSON object that query parameters carry."""
     return json.dumps({str(bucket): offset for bucket, offset in sorted(offsets.items())})
+
+
+def lookup(
+    transport: HttpTransport,
+    path: str,
+    keys: pa.Table | pa.RecordBatch,
+    *,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """See `StorageClient.lookup`."""
+    batches = list(bounded_batches(keys)) or [_whole(keys)]
+    url = f"/v1/tables/{path}/lookup"
+    return pa.concat_tables([_ask(transport, url, _named(columns), rows) for rows in batches])
+
+
+def prefix_lookup(
+    transport: HttpTransport,
+    path: str,
+    keys: pa.Table | pa.RecordBatch,
+    *,
+    limit: int,
+    columns: Sequence[str] | None,
+) -> pa.Table:
+    """See `StorageClient.prefix_lookup`."""
+    query = {"limit": str(limit), **_named(columns)}
+    answer = _ask(transport, f"/v1/tables/{path}/prefix_lookup", query, _whole(keys))
+    return answer.replace_schema_metadata(None)
+
+
+def lookup_one(
+    transport: HttpTransport, table: TableInfo, key: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """See `StorageClient.lookup_one`."""
+    name = str(table.path)
+    if not table.is_primary_key_table:
+        raise UnsupportedError(f"table '{name}' has no primary key: cannot look up rows in it")
+    schema = table.schema.select(table.descriptor.primary_key, table=name).to_arrow()
+    if set(key) != set(schema.names):
+        raise SchemaMismatchError(
+            f"table '{name}': lookup_one takes the key columns ({', '.join(schema.names)}), not"
+            f" ({', '.join(key)})"
+        )
+    try:
+        keys = pa.RecordBatch.from_pylist([dict(key)], schema=schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SchemaMismatchError(
+            f"table '{name}': the key {key} does not fit its columns: {error}"
+        ) from error
+    found = lookup(transport, name, keys)
+    try:
+        row: dict[str, Any] = found.to_pylist()[0]
+    except (OverflowError, ValueError) as error:
+        raise UnsupportedError(
+            f"table '{name}': the row {key} has a date or timestamp outside of the years 1 to"
+            " 9999, which Python cannot hold; use lookup, which answers Arrow"
+        ) from error
+    return row if row.pop(FOUND_COLUMN) else None
+
+
+def _named(columns: Sequence[str] | None) -> dict[str, str]:
+    """Return the query parameter that says which columns are wanted."""
+    return {} if columns is None else {"columns": json.dumps(list(columns))}
+
+
+def _ask(
+    transport: HttpTransport, url: str, query: Mapping[str, str], keys: pa.RecordBatch
+) -> pa.Table:
+    body = encode_append_body(keys.schema, [(None, 0, keys)])
+    try:
+        answer = transport.request("POST", url, query=query, body=body, is_repeatable=True)
+    except RequestTooLargeError:
+        # Nobody knows how large the rows are before they are found.
+        if keys.num_rows < 2:
+            raise
+        half = keys.num_rows // 2
+        halves = (keys.slice(0, half), keys.slice(half))
+        return pa.concat_tables([_ask(transport, url, query, part) for part in halves])
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptDataError(f"{url}: the answer is no Arrow stream: {error}") from error
+
+
+def _whole(keys: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+    if isinstance(keys, pa.RecordBatch):
+        return plain(keys)
+    batches = keys.combine_chunks().to_batches()
+    return plain(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=keys.schema))

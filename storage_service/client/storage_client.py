@@ -1,38 +1,29 @@
-"""StorageClient: tables, appends and reads of the storage service, in the service's own words."""
+"""StorageClient: the storage service in its own words.
+
+What is said of tables as a whole is in `TableCalls`, what a tiering worker says in `TieringCalls`;
+here are the rows: writes, reads, transactions.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 
 from streamhouse.storage_service.client import reads
-from streamhouse.storage_service.client.adoption_calls import AdoptionCalls
-from streamhouse.storage_service.client.append_writer import AppendWriter
-from streamhouse.storage_service.client.backup_calls import BackupCalls
 from streamhouse.storage_service.client.endpoint import with_ca_file
-from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
-from streamhouse.storage_service.client.lake_pin_calls import LakePinCalls
-from streamhouse.storage_service.client.log_batch import LogBatch
-from streamhouse.storage_service.client.size_calls import SizeCalls
-from streamhouse.storage_service.client.tables import SchemaCalls
+from streamhouse.storage_service.client.reads import LogBatch
+from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering_calls import TieringCalls
-from streamhouse.storage_service.client.transactions import TransactionCalls
+from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.client.writes import Appender
-from streamhouse.storage_service.errors import (
-    InvalidRequestError,
-    TableNotFoundError,
-)
-from streamhouse.storage_service.model.lake import LakeCatalog
-from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.client.writes import AppendWriter, TableWrites
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["DEFAULT_ENDPOINT", "ENDPOINT_VARIABLE", "TOKEN_VARIABLE", "StorageClient"]
 
@@ -43,16 +34,7 @@ TOKEN_VARIABLE: Final = "STREAMHOUSE_TOKEN"
 _Self = TypeVar("_Self", bound="StorageClient")
 
 
-class StorageClient(
-    AdoptionCalls,
-    BackupCalls,
-    SchemaCalls,
-    SizeCalls,
-    TieringCalls,
-    LakePinCalls,
-    KeyValueCalls,
-    TransactionCalls,
-):
+class StorageClient(TableCalls, TieringCalls):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:
@@ -75,16 +57,14 @@ class StorageClient(
         ca_file: str | None = None,
     ) -> None:
         endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
-        self._endpoint = endpoint if ca_file is None else with_ca_file(endpoint, ca_file)
-        self._transport = HttpTransport(
-            self._endpoint,
-            token=token or os.environ.get(TOKEN_VARIABLE) or None,
-            timeout_s=timeout_s,
+        super().__init__(
+            HttpTransport(
+                endpoint if ca_file is None else with_ca_file(endpoint, ca_file),
+                token=token or os.environ.get(TOKEN_VARIABLE) or None,
+                timeout_s=timeout_s,
+            )
         )
-        KeyValueCalls.__init__(self)
-        self._appender = Appender(self._transport)
-        self._tables: dict[TablePath, TableInfo] = {}
-        self._tables_lock = threading.Lock()
+        self._writes = TableWrites(self._transport)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -95,7 +75,7 @@ class StorageClient(
     @property
     def endpoint(self) -> str:
         """The service's URL, with `#ca=FILE` if a CA file vouches for it."""
-        return self._endpoint.rstrip("/")
+        return self._transport.endpoint_text
 
     @property
     def transport(self) -> HttpTransport:
@@ -105,102 +85,6 @@ class StorageClient(
     def close(self) -> None:
         """Close the connections; a closed client must not be used again."""
         self._transport.close()
-
-    # -- databases and tables ------------------------------------------------------------------
-
-    def list_databases(self) -> list[str]:
-        """Return the names of all databases, sorted."""
-        return list(self._transport.request_json("GET", "/v1/databases")["databases"])
-
-    def create_database(self, name: str) -> None:
-        """Create a database; raises `DatabaseExistsError`."""
-        self._transport.request_json("POST", "/v1/databases", body={"name": name})
-
-    def status(self) -> dict[str, Any]:
-        """Return what the service's page at `/` shows, as docs/http_api.md describes it."""
-        answer: dict[str, Any] = self._transport.request_json("GET", "/v1/status")
-        return answer
-
-    def drop_database(self, name: str) -> None:
-        """Drop an empty database; raises `DatabaseNotEmptyError`."""
-        self._transport.request_json("DELETE", f"/v1/databases/{name}")
-
-    def create_table(
-        self,
-        path: str,
-        schema: pa.Schema,
-        *,
-        primary_key: Sequence[str] = (),
-        bucket_count: int = 1,
-        bucket_key: Sequence[str] = (),
-        partitioned_by: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-    ) -> TableInfo:
-        """Create a table.
-
-        Args:
-            path: `database.table`, or `table` in database `default`.
-            schema: Arrow types that Spark and Iceberg share; others are refused by column name.
-            primary_key: columns that make rows upsertable; empty makes a log table.
-            bucket_count: how many buckets, the unit of order and of parallelism; fixed for life.
-            bucket_key: rows equal here share a bucket; empty spreads rows evenly.
-            partitioned_by: lake partitioning, as in `["region", "day(event_time)"]`.
-            properties: `table.*` properties.
-
-        Raises:
-            InvalidSchemaError, InvalidNameError, UnknownOptionError, TableExistsError
-        """
-        descriptor = TableDescriptor(
-            path=TablePath.parse(path),
-            schema=Schema.from_arrow(schema),
-            primary_key=tuple(primary_key),
-            bucket_count=bucket_count,
-            bucket_key=tuple(bucket_key),
-            partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),
-            properties=dict(properties or {}),
-        )
-        answer = self._transport.request_json("POST", "/v1/tables", body=descriptor.to_json())
-        return self._remember(TableInfo.from_json(answer))
-
-    def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
-        """Drop a table and its log. Its lake table stays for other engines.
-
-        A table that raises `TableDamagedError` is dropped with `damaged` only; its files stay on
-        the service's disk.
-        """
-        parsed = TablePath.parse(path)
-        self._forget(parsed)
-        try:
-            query = {"damaged": "true"} if damaged else None
-            self._transport.request_json("DELETE", f"/v1/tables/{parsed}", query=query)
-        except TableNotFoundError:
-            if not if_exists:
-                raise
-
-    def list_tables(self, database: str | None = None) -> list[str]:
-        """Return the paths of all tables, or of one database's, sorted."""
-        query = None if database is None else {"database": database}
-        return list(self._transport.request_json("GET", "/v1/tables", query=query)["tables"])
-
-    def describe_table(self, path: str) -> TableInfo:
-        """Return the table's schema, bucketing, partitioning and properties."""
-        answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}")
-        return self._remember(TableInfo.from_json(answer))
-
-    def alter_properties(
-        self,
-        path: str,
-        *,
-        updates: Mapping[str, str] | None = None,
-        removals: Sequence[str] = (),
-    ) -> TableInfo:
-        """Set and remove table properties in one step."""
-        answer = self._transport.request_json(
-            "PATCH",
-            f"/v1/tables/{TablePath.parse(path)}/properties",
-            body={"set": dict(updates or {}), "remove": list(removals)},
-        )
-        return self._remember(TableInfo.from_json(answer))
 
     # -- writes --------------------------------------------------------------------------------
 
@@ -227,8 +111,65 @@ class StorageClient(
         Raises:
             SchemaMismatchError, UnknownColumnError: naming table, column and row; nothing stored.
         """
+        return self._write(path, data, TransactionOperation.APPEND, writer=writer)
+
+    def upsert(
+        self,
+        path: str,
+        data: pa.Table | pa.RecordBatch,
+        *,
+        columns: Sequence[str] | None = None,
+        writer: AppendWriter | None = None,
+    ) -> dict[int, tuple[int, int]]:
+        """Insert rows, and replace those with the same primary key; on return that is visible.
+
+        Columns are matched by name. Rows of one key take effect in their order. Large data is sent
+        in several requests, each of them atomic. Retries inside the call apply nothing twice.
+
+        Args:
+            data: rows; a column `__change_type` (`+I`, `-U`, `+U`, `-D`, or Debezium's `c`, `r`,
+                `u`, `d`) makes it a change stream, whose `-D` rows delete.
+            columns: update only these columns, the key among them: existing rows keep the others,
+                new rows have null there. `data` has exactly these columns.
+            writer: as for `append`.
+
+        Returns:
+            bucket -> (start, end) of the changes in the changelog, for the buckets rows went to; an
+            empty range where no row was different.
+
+        Raises:
+            SchemaMismatchError, UnknownColumnError: nothing of the request in question is applied.
+        """
+        operation = TransactionOperation.UPSERT
+        return self._write(path, data, operation, columns=columns, writer=writer)
+
+    def delete(
+        self,
+        path: str,
+        keys: pa.Table | pa.RecordBatch,
+        *,
+        writer: AppendWriter | None = None,
+    ) -> dict[int, tuple[int, int]]:
+        """Delete the rows with these keys, those that exist; `keys` has the key columns only.
+
+        Otherwise as `upsert`.
+        """
+        return self._write(path, keys, TransactionOperation.DELETE, writer=writer)
+
+    def _write(
+        self,
+        path: str,
+        data: pa.Table | pa.RecordBatch,
+        operation: TransactionOperation,
+        *,
+        columns: Sequence[str] | None = None,
+        writer: AppendWriter | None,
+    ) -> dict[int, tuple[int, int]]:
         return self._with_table(
-            path, lambda table: self._appender.append(table, data, writer=writer)
+            path,
+            lambda table: self._writes.write(
+                table, data, operation, columns=columns, writer=writer
+            ),
         )
 
     # -- reads ---------------------------------------------------------------------------------
@@ -328,57 +269,93 @@ class StorageClient(
             schema_id=self._version(path, schema_id),
         )
 
-    def positions(self, path: str) -> dict[int, BucketPositions]:
-        """Return where every bucket stands, as one consistent cut."""
-        return dict(self.table_state(path).positions)
+    def lookup(
+        self, path: str, keys: pa.Table | pa.RecordBatch, *, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return one row for each key, in the order of `keys`, all null where there is none.
 
-    def table_state(
-        self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
-    ) -> TableState:
-        """Return the table, its positions and its lake snapshot as one consistent cut.
-
-        With `after` (bucket -> offset) it waits up to `max_wait_ms` until some bucket's high
-        watermark is beyond it.
+        The column `__found` says which are there. Acknowledged writes are seen.
         """
-        query: dict[str, str] = {}
-        if after is not None:
-            query["after"] = reads.offsets_to_text(after)
-            query["max_wait_ms"] = str(max_wait_ms)
+        return reads.lookup(self._transport, str(TablePath.parse(path)), keys, columns=columns)
+
+    def lookup_one(self, path: str, **key: Any) -> dict[str, Any] | None:
+        """Return the row with this key, as in `lookup_one("airlines", carrier="UA")`, or None."""
+        return self._with_table(path, lambda table: reads.lookup_one(self._transport, table, key))
+
+    def prefix_lookup(
+        self,
+        path: str,
+        keys: pa.Table | pa.RecordBatch,
+        *,
+        limit: int = 1_000,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Return the rows whose leading key columns equal a row of `keys`, in key order.
+
+        Prefix after prefix, at most `limit` rows of each.
+        """
+        parsed = str(TablePath.parse(path))
+        return reads.prefix_lookup(self._transport, parsed, keys, limit=limit, columns=columns)
+
+    # -- transactions --------------------------------------------------------------------------
+
+    def begin_transaction(
+        self,
+        path: str,
+        *,
+        operation: str = "append",
+        columns: Sequence[str] | None = None,
+        app_id: str | None = None,
+        version: int | None = None,
+        timeout_s: float | None = None,
+        join: bool = False,
+    ) -> Transaction:
+        """Begin a transaction: stage rows, then commit them at one instant, or abort.
+
+        Args:
+            operation: `append` (log tables), `upsert` or `delete` (primary key tables), or
+                `overwrite`, which leaves a table with what its rows make of an empty one. Rows to
+                upsert may have a column `__change_type`, as for `upsert`.
+            columns: upsert only these columns, as for `upsert`.
+            app_id: with `version`, makes the transaction happen once: a version that is not above
+                the last one that `app_id` committed to this table is skipped (`is_skipped`).
+            timeout_s: drop the transaction when nobody has staged for so long; default: the
+                service's, an hour.
+            join: return the open transaction that does the same for this version of `app_id`, if
+                there is one: so many processes share one that none of them began before the others.
+        """
         answer = self._transport.request_json(
-            "GET",
-            f"/v1/tables/{TablePath.parse(path)}/state",
-            query=query,
-            wait_s=max_wait_ms / 1000,
+            "POST",
+            f"/v1/tables/{TablePath.parse(path)}/transactions",
+            body={
+                "operation": str(TransactionOperation(operation)),
+                "columns": None if columns is None else list(columns),
+                "app_id": app_id,
+                "version": version,
+                "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
+                "join": join,
+            },
+            # One that was begun for nothing times out.
+            is_repeatable=True,
         )
-        state = TableState.from_json(answer)
-        self._remember(state.table)
-        return state
-
-    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
-        """Return per bucket the first log offset written at or after `timestamp_us`."""
-        answer = self._transport.request_json(
-            "GET",
-            f"/v1/tables/{TablePath.parse(path)}/offsets",
-            query={"timestamp_us": str(timestamp_us)},
+        known = self._known(path)
+        is_current = known is not None and (known.table_id, known.schema_id) == (
+            answer["table_id"],
+            answer["schema_id"],
         )
-        return {int(b): int(offset) for b, offset in answer["offsets"].items()}
+        transaction = self.open_transaction(path, str(answer["transaction_id"]))
+        if known is not None and is_current:
+            transaction.table = known
+        return transaction
 
-    def lake_catalog(self) -> LakeCatalog:
-        """Return how to open the Iceberg catalog that the service's tables are tiered to."""
-        answer: Any = self._transport.request_json("GET", "/v1/lake/catalog")
-        return LakeCatalog.from_json(answer).at(self.endpoint, token=self._transport.token)
+    def open_transaction(self, path: str, transaction_id: str) -> Transaction:
+        """Return a transaction that was begun elsewhere; the id of a skipped one is empty.
 
-    # -- remembered tables ---------------------------------------------------------------------
-
-    def _node(self, path: str, bucket: int) -> str:
-        table = self._tables.get(TablePath.parse(path))
-        return "" if table is None else table.nodes.get(bucket, "")
-
-    def _remember(self, table: TableInfo) -> TableInfo:
-        with self._tables_lock:
-            self._tables[table.path] = table
-        return table
-
-    def _forget(self, path: TablePath) -> None:
-        with self._tables_lock:
-            self._tables.pop(path, None)
+        Nothing is asked of the service before it is used.
+        """
+        return Transaction(
+            self._transport,
+            TablePath.parse(path),
+            transaction_id=transaction_id,
+            table=functools.partial(self.describe_table, path),
+        )

@@ -1,31 +1,190 @@
-"""Changing a table's schema: add, rename, widen, describe and drop columns."""
+"""What the client asks about databases, tables and their lake tables: one JSON request a call.
+
+The client remembers every table that the service has described to it. What it remembers may be
+stale: a call that fails for that reason is made again with what the service says now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.reads import offsets_to_text
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.model.schema import canonical_type, type_to_json
-from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    SchemaMismatchError,
+    TableNotFoundError,
+    UnknownColumnError,
+)
+from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake_divergence import LakeDivergence
+from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.partitioning import PartitionField
+from streamhouse.storage_service.model.schema import Schema, canonical_type, type_to_json
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.model.table_sizes import TableSizes
+from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["SchemaCalls"]
+__all__ = ["TableCalls"]
+
+# Rows by key are made from the lake before an adoption is answered.
+_ADOPTION_WAIT_S_MAX: Final = 6 * 3600.0
+_BACKUP_ROUTE: Final = "/v1/admin/backup"
+
+_T = TypeVar("_T")
 
 
-class SchemaCalls:
-    """The calls of `StorageClient` that change schemas. Rows already written stay as they are."""
+class TableCalls:
+    """The calls of `StorageClient` that are about tables as a whole, not about their rows."""
 
-    _transport: HttpTransport
+    def __init__(self, transport: HttpTransport) -> None:
+        self._transport = transport
+        self._tables: dict[TablePath, TableInfo] = {}
+        self._tables_lock = threading.Lock()
 
-    def _remember(self, table: TableInfo) -> TableInfo:
-        """Keep what is known of a table; `StorageClient` does."""
-        raise NotImplementedError
+    # -- databases and tables ------------------------------------------------------------------
+
+    def list_databases(self) -> list[str]:
+        """Return the names of all databases, sorted."""
+        return list(self._transport.request_json("GET", "/v1/databases")["databases"])
+
+    def create_database(self, name: str) -> None:
+        """Create a database; raises `DatabaseExistsError`."""
+        self._transport.request_json("POST", "/v1/databases", body={"name": name})
+
+    def drop_database(self, name: str) -> None:
+        """Drop an empty database; raises `DatabaseNotEmptyError`."""
+        self._transport.request_json("DELETE", f"/v1/databases/{name}")
+
+    def create_table(
+        self,
+        path: str,
+        schema: pa.Schema,
+        *,
+        primary_key: Sequence[str] = (),
+        bucket_count: int = 1,
+        bucket_key: Sequence[str] = (),
+        partitioned_by: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> TableInfo:
+        """Create a table.
+
+        Args:
+            path: `database.table`, or `table` in database `default`.
+            schema: Arrow types that Spark and Iceberg share; others are refused by column name.
+            primary_key: columns that make rows upsertable; empty makes a log table.
+            bucket_count: how many buckets, the unit of order and of parallelism; fixed for life.
+            bucket_key: rows equal here share a bucket; empty spreads rows evenly.
+            partitioned_by: lake partitioning, as in `["region", "day(event_time)"]`.
+            properties: `table.*` properties.
+
+        Raises:
+            InvalidSchemaError, InvalidNameError, UnknownOptionError, TableExistsError
+        """
+        descriptor = TableDescriptor(
+            path=TablePath.parse(path),
+            schema=Schema.from_arrow(schema),
+            primary_key=tuple(primary_key),
+            bucket_count=bucket_count,
+            bucket_key=tuple(bucket_key),
+            partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),
+            properties=dict(properties or {}),
+        )
+        answer = self._transport.request_json("POST", "/v1/tables", body=descriptor.to_json())
+        return self._remember(TableInfo.from_json(answer))
+
+    def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
+        """Drop a table and its log. Its lake table stays for other engines.
+
+        A table that raises `TableDamagedError` is dropped with `damaged` only; its files stay on
+        the service's disk.
+        """
+        parsed = TablePath.parse(path)
+        self._forget(parsed)
+        try:
+            query = {"damaged": "true"} if damaged else None
+            self._transport.request_json("DELETE", f"/v1/tables/{parsed}", query=query)
+        except TableNotFoundError:
+            if not if_exists:
+                raise
+
+    def list_tables(self, database: str | None = None) -> list[str]:
+        """Return the paths of all tables, or of one database's, sorted."""
+        query = None if database is None else {"database": database}
+        return list(self._transport.request_json("GET", "/v1/tables", query=query)["tables"])
 
     def describe_table(self, path: str) -> TableInfo:
-        """Return the table; `StorageClient` does."""
-        raise NotImplementedError
+        """Return the table's schema, bucketing, partitioning and properties."""
+        answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}")
+        return self._remember(TableInfo.from_json(answer))
+
+    def alter_properties(
+        self,
+        path: str,
+        *,
+        updates: Mapping[str, str] | None = None,
+        removals: Sequence[str] = (),
+    ) -> TableInfo:
+        """Set and remove table properties in one step."""
+        answer = self._transport.request_json(
+            "PATCH",
+            f"/v1/tables/{TablePath.parse(path)}/properties",
+            body={"set": dict(updates or {}), "remove": list(removals)},
+        )
+        return self._remember(TableInfo.from_json(answer))
+
+    def positions(self, path: str) -> dict[int, BucketPositions]:
+        """Return where every bucket stands, as one consistent cut."""
+        return dict(self.table_state(path).positions)
+
+    def table_state(
+        self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
+    ) -> TableState:
+        """Return the table, its positions and its lake snapshot as one consistent cut.
+
+        With `after` (bucket -> offset) it waits up to `max_wait_ms` until some bucket's high
+        watermark is beyond it.
+        """
+        query: dict[str, str] = {}
+        if after is not None:
+            query["after"] = offsets_to_text(after)
+            query["max_wait_ms"] = str(max_wait_ms)
+        answer = self._transport.request_json(
+            "GET",
+            f"/v1/tables/{TablePath.parse(path)}/state",
+            query=query,
+            wait_s=max_wait_ms / 1000,
+        )
+        state = TableState.from_json(answer)
+        self._remember(state.table)
+        return state
+
+    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
+        """Return per bucket the first log offset written at or after `timestamp_us`."""
+        answer = self._transport.request_json(
+            "GET",
+            f"/v1/tables/{TablePath.parse(path)}/offsets",
+            query={"timestamp_us": str(timestamp_us)},
+        )
+        return {int(b): int(offset) for b, offset in answer["offsets"].items()}
+
+    def count(self, path: str) -> int:
+        """Return how many rows the table has, exactly."""
+        answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}/count")
+        return int(answer["count"])
+
+    def table_sizes(self, path: str) -> TableSizes:
+        """Return how many bytes the service keeps of a table; the lake's are in its snapshots."""
+        answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}/sizes")
+        return TableSizes.from_json(answer)
+
+    # -- schemas -------------------------------------------------------------------------------
 
     def alter_schema(self, path: str, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
         """Apply several changes, all or none; docs/schema_evolution.md has their form."""
@@ -80,6 +239,145 @@ class SchemaCalls:
         )
         return self._remember(TableInfo.from_json(answer))
 
+    # -- the lake ------------------------------------------------------------------------------
+
+    def lake_catalog(self) -> LakeCatalog:
+        """Return how to open the Iceberg catalog that the service's tables are tiered to."""
+        answer: Any = self._transport.request_json("GET", "/v1/lake/catalog")
+        return LakeCatalog.from_json(answer).at(
+            self._transport.endpoint_text, token=self._transport.token
+        )
+
+    def lake_divergence(self, path: str) -> LakeDivergence | None:
+        """Return what adopting the lake in place of a table's log would keep, and what not.
+
+        None if there is no such table. Raises `TableExistsError` if the lake has its history.
+        """
+        try:
+            answer = self._adopt(path, {"dry_run": True, "replace": True})
+        except TableNotFoundError:
+            return None
+        return LakeDivergence.from_json(answer)
+
+    def adopt_table(self, path: str, *, force: bool = False, replace: bool = False) -> TableInfo:
+        """Make the lake table at `path`, which a Streamhouse service tiered to, a table here.
+
+        It has the columns, keys, buckets and properties that the table had, and its rows as far as
+        they were tiered; new rows get the offsets after them. Whoever had the table before cannot
+        tier it any more. Its database must exist. Calling it again changes nothing.
+
+        Args:
+            force: also if another service tiered to it within the last ten minutes.
+            replace: in place of a table whose log has other rows than the lake; its files are set
+                aside (`lake_divergence` says which rows that concerns).
+
+        Raises:
+            UnsupportedError: the lake table is not one that a table can go on from; says why.
+            FencedError: another service may still have the table.
+            TableExistsError: there is another table of that name.
+            TableNotFoundError: the lake catalog has no such table.
+        """
+        body = {"force": force, "replace": True} if replace else {"force": force}
+        return TableInfo.from_json(self._adopt(path, body))
+
+    def _adopt(self, path: str, body: Mapping[str, bool]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._transport.request_json(
+            "POST",
+            f"/v1/tables/{TablePath.parse(path)}/adopt",
+            body=body,
+            wait_s=_ADOPTION_WAIT_S_MAX,
+        )
+        return answer
+
+    def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float) -> None:
+        """Keep a lake snapshot from being expired for `ttl_s` seconds, a week at most.
+
+        A holder has one pin a table: calling again moves it or makes it last. Maintenance may have
+        expired the snapshot just before: open it after this call, not before.
+
+        Args:
+            holder: 1 to 200 letters, digits and `._:@-`, chosen so that nobody else has it.
+
+        Raises:
+            OverloadedError: the table has as many pins as it may have.
+        """
+        self._transport.request_json(
+            "PUT",
+            _pin_path(path, holder),
+            body={"snapshot_id": str(snapshot_id), "ttl_ms": max(1, round(ttl_s * 1000))},
+            is_repeatable=True,
+        )
+
+    def unpin_snapshot(self, path: str, *, holder: str) -> None:
+        """End the holder's pin; having none is fine."""
+        self._transport.request_json("DELETE", _pin_path(path, holder), is_repeatable=True)
+
+    def pinned_snapshots(self, path: str) -> dict[str, int]:
+        """Return holder -> id of the lake snapshot it has pinned."""
+        answer = self._transport.request_json("GET", _pins_path(path))
+        return {pin["holder"]: int(pin["snapshot_id"]) for pin in answer["pins"]}
+
+    # -- the service ---------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return what the service's page at `/` shows, as docs/http_api.md describes it."""
+        answer: dict[str, Any] = self._transport.request_json("GET", "/v1/status")
+        return answer
+
+    def stage_backup(self, *, with_lake: bool = False, timeout_s: float = 600.0) -> dict[str, Any]:
+        """Stage a backup below the service's data directory; return where, and what is in it.
+
+        Appends go on meanwhile; creating and dropping tables waits. Take the files away, then call
+        `discard_backup`.
+
+        Raises:
+            AlreadyExistsError: another backup is staged.
+        """
+        answer: dict[str, Any] = self._transport.request_json(
+            "POST", _BACKUP_ROUTE, body={"with_lake": with_lake}, wait_s=timeout_s
+        )
+        return answer
+
+    def discard_backup(self) -> None:
+        """Remove what is staged; nothing being staged is fine."""
+        self._transport.request_json("DELETE", _BACKUP_ROUTE, is_repeatable=True)
+
+    # -- remembered tables ---------------------------------------------------------------------
+
+    def _with_table(self, path: str, call: Callable[[TableInfo], _T]) -> _T:
+        """Call with what is remembered of the table, and again if that turns out to be stale."""
+        known = self._known(path)
+        try:
+            return call(known or self.describe_table(path))
+        except (NotFoundError, SchemaMismatchError, UnknownColumnError, InvalidRequestError):
+            if known is None or (fresh := self.describe_table(path)) == known:
+                raise
+            return call(fresh)
+
     def _version(self, path: str, schema_id: int | None) -> int:
         """Return the schema version to read in: the one asked for, else the current one."""
         return self.describe_table(path).schema_id if schema_id is None else schema_id
+
+    def _node(self, path: str, bucket: int) -> str:
+        table = self._known(path)
+        return "" if table is None else table.nodes.get(bucket, "")
+
+    def _known(self, path: str) -> TableInfo | None:
+        return self._tables.get(TablePath.parse(path))
+
+    def _remember(self, table: TableInfo) -> TableInfo:
+        with self._tables_lock:
+            self._tables[table.path] = table
+        return table
+
+    def _forget(self, path: TablePath) -> None:
+        with self._tables_lock:
+            self._tables.pop(path, None)
+
+
+def _pins_path(path: str) -> str:
+    return f"/v1/tables/{TablePath.parse(path)}/lake/pins"
+
+
+def _pin_path(path: str, holder: str) -> str:
+    return f"{_pins_path(path)}/{quote(holder, safe='')}"

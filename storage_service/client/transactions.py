@@ -14,27 +14,25 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client.request_batches import bounded_batches, rows_by_bucket
 from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.writes import log_rows_by_bucket, spread_anywhere
 from streamhouse.storage_service.errors import (
     StreamhouseError,
     TransactionNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
-from streamhouse.storage_service.model.conform import check_schema, conform
+from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
-    TransactionOperation,
     TransactionStatus,
 )
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
-__all__ = ["Transaction", "TransactionCalls"]
+__all__ = ["Transaction"]
 
 _COMMIT_WAIT_S: Final = 20.0
 # One request stages about so much; the service holds a body in memory while it takes it.
 _STAGE_BYTES_TARGET: Final = 32 << 20
-_SPREAD_ROWS_MIN: Final = 8_192
 _SEPARATOR: Final = "+"
 
 
@@ -182,85 +180,8 @@ class Transaction:
             yield encode_append_body(waiting[0][2].schema if waiting else schema, waiting)
 
     def _by_bucket(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
-        table = self.table
-        if table.is_primary_key_table:
-            return rows_by_bucket(table, rows)
-        rows = conform(rows, table.schema, table=str(table.path))
-        key = table.descriptor.effective_bucket_key
-        if key:
-            return split_by_bucket(rows, key, table.bucket_count)
-        first = secrets.randbelow(table.bucket_count)
-        return split_evenly(rows, table.bucket_count, first_bucket=first, rows_min=_SPREAD_ROWS_MIN)
-
-
-class TransactionCalls:
-    """The transaction calls of the client."""
-
-    _transport: HttpTransport
-
-    _tables: dict[TablePath, TableInfo]
-
-    def describe_table(self, path: str) -> TableInfo:
-        """Return the table; `StorageClient` does."""
-        raise NotImplementedError
-
-    def begin_transaction(
-        self,
-        path: str,
-        *,
-        operation: str = "append",
-        columns: Sequence[str] | None = None,
-        app_id: str | None = None,
-        version: int | None = None,
-        timeout_s: float | None = None,
-        join: bool = False,
-    ) -> Transaction:
-        """Begin a transaction: stage rows, then commit them at one instant, or abort.
-
-        Args:
-            operation: `append` (log tables), `upsert` or `delete` (primary key tables), or
-                `overwrite`, which leaves a table with what its rows make of an empty one. Rows to
-                upsert may have a column `__change_type`, as for `upsert`.
-            columns: upsert only these columns, as for `upsert`.
-            app_id: with `version`, makes the transaction happen once: a version that is not above
-                the last one that `app_id` committed to this table is skipped (`is_skipped`).
-            timeout_s: drop the transaction when nobody has staged for so long; default: the
-                service's, an hour.
-            join: return the open transaction that does the same for this version of `app_id`, if
-                there is one: so many processes share one that none of them began before the others.
-        """
-        answer = self._transport.request_json(
-            "POST",
-            f"/v1/tables/{TablePath.parse(path)}/transactions",
-            body={
-                "operation": str(TransactionOperation(operation)),
-                "columns": None if columns is None else list(columns),
-                "app_id": app_id,
-                "version": version,
-                "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
-                "join": join,
-            },
-            # One that was begun for nothing times out.
-            is_repeatable=True,
-        )
-        known = self._tables.get(TablePath.parse(path))
-        is_current = known is not None and (known.table_id, known.schema_id) == (
-            answer["table_id"],
-            answer["schema_id"],
-        )
-        transaction = self.open_transaction(path, str(answer["transaction_id"]))
-        if known is not None and is_current:
-            transaction.table = known
-        return transaction
-
-    def open_transaction(self, path: str, transaction_id: str) -> Transaction:
-        """Return a transaction that was begun elsewhere; the id of a skipped one is empty.
-
-        Nothing is asked of the service before it is used.
-        """
-        return Transaction(
-            self._transport,
-            TablePath.parse(path),
-            transaction_id=transaction_id,
-            table=functools.partial(self.describe_table, path),
+        if self.table.is_primary_key_table:
+            return rows_by_bucket(self.table, rows)
+        return log_rows_by_bucket(
+            self.table, rows, schema_id=self.table.schema_id, spread=spread_anywhere
         )

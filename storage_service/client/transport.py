@@ -38,6 +38,8 @@ class HttpTransport:
         parts = parse_endpoint(endpoint)
         self.endpoint = parts.url
         """The service's URL, without what vouches for its certificate."""
+        self.endpoint_text = endpoint.rstrip("/")
+        """The same with it, as it was given."""
         self.timeout_s = timeout_s
         self.token = token
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}

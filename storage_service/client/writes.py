@@ -1,110 +1,248 @@
-"""Appending rows: conform, route to buckets, cut into requests, number, send."""
+"""Rows on their way to a table: checked, routed to buckets, numbered, sent.
+
+A batch has a writer and, in its bucket, a sequence: the service stores it once, however often it
+arrives. One batch to each bucket is under way at a time for a writer.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.append_writer import AppendWriter, WriterPool
-from streamhouse.storage_service.client.request_batches import bounded_batches
+from streamhouse.storage_service.client.request_batches import bounded_batches, rows_by_bucket
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.errors import InternalError
+from streamhouse.storage_service.errors import InternalError, UnsupportedError
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
 from streamhouse.storage_service.model.conform import check_schema, conform
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.schema_change import version_of
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
-__all__ = ["Appender"]
+__all__ = [
+    "AppendWriter",
+    "Ranges",
+    "TableWrites",
+    "check_columns",
+    "log_rows_by_bucket",
+    "route",
+    "send",
+    "spread_anywhere",
+]
 
-SPREAD_ROWS_MIN: Final = 8_192
+_SPREAD_ROWS_MIN: Final = 8_192
+_WHAT_NEEDS_A_KEY: Final = {
+    TransactionOperation.UPSERT: "upsert into",
+    TransactionOperation.DELETE: "delete from",
+}
+
+Parts = Mapping[int, pa.RecordBatch]
+"""Bucket -> its rows."""
+
+Ranges = dict[int, tuple[int, int]]
+"""Bucket -> (start offset, end offset)."""
 
 
-class Appender:
-    """Appends to tables for a client. Thread-safe: concurrent calls use separate writers."""
+class AppendWriter:
+    """Numbers the batches of one writer so that the service stores each of them once.
+
+    Not thread-safe: sequences must reach the service in order, so each thread needs its own.
+    """
+
+    def __init__(self, writer_id: int | None = None) -> None:
+        # 0 means "no writer" in the log; 63 random bits do not collide in practice.
+        self.writer_id = writer_id or secrets.randbits(63) | 1
+        self._next_sequence: dict[int, int] = {}
+
+    def next_sequence(self, bucket: int) -> int:
+        """Return the sequence of the next batch for `bucket`; the first is 1."""
+        return self._next_sequence.get(bucket, 1)
+
+    def advance(self, bucket: int) -> None:
+        """Count one acknowledged batch of `bucket`."""
+        self._next_sequence[bucket] = self.next_sequence(bucket) + 1
+
+    def renew(self) -> None:
+        """Become another writer: what was sent as this one no longer has to do with it."""
+        self.writer_id = secrets.randbits(63) | 1
+        self._next_sequence.clear()
+
+
+class TableWrites:
+    """The writes of one client to all its tables. Thread-safe.
+
+    A call takes a writer for itself and gives it back only when every answer came: after a failure
+    its sequences are not known, and it is left to be forgotten.
+    """
 
     def __init__(self, transport: HttpTransport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
-        self._writers = WriterPool()
+        self._idle_writers: dict[int, list[AppendWriter]] = {}
         self._next_bucket: dict[int, int] = {}
 
-    def append(
+    def write(
         self,
         table: TableInfo,
         data: pa.Table | pa.RecordBatch,
+        operation: TransactionOperation,
         *,
+        columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
-    ) -> dict[int, tuple[int, int]]:
-        """Append all of `data`; see `StorageClient.append`."""
-        name = str(table.path)
-        schema_id = version_of(table, data.schema)
-        schema = table.schema_version(schema_id)
-        check_schema(data.schema, schema, table=name)
-        own = writer or self._writers.take(table.table_id)
-        offsets: dict[int, tuple[int, int]] = {}
-        # A call that fails leaves its writer's sequences unknown: the writer is dropped with it.
-        for batch in bounded_batches(data):
-            rows = conform(batch, schema, table=name)
-            parts = self._route(table, rows, schema_id)
-            for bucket, span in self._send(table, parts, own, schema).items():
-                start = offsets.get(bucket, span)[0]
-                offsets[bucket] = (start, span[1])
+    ) -> Ranges:
+        """Append, upsert or delete all of `data`; see `StorageClient`."""
+        check_columns(table, data.schema, operation, columns)
+        own = writer or self._take_writer(table.table_id)
+        offsets: Ranges = {}
+        for rows in bounded_batches(data):
+            parts = route(table, rows, operation, columns, spread=self._spread)
+            sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+            for bucket, span in sent.items():
+                offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
         if writer is None:
-            self._writers.give_back(table.table_id, own)
+            with self._lock:
+                self._idle_writers.setdefault(table.table_id, []).append(own)
         return offsets
 
-    def _route(
-        self, table: TableInfo, rows: pa.RecordBatch, schema_id: int
-    ) -> Mapping[int, pa.RecordBatch]:
-        key = table.bucket_key_of(schema_id)
-        if key:
-            return split_by_bucket(rows, key, table.bucket_count)
+    def _take_writer(self, table_id: int) -> AppendWriter:
         with self._lock:
-            first = self._next_bucket.get(table.table_id, -1)
-            if first < 0:
+            idle = self._idle_writers.get(table_id)
+            return idle.pop() if idle else AppendWriter()
+
+    def _spread(self, table: TableInfo, rows: pa.RecordBatch) -> Parts:
+        """Go on in the bucket after the last one: many small batches are spread, too."""
+        with self._lock:
+            first = self._next_bucket.get(table.table_id)
+            if first is None:
                 first = secrets.randbelow(table.bucket_count)
-            parts = split_evenly(
-                rows, table.bucket_count, first_bucket=first, rows_min=SPREAD_ROWS_MIN
-            )
+            parts = spread_anywhere(table, rows, first_bucket=first)
             self._next_bucket[table.table_id] = (first + len(parts)) % table.bucket_count
         return parts
 
-    def _send(
-        self,
-        table: TableInfo,
-        parts: Mapping[int, pa.RecordBatch],
-        writer: AppendWriter,
-        schema: Schema,
-    ) -> dict[int, tuple[int, int]]:
-        by_node: dict[str, list[tuple[int | None, int, pa.RecordBatch]]] = {}
-        for bucket, rows in parts.items():
-            part = (bucket, writer.next_sequence(bucket), rows)
-            by_node.setdefault(table.nodes.get(bucket, ""), []).append(part)
-        offsets: dict[int, tuple[int, int]] = {}
-        for node, node_parts in by_node.items():
-            answer = self._transport.request(
-                "POST",
-                f"/v1/tables/{table.path}/append",
-                query={"writer_id": f"{writer.writer_id:x}"},
-                body=encode_append_body(schema.to_arrow(), node_parts),
-                is_repeatable=True,
-                node=node,
-            )
-            for bucket_text, (start, end) in json.loads(answer)["buckets"].items():
-                offsets[int(bucket_text)] = (int(start), int(end))
-        for bucket, rows in parts.items():
-            start, end = offsets.get(bucket, (0, -1))
-            if end - start != rows.num_rows:
-                raise InternalError(
-                    f"append to '{table.path}': bucket {bucket} acknowledged offsets"
-                    f" [{start}, {end}) for {rows.num_rows} rows"
-                )
+
+def spread_anywhere(
+    table: TableInfo, rows: pa.RecordBatch, *, first_bucket: int | None = None
+) -> Parts:
+    """Spread rows that may go anywhere over the buckets from one on, by default a random one."""
+    if first_bucket is None:
+        first_bucket = secrets.randbelow(table.bucket_count)
+    return split_evenly(
+        rows, table.bucket_count, first_bucket=first_bucket, rows_min=_SPREAD_ROWS_MIN
+    )
+
+
+def check_columns(
+    table: TableInfo,
+    given: pa.Schema,
+    operation: TransactionOperation,
+    columns: Sequence[str] | None,
+) -> None:
+    """Raise unless rows with the columns `given` can be written so, before anything is sent."""
+    name = str(table.path)
+    if operation in _WHAT_NEEDS_A_KEY and not table.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{name}' has no primary key: cannot {_WHAT_NEEDS_A_KEY[operation]} it"
+        )
+    if operation is TransactionOperation.DELETE:
+        wanted = table.schema.select(table.descriptor.primary_key, table=name)
+    elif operation is TransactionOperation.UPSERT and CHANGE_TYPE_COLUMN in given.names:
+        # Deletes alone need no other columns than the key: the service sees which they are.
+        return
+    elif columns is None:
+        wanted = table.schema_version(version_of(table, given))
+    else:
+        wanted = table.schema.select(columns, table=name)
+    check_schema(given, wanted, table=name)
+
+
+def route(
+    table: TableInfo,
+    rows: pa.RecordBatch,
+    operation: TransactionOperation,
+    columns: Sequence[str] | None,
+    *,
+    spread: Callable[[TableInfo, pa.RecordBatch], Parts],
+) -> Parts:
+    """Return rows by bucket; `spread` decides about those that may go anywhere."""
+    if operation is TransactionOperation.APPEND:
+        schema_id = version_of(table, rows.schema)
+        return log_rows_by_bucket(table, rows, schema_id=schema_id, spread=spread)
+    if operation is TransactionOperation.UPSERT and columns is None:
+        rows = in_current_version(table, rows)
+    return rows_by_bucket(table, rows)
+
+
+def log_rows_by_bucket(
+    table: TableInfo,
+    rows: pa.RecordBatch,
+    *,
+    schema_id: int,
+    spread: Callable[[TableInfo, pa.RecordBatch], Parts],
+) -> Parts:
+    """Return rows of a log table by bucket, as its schema has them in this version."""
+    rows = conform(rows, table.schema_version(schema_id), table=str(table.path))
+    key = table.bucket_key_of(schema_id)
+    return split_by_bucket(rows, key, table.bucket_count) if key else spread(table, rows)
+
+
+def send(
+    transport: HttpTransport,
+    table: TableInfo,
+    parts: Parts,
+    operation: TransactionOperation,
+    *,
+    columns: Sequence[str] | None,
+    writer: AppendWriter,
+    is_repeated: bool = False,
+) -> Ranges:
+    """Send one batch to each bucket under the writer's next sequences; return their offsets.
+
+    After an error that may pass, send the same parts again, `is_repeated`: they are stored once.
+    """
+    query = {"writer_id": f"{writer.writer_id:x}"}
+    if columns is not None:
+        query["columns"] = json.dumps(list(columns))
+    by_node: dict[str, list[tuple[int | None, int, pa.RecordBatch]]] = {}
+    for bucket, rows in parts.items():
+        batches = by_node.setdefault(table.nodes.get(bucket, ""), [])
+        batches.append((bucket, writer.next_sequence(bucket), rows))
+    offsets: Ranges = {}
+    repeats = [is_repeated]
+    for node, batches in by_node.items():
+        answer = transport.request(
+            "POST",
+            f"/v1/tables/{table.path}/{operation}",
+            query=query,
+            body=encode_append_body(batches[0][2].schema, batches),
+            is_repeatable=True,
+            node=node,
+            on_repeat=lambda: repeats.append(True),
+        )
+        for bucket_text, (start, end) in json.loads(answer)["buckets"].items():
+            offsets[int(bucket_text)] = (int(start), int(end))
+    if operation is TransactionOperation.APPEND:
+        _check_appended(table, parts, offsets)
+    for bucket, (start, end) in offsets.items():
+        # What changed nothing was not stored, and its sequence is still the next.
+        if end > start:
             writer.advance(bucket)
-        return offsets
+    if any(repeats) and any(start == end for start, end in offsets.values()):
+        # An attempt that still arrives may take the sequence: the next write must not have it.
+        writer.renew()
+    return offsets
+
+
+def _check_appended(table: TableInfo, parts: Parts, offsets: Ranges) -> None:
+    for bucket, rows in parts.items():
+        start, end = offsets.get(bucket, (0, -1))
+        if end - start != rows.num_rows:
+            raise InternalError(
+                f"append to '{table.path}': bucket {bucket} acknowledged offsets"
+                f" [{start}, {end}) for {rows.num_rows} rows"
+            )

@@ -7,21 +7,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.key_value_calls import KeyValueCalls
+from streamhouse.storage_service.client.writes import TableWrites
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.in_process_service import table_descriptor
 
 NODES = {0: "http://a", 1: "http://b", 2: "http://a", 3: ""}
 
 
-class Recorder(KeyValueCalls):
-    """Calls whose requests are kept, and answered as if each bucket had one change."""
+class Recorder:
+    """A transport whose requests are kept, and answered as if each bucket had one change."""
 
-    def __init__(self, table: TableInfo) -> None:
-        super().__init__()
-        self._tables = {table.path: table}
-        self._transport = self  # type: ignore[assignment]
+    def __init__(self) -> None:
         self.sent: dict[str, list[int]] = {}
 
     def request(self, verb: str, url: str, *, body: Any, node: str = "", **more: Any) -> bytes:
@@ -43,18 +41,18 @@ def test_each_node_gets_the_buckets_it_serves() -> None:
     rows = pa.table({"id": pa.array(range(50)), "name": ["a"] * 50})
     assert set(buckets_for_rows(rows, ["id"], 4).tolist()) == {0, 1, 2, 3}
 
-    for verb in ("upsert", "delete"):
-        client = Recorder(table)
-        offsets = (
-            client.upsert("db.t", rows)
-            if verb == "upsert"
-            else client.delete("db.t", rows.select(["id"]))
+    for operation, data in (
+        (TransactionOperation.UPSERT, rows),
+        (TransactionOperation.DELETE, rows.select(["id"])),
+    ):
+        transport = Recorder()
+        offsets = TableWrites(transport).write(  # type: ignore[arg-type]  # only `request` is used
+            table, data, operation, writer=None
         )
 
-        assert {node: sorted(b) for node, b in client.sent.items()} == {
+        assert {node: sorted(b) for node, b in transport.sent.items()} == {
             "http://a": [0, 2],
             "http://b": [1],
             "": [3],
         }
         assert offsets == dict.fromkeys(range(4), (0, 1))
-    assert TablePath.parse("db.t") == table.path
