@@ -1,8 +1,8 @@
 """The ASGI application: what happens around every route, and which code answers it.
 
 Order for each request: request id, liveness, whose page sends it, token and grants, stopping and
-limits, then the route.
-The data routes are answered here, everything else by the FastAPI application of control_plane.py.
+limits, then the route. `routes.py` lists the routes: data routes are answered by functions of
+data/, control routes by the FastAPI application of control_plane.py.
 Whatever goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
 """
 
@@ -14,6 +14,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from streamhouse.storage_service.errors import (
@@ -23,7 +24,6 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
-from streamhouse.storage_service.server.access.access import is_about_service
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
@@ -51,9 +51,9 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Scope,
     Send,
 )
+from streamhouse.storage_service.server.routes import HEALTH_PATH, STATUS_PAGE_PATH, Answer, find
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.log_format import REQUEST_ID
-from streamhouse.storage_service.server.status.status_page import STATUS_PAGE_PATH
 
 __all__ = ["ServiceApp"]
 
@@ -134,6 +134,7 @@ class ServiceApp:
         started = time.perf_counter()
         try:
             self._service.foreign_requests.check(exchange.method, scope["headers"])
+            exchange.need = find(exchange.method, path).need
             self._service.access.admit(exchange)
             # It is over before anybody could count it as being in progress.
             self._service.check_accepting()
@@ -159,7 +160,7 @@ class ServiceApp:
         )
 
     async def _answer(self, exchange: HttpExchange) -> None:
-        if exchange.path == "/health":
+        if exchange.path == HEALTH_PATH:
             # Alive even when stopping or full, by whatever name: an orchestrator must not kill it.
             exchange.route = "health"
             return await exchange.answer_json({"status": "alive"})
@@ -169,61 +170,21 @@ class ServiceApp:
             # one has a body read.
             with self._service.request(is_about_service=True):
                 return await self._hand_over(exchange, b"")
+        found = find(exchange.method, exchange.path)
+        route = found.route
+        exchange.need, exchange.body = found.need, route.body
         self._service.access.admit(exchange)
-        with self._service.request(is_about_service=is_about_service(exchange.path)):
-            if _is_iceberg(exchange):
+        with self._service.request(is_about_service=route.is_about_service):
+            if route.answer is Answer.DATA:
+                exchange.route = route.name
+                await DATA_ANSWERS[route.name](exchange, self._service, **found.parameters)
+            elif route.answer is Answer.CATALOG:
+                exchange.route = route.name
                 await self._iceberg.answer(exchange)
-            elif not await self._answer_data_route(exchange):
-                await self._answer_control_route(exchange)
-
-    async def _answer_data_route(self, exchange: HttpExchange) -> bool:
-        """Answer one of the hot routes; False if it is none."""
-        if not exchange.path.startswith(_TABLES):
-            return False
-        parts = exchange.path[len(_TABLES) :].split("/")
-        match exchange.method, parts:
-            case "POST", [path, "append"]:
-                exchange.route = "append"
-                await answer_append(exchange, self._service, path=path)
-            case "GET", [path, "buckets", bucket, "fetch"]:
-                exchange.route = "fetch"
-                await answer_fetch(exchange, self._service, path=path, bucket=bucket)
-            case "GET", [path, "subscribe"]:
-                exchange.route = "subscribe"
-                await answer_subscribe(exchange, self._service, path=path)
-            case "POST", [path, "upsert"]:
-                exchange.route = "upsert"
-                await answer_upsert(exchange, self._service, path=path)
-            case "POST", [path, "delete"]:
-                exchange.route = "delete"
-                await answer_delete(exchange, self._service, path=path)
-            case "POST", [path, "transactions", transaction_id, "stage"]:
-                exchange.route = "stage"
-                await answer_stage(
-                    exchange, self._service, path=path, transaction_id=transaction_id
-                )
-            case "POST", [path, "lookup"]:
-                exchange.route = "lookup"
-                await answer_lookup(exchange, self._service, path=path)
-            case "POST", [path, "prefix_lookup"]:
-                exchange.route = "prefix_lookup"
-                await answer_prefix_lookup(exchange, self._service, path=path)
-            case "GET", [path, "count"]:
-                exchange.route = "count"
-                await answer_count(exchange, self._service, path=path)
-            case "GET", [path, "rows", *_]:
-                exchange.route = "row"
-                # Parts of a key may have slashes in them, percent-encoded.
-                segments = exchange.raw_path[len(_TABLES) :].split("/")[2:]
-                await answer_row(exchange, self._service, path=path, segments=segments)
-            case _:
-                return False
-        return True
-
-    async def _answer_control_route(self, exchange: HttpExchange) -> None:
-        """Answer with FastAPI, after reading the whole, bounded body."""
-        async with self._service.control_body(exchange) as body:
-            await self._hand_over(exchange, body)
+            else:
+                # Also what no route answers: FastAPI says so, after the body is found in order.
+                async with self._service.held_body(exchange) as body:
+                    await self._hand_over(exchange, body)
 
     async def _hand_over(self, exchange: HttpExchange, body: bytes) -> None:
         _check_extent(exchange, body)
@@ -267,6 +228,27 @@ class ServiceApp:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 return str(value, "ascii")
         return f"{self._request_prefix}-{next(self._request_numbers)}"
+
+
+async def _answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    # Parts of a key may have slashes in them, percent-encoded.
+    segments = exchange.raw_path[len(_TABLES) :].split("/")[2:]
+    await answer_row(exchange, service, path=path, segments=segments)
+
+
+# Of each data route of the table, by name: what answers it, given the parameters of its path.
+DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
+    "append": answer_append,
+    "upsert": answer_upsert,
+    "delete": answer_delete,
+    "stage": answer_stage,
+    "fetch": answer_fetch,
+    "subscribe": answer_subscribe,
+    "lookup": answer_lookup,
+    "prefix_lookup": answer_prefix_lookup,
+    "count": answer_count,
+    "row": _answer_row,
+}
 
 
 async def _no_receive() -> Message:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
@@ -33,8 +32,6 @@ from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory
 from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns
 from streamhouse.storage_service.server.http.http_exchange import (
-    ARROW_STREAM,
-    JSON,
     MESSAGE_CHARACTERS_MAX,
     HttpExchange,
 )
@@ -227,26 +224,13 @@ class Service:
             self.metrics.received_bytes.inc(len(body))
             yield body
 
-    def held_body(self, exchange: HttpExchange) -> AbstractAsyncContextManager[bytes]:
-        """Receive a body of Arrow rows, and hold its memory while it is used."""
-        return self._body(exchange, ARROW_STREAM, limit_name="body_bytes_max")
-
-    def control_body(
-        self, exchange: HttpExchange, *, content_type: bytes = JSON
-    ) -> AbstractAsyncContextManager[bytes]:
-        """Receive a small body, of JSON, and hold its memory while it is used."""
-        return self._body(exchange, content_type, limit_name="control_body_bytes_max")
-
     @contextlib.asynccontextmanager
-    async def _body(
-        self, exchange: HttpExchange, content_type: bytes, *, limit_name: str
-    ) -> AsyncIterator[bytes]:
+    async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
+        """Receive the body that the route takes, and hold its memory while it is used."""
         with self.body_memory.body(exchange.caller.name) as held:
             yield await exchange.read_body(
                 held,
-                content_type=content_type,
-                bytes_max=getattr(self.config, limit_name),
-                limit_name=limit_name,
+                bytes_max=getattr(self.config, exchange.body.limit_name),
                 timeout_ms=self.config.body_read_timeout_ms,
             )
 

@@ -1,7 +1,7 @@
 """Requests of hostile sizes on every route, from many connections: nobody else waits for them.
 
-Routes and their bodies come from the service's own OpenAPI and from app.py, so that a new route is
-covered by itself, or fails the test.
+Routes and their bodies come from the service's own OpenAPI and its table of routes, so that a new
+route is covered by itself, or fails the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -23,7 +22,7 @@ import pytest
 import urllib3
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.server import app as app_module
+from streamhouse.storage_service.server.routes import ROUTES, Answer
 from tests.support.in_process_service import append_body
 from tests.support.service_process import ServiceProcess
 
@@ -107,31 +106,27 @@ def _arrow_bodies() -> list[bytes]:
     ]  # fmt: skip
 
 
-def _data_routes() -> set[tuple[str, str]]:
-    source = Path(app_module.__file__).read_text(encoding="utf-8")
-    found = re.findall(r'case "(\w+)", \[path, (.*)\]:', source)
-    return {(method, parts.replace('"', "")) for method, parts in found}
-
-
 def _data_requests() -> Iterator[Request]:
     """Yield requests to every data route; a route that is not known here fails the test."""
     arrow = "application/vnd.apache.arrow.stream"
     names = quote(json.dumps(list(WIDE.names)[:280]), safe="")
     numbers = quote(json.dumps({str(i): 0 for i in range(4_000)}), safe="")
     bodies = _arrow_bodies()
-    for method, parts in sorted(_data_routes()):
-        target = "/v1/tables/keyed/" + parts.replace(", ", "/").replace("*_", "1")
-        target = target.replace("bucket/", "0/").replace("transaction_id", "x")
+    for route in ROUTES:
+        if route.answer is not Answer.DATA:
+            continue
+        method, name = route.method, route.name
+        table = "wide" if name == "append" else "keyed"
+        target = route.path.removesuffix("/...").format(path=table, bucket=0, transaction_id="x")
         if method == "POST":
             for body in bodies:
-                table = "wide" if parts == "append" else "keyed"
-                yield Request(method, target.replace("keyed", table), body, arrow)
-        elif parts.startswith(("buckets", "subscribe")):
-            offset = "offset=0&" if parts.startswith("buckets") else "start=never&"
+                yield Request(method, target, body, arrow)
+        elif name in ("fetch", "subscribe"):
+            offset = "offset=0&" if name == "fetch" else "start=never&"
             yield Request(method, f"{target}?{offset}columns={names}", b"", "")
             yield Request(method, f"{target}?offset=0&start={numbers}", b"", "")
         else:
-            assert parts in ("count", "rows, *_"), f"{parts}: say what is hostile to it"
+            assert name in ("count", "row"), f"{name}: say what is hostile to it"
             yield Request(method, f"{target}/{'9' * 60_000}", b"", "")
 
 

@@ -1,4 +1,4 @@
-"""Who may do what: tokens and their grants, from a file that may change while the service runs.
+"""Tokens and their grants, from a file that may change while the service runs.
 
 The file is TOML and holds no token, only SHA-256 hashes of tokens:
 
@@ -7,107 +7,30 @@ The file is TOML and holds no token, only SHA-256 hashes of tokens:
     sha256 = "9f86d081884c7d65..."
     grants = ["read:sales.*", "write:sales.orders", "read:service"]
 
-A grant is `LEVEL:SCOPE`. Levels: read < write < admin, each includes the ones before it. Scopes:
-`database.table`, `database.*` (the database and all its tables), `service` (metrics, tiering,
-backups), `lake` (the secrets of the lake's catalog and object store) and `*` (all of these).
+`caller.py` says what a grant is.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import logging
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
 from streamhouse.storage_service.model.secret_sources import read_private
+from streamhouse.storage_service.server.caller import OWNER, UNKNOWN, Caller, Grant
 
-__all__ = ["OWNER", "Caller", "Grant", "Grants", "Level", "load_grants", "token_hash"]
+__all__ = ["Grants", "load_grants", "token_hash"]
 
 _logger = logging.getLogger(__name__)
 
 _FILE_BYTES_MAX: Final = 1 << 20
-_GRANT: Final = re.compile(r"(read|write|admin):(\*|service|lake|\w+\.(?:\*|\w+))", re.A)
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FIELDS: Final = {"name", "sha256", "grants"}
-SERVICE: Final = "service"
-LAKE: Final = "lake"
-EVERYTHING: Final = "*"
-
-
-class Level(enum.IntEnum):
-    """What a grant allows; each level includes those below it."""
-
-    READ = 1
-    WRITE = 2
-    ADMIN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """One level on one scope, as written in the grants file."""
-
-    level: Level
-    scope: str
-
-    @classmethod
-    def parse(cls, text: object) -> Grant:
-        """Read `write:sales.orders`."""
-        found = _GRANT.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
-            raise InvalidRequestError(
-                f"grant {text!r} is not LEVEL:SCOPE with a level read, write or admin and a scope"
-                " database.table, database.*, service, lake or *"
-            )
-        return cls(Level[found[1].upper()], found[2])
-
-    def covers(self, scope: str) -> bool:
-        """Whether `scope` (`db.table`, `db.*`, `service` or `lake`) lies within this grant's."""
-        if self.scope in (EVERYTHING, scope):
-            return True
-        database, _, table = self.scope.partition(".")
-        # A namespace of the lake may have a dot in it: it is nobody's database then.
-        return table == "*" and scope.partition(".")[0] == database and scope.count(".") == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whoever sent a request, by the name its token has in the grants file."""
-
-    name: str
-    grants: tuple[Grant, ...]
-
-    def may(self, level: Level, scope: str) -> bool:
-        """Whether some grant allows `level` on `scope`."""
-        return any(grant.level >= level and grant.covers(scope) for grant in self.grants)
-
-    def may_read_secrets(self) -> bool:
-        """Whether some grant hands out the secrets of the lake's catalog."""
-        return self.may(Level.READ, LAKE)
-
-    def has_tables(self) -> bool:
-        """Whether some grant is about tables or the lake."""
-        return any(grant.scope != SERVICE for grant in self.grants)
-
-    def sees_database(self, database: str) -> bool:
-        """Whether some grant is about the database or one of its tables."""
-        return any(
-            grant.scope == EVERYTHING or grant.scope.partition(".")[0] == database
-            for grant in self.grants
-            if grant.scope not in (SERVICE, LAKE)
-        )
-
-
-OWNER: Final = Caller("owner", (Grant(Level.ADMIN, EVERYTHING),))
-"""The holder of the service's own token, and everybody where no token is asked for."""
-
-UNKNOWN: Final = Caller("-", ())
-"""Who has not shown a token yet."""
 
 
 def token_hash(token: bytes) -> str:

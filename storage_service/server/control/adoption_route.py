@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from streamhouse.storage_service.engine.directory.data_directory import GIVEN_UP_SUFFIX
@@ -20,6 +19,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake_divergence import LakeDivergence
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.iceberg_route import ServiceTables
 from streamhouse.storage_service.server.control.request_bodies import AdoptTable, TableName
 from streamhouse.storage_service.server.service import Service
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["adoption_routes"]
 
 
-def adoption_routes(service: Service) -> APIRouter:
-    """Return the route `/v1/tables/{path}/adopt`."""
-    routes = APIRouter(prefix="/v1/tables/{path}")
+def adoption_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the route `/v1/tables/{path}/adopt`."""
 
-    @routes.post("/adopt", summary="Go on with a lake table that a Streamhouse service made.")
+    @routes.answers("Go on with a lake table that a Streamhouse service made.")
     async def adopt(path: TableName, body: AdoptTable) -> JSONResponse:
         parsed = TablePath.parse(path)
         if body.replace:
@@ -51,8 +50,6 @@ def adoption_routes(service: Service) -> APIRouter:
         finally:
             await service.run_blocking(search.close)
         return _answer(table, status=201)
-
-    return routes
 
 
 async def _replace(service: Service, table: OpenTable, body: AdoptTable) -> JSONResponse:

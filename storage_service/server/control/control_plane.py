@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -27,9 +27,9 @@ from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
 )
 from streamhouse.storage_service.model.secret_sources import without_secrets
-from streamhouse.storage_service.server.access.access import database_scope
-from streamhouse.storage_service.server.access.grants import Level
+from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     CreateDatabase,
     TakeBackup,
@@ -59,44 +59,45 @@ def build_control_plane(service: Service) -> FastAPI:
         description="Control routes. Data routes speak Arrow IPC: see docs/http_api.md.",
         redirect_slashes=False,
     )
-    app.include_router(_service_routes(service), tags=["service"])
-    app.include_router(_database_routes(service), tags=["databases"])
-    app.include_router(table_routes(service), tags=["tables"])
-    app.include_router(adoption_routes(service), tags=["tables"])
-    app.include_router(state_routes(service), tags=["state"])
-    app.include_router(lake_pin_routes(service), tags=["lake pins"])
-    app.include_router(transaction_routes(service), tags=["transactions"])
-    app.include_router(tiering_routes(service), tags=["tiering"])
-    app.include_router(_backup_routes(service), tags=["backups"])
+    routes = ControlRoutes(app)
+    _service_routes(routes, service)
+    _database_routes(routes, service)
+    table_routes(routes, service)
+    adoption_routes(routes, service)
+    state_routes(routes, service)
+    lake_pin_routes(routes, service)
+    transaction_routes(routes, service)
+    tiering_routes(routes, service)
+    _backup_routes(routes, service)
+    routes.check_complete()
     _answer_errors(app, service)
     return app
 
 
-def _service_routes(service: Service) -> APIRouter:
-    routes = APIRouter()
+def _service_routes(routes: ControlRoutes, service: Service) -> None:
 
-    @routes.get("/health", summary="Whether the process is alive; needs no token.")
+    @routes.answers("Whether the process is alive; needs no token.")
     async def health() -> dict[str, str]:
         return {"status": "alive"}
 
-    @routes.get("/", summary="The status page, for people; needs no token.")
+    @routes.answers("The status page, for people; needs no token.")
     async def page() -> Response:
         return status_page()
 
-    @routes.get("/v1/status", summary="What the status page shows: tables, rates, lags, workers.")
+    @routes.answers("What the status page shows: tables, rates, lags, workers.")
     async def status() -> Response:
         return Response(await service.status.text(), media_type="application/json")
 
-    @routes.get("/ready", summary="Whether the service takes requests.")
+    @routes.answers("Whether the service takes requests.")
     async def ready() -> dict[str, str]:
         return {"status": "ready", "service_id": service.manager.service_id}
 
-    @routes.get("/metrics", summary="Metrics in Prometheus' text format.")
+    @routes.answers("Metrics in Prometheus' text format.")
     async def metrics() -> Response:
         text = await service.metrics.text(service.run_blocking)
         return Response(text, media_type=METRICS_CONTENT_TYPE)
 
-    @routes.get("/v1/lake/catalog", summary="How to open the Iceberg catalog.")
+    @routes.answers("How to open the Iceberg catalog.")
     async def lake_catalog(request: Request) -> dict[str, Any]:
         caller = exchange_of(request).caller
         if not caller.has_tables():
@@ -109,37 +110,31 @@ def _service_routes(service: Service) -> APIRouter:
         identity = {SERVICE_ID_PROPERTY: service.manager.service_id}
         return replace(catalog, properties={**shown, **identity}).to_json()
 
-    return routes
 
-
-def _database_routes(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/v1/databases")
+def _database_routes(routes: ControlRoutes, service: Service) -> None:
     manager = service.manager
 
-    @routes.get("", summary="The names of all databases.")
+    @routes.answers("The names of all databases.")
     async def list_databases(request: Request) -> dict[str, list[str]]:
         sees = exchange_of(request).caller.sees_database
         return {"databases": [name for name in manager.databases() if sees(name)]}
 
-    @routes.post("", summary="Create a database.", status_code=201)
+    @routes.answers("Create a database.", status_code=201)
     async def create_database(request: Request, body: CreateDatabase) -> dict[str, str]:
         service.access.require(exchange_of(request), Level.ADMIN, database_scope(body.name))
         await manager.create_database(body.name)
         return {"name": body.name}
 
-    @routes.delete("/{name}", summary="Drop an empty database.", status_code=204)
+    @routes.answers("Drop an empty database.", status_code=204)
     async def drop_database(name: str) -> None:
         await manager.drop_database(name)
 
-    return routes
 
-
-def _backup_routes(service: Service) -> APIRouter:
-    """Return the routes at `/v1/admin/backup`."""
-    routes = APIRouter(prefix="/v1/admin/backup")
+def _backup_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the routes at `/v1/admin/backup`."""
     manager = service.manager
 
-    @routes.post("", summary="Stage a backup in the data directory.", status_code=201)
+    @routes.answers("Stage a backup in the data directory.", status_code=201)
     async def stage_backup(body: TakeBackup) -> dict[str, Any]:
         if body.with_lake and service.config.catalog_properties:
             raise UnsupportedError(
@@ -169,11 +164,9 @@ def _backup_routes(service: Service) -> APIRouter:
             "damaged_tables": [table.to_json() for table in damaged],
         }
 
-    @routes.delete("", summary="Remove what was staged.", status_code=204)
+    @routes.answers("Remove what was staged.", status_code=204)
     async def discard_backup() -> None:
         await manager.runtime.run(clear_staging, manager.directory)
-
-    return routes
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:

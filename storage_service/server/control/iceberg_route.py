@@ -39,7 +39,7 @@ from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
     RestRequest,
 )
-from streamhouse.storage_service.server.http.http_exchange import JSON, HttpExchange, short
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
 from streamhouse.storage_service.server.service import Service
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ class IcebergRoutes:
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request below `/iceberg`."""
-        exchange.route = "iceberg"
         path = self._path(exchange)
         via = self._services_passed(exchange)
-        async with self._service.control_body(exchange, content_type=_content_type(path)) as body:
+        async with self._service.held_body(exchange) as body:
             await self._answer(exchange, self._request(exchange, path, via, body))
 
     async def _answer(self, exchange: HttpExchange, request: RestRequest) -> None:
@@ -220,11 +219,6 @@ def _live(table: OpenTable) -> LiveTable:
         high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
         pinned=frozenset(pin.snapshot_id for pin in table.lake_pins.current()),
     )
-
-
-def _content_type(path: str) -> bytes:
-    # Only OAuth's own route takes a form, to say that there is no OAuth.
-    return b"application/x-www-form-urlencoded" if path == "oauth/tokens" else JSON
 
 
 def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Request
+from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -13,7 +13,8 @@ from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.model.table_sizes import BucketSizes, TableSizes
-from streamhouse.storage_service.server.access.grants import SERVICE, Level
+from streamhouse.storage_service.server.caller import SERVICE, Level
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     AlterPartitioning,
     AlterProperties,
@@ -28,17 +29,16 @@ from streamhouse.storage_service.server.service import Service
 __all__ = ["state_routes", "table_routes"]
 
 
-def table_routes(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/v1/tables")
+def table_routes(routes: ControlRoutes, service: Service) -> None:
     manager = service.manager
 
-    @routes.get("", summary="The paths of all tables, or of one database's.")
+    @routes.answers("The paths of all tables, or of one database's.")
     async def list_tables(request: Request, database: str | None = None) -> dict[str, list[str]]:
         may = exchange_of(request).caller.may
         paths = [str(path) for path in manager.list_tables(database)]
         return {"tables": [path for path in paths if may(Level.READ, path)]}
 
-    @routes.post("", summary="Create a table.", status_code=201)
+    @routes.answers("Create a table.", status_code=201)
     async def create_table(
         request: Request, descriptor: Annotated[dict[str, Any], Body()]
     ) -> dict[str, Any]:
@@ -47,11 +47,11 @@ def table_routes(service: Service) -> APIRouter:
         table = await manager.create_table(parsed)
         return table.info.to_json()
 
-    @routes.get("/{path}", summary="Describe a table.")
+    @routes.answers("Describe a table.")
     async def describe_table(path: TableName) -> dict[str, Any]:
         return service.table(path).info.to_json()
 
-    @routes.delete("/{path}", summary="Drop a table and its log.", status_code=204)
+    @routes.answers("Drop a table and its log.", status_code=204)
     async def drop_table(
         path: TableName,
         damaged: Annotated[
@@ -62,29 +62,26 @@ def table_routes(service: Service) -> APIRouter:
             return await manager.drop_damaged(TablePath.parse(path))
         await manager.drop_table(service.table(path).path)
 
-    @routes.patch("/{path}/properties", summary="Set and remove properties, all or none.")
+    @routes.answers("Set and remove properties, all or none.")
     async def alter_properties(path: TableName, body: AlterProperties) -> dict[str, Any]:
         info = await manager.alter_properties(
             service.table(path).path, updates=body.set, removals=body.remove
         )
         return info.to_json()
 
-    @routes.put("/{path}/partitioning", summary="Partition the lake's future files otherwise.")
+    @routes.answers("Partition the lake's future files otherwise.")
     async def alter_partitioning(path: TableName, body: AlterPartitioning) -> dict[str, Any]:
         info = await manager.alter_partitioning(service.table(path).path, body.partitioned_by)
         return info.to_json()
 
-    @routes.patch("/{path}/schema", summary="Change the schema: all changes or none.")
+    @routes.answers("Change the schema: all changes or none.")
     async def alter_schema(path: TableName, body: AlterSchema) -> dict[str, Any]:
         return (await manager.alter_schema(service.table(path).path, body.changes)).to_json()
 
-    return routes
 
+def state_routes(routes: ControlRoutes, service: Service) -> None:
 
-def state_routes(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/v1/tables/{path}")
-
-    @routes.get("/state", summary="Table, positions and lake snapshot as one consistent cut.")
+    @routes.answers("Table, positions and lake snapshot as one consistent cut.")
     async def table_state(
         request: Request,
         path: TableName,
@@ -100,7 +97,7 @@ def state_routes(service: Service) -> APIRouter:
             await _wait_beyond(service, exchange_of(request), table, known, wait_ms)
         return JSONResponse(table.state().to_json())
 
-    @routes.post("/lake/history", summary="Whether what a lake table covers is the log's history.")
+    @routes.answers("Whether what a lake table covers is the log's history.")
     async def check_lake_history(
         request: Request, path: TableName, body: LakeHistory
     ) -> dict[str, Any]:
@@ -110,7 +107,7 @@ def state_routes(service: Service) -> APIRouter:
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
         return {}
 
-    @routes.get("/offsets", summary="Per bucket, the first offset written at or after a time.")
+    @routes.answers("Per bucket, the first offset written at or after a time.")
     async def offsets_for_timestamp(
         path: TableName,
         timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
@@ -119,7 +116,7 @@ def state_routes(service: Service) -> APIRouter:
         found = await service.manager.offsets_for_timestamp(service.table(path), time_us)
         return {"offsets": {str(bucket): offset for bucket, offset in found.items()}}
 
-    @routes.get("/sizes", summary="How many bytes the service keeps of the table.")
+    @routes.answers("How many bytes the service keeps of the table.")
     async def table_sizes(path: TableName) -> dict[str, Any]:
         table = service.table(path)
         log_bytes = [tablet.size_bytes for tablet in table.tablets]
@@ -139,8 +136,6 @@ def state_routes(service: Service) -> APIRouter:
             for bucket, position in positions.items()
         }
         return TableSizes(sizes).to_json()
-
-    return routes
 
 
 async def _wait_beyond(

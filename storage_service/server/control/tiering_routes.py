@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePin
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
 from streamhouse.storage_service.errors import TableDamagedError
 from streamhouse.storage_service.model.table_state import TieringReport
-from streamhouse.storage_service.server.access.grants import SERVICE, Caller, Level
+from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     ClaimTiering,
     CompareHistory,
@@ -32,16 +33,15 @@ from streamhouse.storage_service.server.service import Service
 __all__ = ["lake_pin_routes", "tiering_routes"]
 
 
-def tiering_routes(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/v1/tiering")
+def tiering_routes(routes: ControlRoutes, service: Service) -> None:
     coordinator = service.manager.tiering
 
-    @routes.get("", summary="How tiering stands, table by table.")
+    @routes.answers("How tiering stands, table by table.")
     async def tiering_status() -> dict[str, dict[str, Any]]:
         tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
         return {"tables": {str(table.path): coordinator.status(table) for table in tables}}
 
-    @routes.post("/claim", summary="Claim the most overdue table for a tiering round.")
+    @routes.answers("Claim the most overdue table for a tiering round.")
     async def claim(body: ClaimTiering) -> dict[str, Any]:
         tables = None if body.tables is None else _served(service, body.tables)
         answer = await coordinator.claim(
@@ -49,7 +49,7 @@ def tiering_routes(service: Service) -> APIRouter:
         )
         return answer.to_json()
 
-    @routes.post("/heartbeat", summary="Keep a claim.")
+    @routes.answers("Keep a claim.")
     async def heartbeat(body: HeartbeatTiering) -> dict[str, Any]:
         progress = RoundProgress(
             step=body.step, rows_done=body.rows_done, rows_planned=body.rows_planned
@@ -59,13 +59,13 @@ def tiering_routes(service: Service) -> APIRouter:
         )
         return {"lease_ms": service.config.tiering_lease_ms}
 
-    @routes.post("/complete", summary="Register a committed lake snapshot.")
+    @routes.answers("Register a committed lake snapshot.")
     async def complete(body: CompleteTiering) -> dict[str, Any]:
         report = TieringReport.from_json(body.model_dump())
         lake = await coordinator.complete(service.table(body.table), report)
         return lake.to_json()
 
-    @routes.post("/history", summary="Compare a lake table's history with the log's.")
+    @routes.answers("Compare a lake table's history with the log's.")
     async def compare_history(body: CompareHistory) -> dict[str, dict[str, str]]:
         found = await coordinator.compare_history(
             service.table(body.table),
@@ -75,13 +75,11 @@ def tiering_routes(service: Service) -> APIRouter:
         )
         return {"fingerprints": {str(bucket): said for bucket, said in found.items()}}
 
-    @routes.post("/fail", summary="Give a claim back after a failed round.")
+    @routes.answers("Give a claim back after a failed round.")
     async def fail(body: FailTiering) -> dict[str, Any]:
         table = service.table(body.table)
         pause_ms = await coordinator.fail(table, epoch=body.epoch, error=body.error)
         return {"paused_ms": pause_ms}
-
-    return routes
 
 
 def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
@@ -98,17 +96,16 @@ def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
     return served
 
 
-def lake_pin_routes(service: Service) -> APIRouter:
-    """Return the routes below `/v1/tables/{path}/lake`."""
-    routes = APIRouter(prefix="/v1/tables/{path}/lake")
+def lake_pin_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the routes below `/v1/tables/{path}/lake`."""
 
-    @routes.get("/pins", summary="The lake snapshots that readers have pinned.")
+    @routes.answers("The lake snapshots that readers have pinned.")
     async def pinned_snapshots(request: Request, path: TableName) -> dict[str, list[Any]]:
         caller = exchange_of(request).caller
         pins = enumerate(service.table(path).lake_pins.current(), 1)
         return {"pins": [_shown(pin, number, caller) for number, pin in pins]}
 
-    @routes.put("/pins/{holder}", summary="Pin a lake snapshot for a while, or pin it for longer.")
+    @routes.answers("Pin a lake snapshot for a while, or pin it for longer.")
     async def pin_snapshot(
         request: Request, path: TableName, holder: str, body: PinSnapshot
     ) -> dict[str, Any]:
@@ -118,14 +115,12 @@ def lake_pin_routes(service: Service) -> APIRouter:
         )
         return _shown(pin, 0, caller)
 
-    @routes.delete("/pins/{holder}", summary="End a pin.", status_code=204)
+    @routes.answers("End a pin.", status_code=204)
     async def unpin_snapshot(request: Request, path: TableName, holder: str) -> None:
         caller = exchange_of(request).caller
         await service.table(path).lake_pins.unpin(
             holder, owner=caller.name, of_others=_may_see_all(caller)
         )
-
-    return routes
 
 
 def _may_see_all(caller: Caller) -> bool:

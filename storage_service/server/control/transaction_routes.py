@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     BeginTransaction,
     CommitTransaction,
@@ -22,12 +23,11 @@ from streamhouse.storage_service.server.service import Service
 __all__ = ["transaction_routes"]
 
 
-def transaction_routes(service: Service) -> APIRouter:
-    """Return the routes below `/v1/tables/{path}/transactions`."""
-    routes = APIRouter(prefix="/v1/tables/{path}/transactions")
+def transaction_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the routes below `/v1/tables/{path}/transactions`."""
     coordinator = service.manager.transactions
 
-    @routes.post("", summary="Begin a transaction.", status_code=201)
+    @routes.answers("Begin a transaction.", status_code=201)
     async def begin_transaction(path: TableName, body: BeginTransaction) -> dict[str, Any]:
         table = service.table(path)
         transaction_id, status = await coordinator.of(table).begin(
@@ -45,11 +45,11 @@ def transaction_routes(service: Service) -> APIRouter:
             "schema_id": table.info.schema_id,
         }
 
-    @routes.get("/{transaction_id}", summary="How far a transaction is.")
+    @routes.answers("How far a transaction is.")
     async def transaction_status(path: TableName, transaction_id: str) -> dict[str, Any]:
         return coordinator.of(service.table(path)).status(transaction_id)
 
-    @routes.post("/{transaction_id}/commit", summary="Commit staged parts, all or none.")
+    @routes.answers("Commit staged parts, all or none.")
     async def commit_transaction(
         path: TableName,
         transaction_id: str,
@@ -71,11 +71,9 @@ def transaction_routes(service: Service) -> APIRouter:
             return JSONResponse(transactions.status(transaction_id), status_code=202)
         return JSONResponse(result.to_json())
 
-    @routes.post("/{transaction_id}/abort", summary="Drop a transaction, unless it is decided.")
+    @routes.answers("Drop a transaction, unless it is decided.")
     async def abort_transaction(path: TableName, transaction_id: str) -> dict[str, str]:
         return {"status": str(coordinator.of(service.table(path)).abort(transaction_id))}
-
-    return routes
 
 
 def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None:

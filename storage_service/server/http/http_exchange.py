@@ -7,6 +7,7 @@ it costs a third per request.
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
@@ -20,14 +21,14 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnauthorizedError,
 )
-from streamhouse.storage_service.server.access.grants import UNKNOWN
+from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level, Need
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 
 __all__ = [
     "ARROW_STREAM",
-    "JSON",
     "AnswerFlow",
+    "Body",
     "ClientGone",
     "HttpExchange",
     "Message",
@@ -44,7 +45,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Piece: TypeAlias = bytes | memoryview
 
-JSON: Final = b"application/json"
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 ABORT_KEY: Final = "streamhouse.abort"
 EXCHANGE_KEY: Final = "streamhouse.exchange"
@@ -76,6 +76,23 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
+class Body(enum.Enum):
+    """What a request's body is: its content type, and the limit of its bytes."""
+
+    JSON = (b"application/json", "control_body_bytes_max")
+    FORM = (b"application/x-www-form-urlencoded", "control_body_bytes_max")
+    ROWS = (ARROW_STREAM, "body_bytes_max")
+
+    def __init__(self, content_type: bytes, limit_name: str) -> None:
+        self.content_type = content_type
+        self.limit_name = limit_name
+
+
+def _everything() -> Need:
+    # A request that nobody has found the route of is closed rather than open.
+    return Need(Level.ADMIN, EVERYTHING)
+
+
 class HttpExchange:
     """One request being answered. `route` names it in metrics, `status` is 0 until answered."""
 
@@ -96,6 +113,9 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.route = "unknown"
+        self.body = Body.JSON
+        self.need: Callable[[], Need] = _everything
+        """What the request asks of its caller; raises if its path can be no table's."""
         self.caller = UNKNOWN
         self.share = ""
         """Whose share of what is shared the request uses; see `AccessControl`."""
@@ -165,9 +185,7 @@ class HttpExchange:
         self,
         held: HeldBody,
         *,
-        content_type: bytes,
         bytes_max: int,
-        limit_name: str,
         timeout_ms: int,
     ) -> bytes:
         """Return the whole body, whose memory is `held`.
@@ -178,7 +196,7 @@ class HttpExchange:
         """
         length = self.content_length()
         if length is not None and length > bytes_max:
-            raise self._too_large(bytes_max, limit_name)
+            raise self._too_large(bytes_max)
         chunks: list[bytes] = []
         received = 0
         try:
@@ -191,10 +209,10 @@ class HttpExchange:
                     chunk = message.get("body", b"")
                     if chunk:
                         if not chunks:
-                            self._check_content_type(content_type)
+                            self._check_content_type(self.body.content_type)
                         received += len(chunk)
                         if received > bytes_max:
-                            raise self._too_large(bytes_max, limit_name)
+                            raise self._too_large(bytes_max)
                         await held.add(len(chunk))
                         chunks.append(chunk)
                     if not message.get("more_body", False):
@@ -221,9 +239,10 @@ class HttpExchange:
                 f" send it with the header 'Content-Type: {wanted.decode()}'"
             )
 
-    def _too_large(self, bytes_max: int, limit_name: str) -> RequestTooLargeError:
+    def _too_large(self, bytes_max: int) -> RequestTooLargeError:
         return RequestTooLargeError(
-            f"{self.path}: the request body is larger than {bytes_max} bytes ({limit_name});"
+            f"{self.path}: the request body is larger than {bytes_max} bytes"
+            f" ({self.body.limit_name});"
             " send less at once"
         )
 

@@ -10,9 +10,8 @@ from typing import Final
 
 from fastapi.responses import Response
 
-__all__ = ["STATUS_PAGE_PATH", "status_page"]
+__all__ = ["status_page"]
 
-STATUS_PAGE_PATH: Final = "/"
 _HTML: Final = (
     importlib.resources.files(__package__).joinpath("page", "status.html").read_text("utf-8")
 )

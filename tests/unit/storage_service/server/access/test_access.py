@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.server import app as app_module
-from streamhouse.storage_service.server.access.access import Level, need_of
 from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.routes import ROUTES, Answer, find
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
@@ -27,24 +26,12 @@ from tests.support.in_process_service import (
 OWNER_TOKEN = "owner-token"
 # The page has no data in it; it asks for /v1/status with a token.
 OPEN_PATHS = {"/health", "/"}
-_DATA_ROUTE = re.compile(r'case "(\w+)", \[(.*)\]:')
-
-
-def _data_routes() -> set[tuple[str, str]]:
-    """Method and path of the routes that app.py answers itself."""
-    source = Path(app_module.__file__).read_text(encoding="utf-8")
-    routes = set()
-    for method, parts in _DATA_ROUTE.findall(source):
-        names = [part.strip() for part in parts.split(",")]
-        filled = [part.strip('"') if part.startswith('"') else "{x}" for part in names]
-        routes.add((method, "/v1/tables/" + "/".join(filled)))
-    return routes
-
-
-async def _routes(service: InProcessService) -> set[tuple[str, str]]:
-    answer = await service.call("GET", "/openapi.json", headers=_bearer(OWNER_TOKEN))
-    control = {(m.upper(), p) for p, methods in answer.json()["paths"].items() for m in methods}
-    return control | _data_routes() | {("GET", "/docs"), ("GET", "/openapi.json")}
+ROUTES_OF_SERVICE = sorted(
+    (method, route.path.removesuffix("/..."))
+    for route in ROUTES
+    if route.answer in (Answer.DATA, Answer.CONTROL, Answer.PAGES)
+    for method in route.method.split(", ")
+)
 
 
 def _bearer(token: str) -> dict[str, str]:
@@ -77,33 +64,20 @@ def _filled(path: str) -> str:
     return re.sub(r"\{\w+\}", "sales", path)
 
 
-def test_the_data_routes_are_found() -> None:
-    assert {("POST", "/v1/tables/{x}/append"), ("GET", "/v1/tables/{x}/subscribe")} < _data_routes()
-
-
 async def test_every_route_but_the_open_ones_refuses_callers_without_a_token(
     tmp_path: Path,
 ) -> None:
     async with _service(tmp_path) as service:
-        for method, path in await _routes(service):
+        for method, path in ROUTES_OF_SERVICE:
             answer = await service.call(method, _filled(path))
             expected = 200 if path in OPEN_PATHS else 401
             assert answer.status == expected, (method, path)
 
 
-async def test_every_route_names_what_it_needs(tmp_path: Path) -> None:
-    async with _service(tmp_path) as service:
-        for method, path in await _routes(service):
-            if path in OPEN_PATHS:
-                continue
-            need = need_of(method, _filled(path))
-            assert need.scope != "*", f"{method} {path} is not listed in access.need_of"
-
-
 async def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) -> None:
     async with _service(tmp_path, nobody=[]) as service:
-        for method, path in await _routes(service):
-            if path in OPEN_PATHS or need_of(method, _filled(path)).scope is None:
+        for method, path in ROUTES_OF_SERVICE:
+            if path in OPEN_PATHS or find(method, _filled(path)).need().scope is None:
                 continue
             answer = await service.call(method, _filled(path), headers=_bearer("nobody"))
             assert answer.error()[:2] == (403, "forbidden"), (method, path)
@@ -211,34 +185,3 @@ async def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> 
         answer = await asyncio.wait_for(answering, 30)
         assert answer.status == 200
         assert answer.is_complete
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "level", "scope"),
-    [
-        ("GET", "/v1/tables/t", Level.READ, "default.t"),
-        ("POST", "/v1/tables/t/transactions/1/commit", Level.WRITE, "default.t"),
-        ("PUT", "/v1/tables/t/lake/pins/me", Level.READ, "default.t"),
-        ("POST", "/v1/tables/t/something_new", Level.ADMIN, "default.t"),
-        ("POST", "/v1/tiering/claim", Level.WRITE, "service"),
-        ("POST", "/v1/admin/backup", Level.ADMIN, "service"),
-        ("GET", "/something_new", Level.ADMIN, "*"),
-        ("GET", "/iceberg/v1/config", Level.READ, None),
-        ("GET", "/iceberg/v1/namespaces", Level.READ, None),
-        ("POST", "/iceberg/v1/namespaces", Level.WRITE, "*"),
-        ("POST", "/iceberg/v1/transactions/commit", Level.WRITE, "*"),
-        ("POST", "/iceberg/v1/tables/rename", Level.ADMIN, "*"),
-        ("DELETE", "/iceberg/v1/namespaces/db", Level.ADMIN, "db.*"),
-        ("GET", "/iceberg/v1/namespaces/db/tables", Level.READ, "db.*"),
-        ("POST", "/iceberg/v1/namespaces/db/register", Level.ADMIN, "db.*"),
-        ("HEAD", "/iceberg/v1/namespaces/db/tables/t", Level.READ, "db.t"),
-        ("POST", "/iceberg/v1/namespaces/db/tables/t", Level.WRITE, "db.t"),
-        ("POST", "/iceberg/v1/namespaces/db/tables/t/metrics", Level.READ, "db.t"),
-        ("GET", "/iceberg/v1/namespaces/db/tables/t/credentials", Level.READ, "lake"),
-        ("DELETE", "/iceberg/v1/namespaces/db/tables/t", Level.ADMIN, "db.t"),
-    ],
-)
-def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | None) -> None:
-    need = need_of(method, path)
-
-    assert (need.level, need.scope) == (level, scope)

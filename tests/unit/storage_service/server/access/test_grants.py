@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.server.access.grants import (
-    Caller,
-    Grant,
-    Grants,
-    Level,
-    load_grants,
-    token_hash,
-)
+from streamhouse.storage_service.server.access.grants import Grants, load_grants, token_hash
+from streamhouse.storage_service.server.caller import Caller, Grant, Level
 
 HASH = token_hash(b"t0ken")
 

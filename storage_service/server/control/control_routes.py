@@ -1,0 +1,46 @@
+"""Binds the functions that answer control routes to the rows of the table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+
+from streamhouse.storage_service.server.routes import ROUTES, Answer
+
+__all__ = ["ControlRoutes"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class ControlRoutes:
+    """The control routes of one FastAPI application."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._unbound = {route.name: route for route in ROUTES if route.answer is Answer.CONTROL}
+
+    def answers(self, summary: str, *, status_code: int = 200) -> Callable[[_F], _F]:
+        """Make the decorated function answer the route that has its name.
+
+        Raises `KeyError` if there is none, or if another function answers it.
+        """
+
+        def bind(function: _F) -> _F:
+            route = self._unbound.pop(function.__name__)
+            self._app.add_api_route(
+                route.path,
+                function,
+                methods=[route.method],
+                summary=summary,
+                status_code=status_code,
+                tags=[route.tag],
+            )
+            return function
+
+        return bind
+
+    def check_complete(self) -> None:
+        """Assert that every row has its function."""
+        assert not self._unbound, f"nothing answers {sorted(self._unbound)}"

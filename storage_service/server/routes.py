@@ -1,0 +1,358 @@
+"""Every route there is, once: its method and path, what it asks of its caller, and what answers it.
+
+The application dispatches by this table and access control asks it; the control routes are FastAPI
+routes made of its rows, each bound to the function of its name. A route without a row cannot be
+made, and a row without a need neither.
+
+Rows without a name answer nothing. They say what is needed where no route is, so that who may not
+is told so before anybody is told that nothing is there.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.caller import Level, Need
+from streamhouse.storage_service.server.http.http_exchange import Body
+
+__all__ = [
+    "ANY_TOKEN",
+    "HEALTH_PATH",
+    "ROUTES",
+    "STATUS_PAGE_PATH",
+    "Answer",
+    "Found",
+    "Route",
+    "find",
+]
+
+ANY: Final = "*"
+"""As a method: every one that no other row of the path has."""
+READING: Final = "GET, HEAD"
+ANY_TOKEN: Final = "any token"
+"""As a need. What is answered, listed or made is checked where that is known."""
+OPEN: Final = "nothing"
+HEALTH_PATH: Final = "/health"
+STATUS_PAGE_PATH: Final = "/"
+_NEED: Final = re.compile(r"(read|write|admin):([\w{}.*]+)")
+
+
+class Answer(enum.Enum):
+    """Which part of the service answers a route."""
+
+    NOTHING = enum.auto()
+    DATA = enum.auto()
+    """Rows: a function of data/, straight on ASGI."""
+    CONTROL = enum.auto()
+    """JSON: a function of control/, by FastAPI."""
+    PAGES = enum.auto()
+    """The description of the control routes, which FastAPI makes."""
+    CATALOG = enum.auto()
+    """The Iceberg REST catalog."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One row of the table.
+
+    In `path`, `{name}` is any one segment, and `...` at the end is any number of them, none too.
+    `need` is a grant in which parameters of the path may stand, `ANY_TOKEN` or `OPEN`.
+    """
+
+    method: str
+    path: str
+    need: str
+    name: str = ""
+    """Of the function that answers; metrics count by it."""
+    answer: Answer = Answer.NOTHING
+    body: Body = Body.JSON
+    is_about_service: bool = False
+    """Whether it looks after the service itself: it is let in when others are not."""
+    tag: str = ""
+    """Under which its control route is described."""
+
+    def __post_init__(self) -> None:
+        assert self.need in (ANY_TOKEN, OPEN) or _NEED.fullmatch(self.need), self
+        assert bool(self.name) == (self.answer is not Answer.NOTHING), self
+
+    def need_of(self, parameters: Mapping[str, str]) -> Need:
+        """Return the need of a request; raises `InvalidNameError` for a path of no table."""
+        found = _NEED.fullmatch(self.need)
+        if found is None:
+            return Need(Level.READ, None)
+        if found[2] == "{path}":
+            return Need(Level[found[1].upper()], str(TablePath.parse(parameters["path"])))
+        return Need(Level[found[1].upper()], found[2].format_map(parameters))
+
+
+class Found(NamedTuple):
+    """The row that a request falls under, and the parameters of its path."""
+
+    route: Route
+    parameters: dict[str, str]
+
+    def need(self) -> Need:
+        """See `Route.need_of`."""
+        return self.route.need_of(self.parameters)
+
+
+def _data(method: str, path: str, need: str, name: str) -> Route:
+    path = "/v1/tables/{path}" + path
+    return Route(method=method, path=path, need=need, name=name, answer=Answer.DATA, body=Body.ROWS)
+
+
+def _control(
+    tag: str, prefix: str, *rows: tuple[str, str, str, str], about: bool = False
+) -> tuple[Route, ...]:
+    return tuple(
+        Route(
+            method=method,
+            path=prefix + path,
+            need=need,
+            name=name,
+            answer=Answer.CONTROL,
+            is_about_service=about,
+            tag=tag,
+        )
+        for method, path, need, name in rows
+    )
+
+
+def _page(path: str, name: str) -> Route:
+    return Route(method=READING, path=path, need=ANY_TOKEN, name=name, answer=Answer.PAGES)
+
+
+def _catalog(method: str, path: str, need: str, body: Body = Body.JSON) -> Route:
+    path = REST_CATALOG_PATH + path
+    return Route(
+        method=method, path=path, need=need, name="iceberg", answer=Answer.CATALOG, body=body
+    )
+
+
+def _nothing(path: str, need: str, changing: str = "", *, about: bool = False) -> tuple[Route, ...]:
+    """Return what is needed where nothing else is: to read, and to change."""
+    return (
+        Route(method=READING, path=path, need=need, is_about_service=about),
+        Route(method=ANY, path=path, need=changing or need, is_about_service=about),
+    )
+
+
+_DATA: Final = (
+    _data("POST", "/append", "write:{path}", "append"),
+    _data("POST", "/upsert", "write:{path}", "upsert"),
+    _data("POST", "/delete", "write:{path}", "delete"),
+    _data("POST", "/transactions/{transaction_id}/stage", "write:{path}", "stage"),
+    _data("GET", "/buckets/{bucket}/fetch", "read:{path}", "fetch"),
+    _data("GET", "/subscribe", "read:{path}", "subscribe"),
+    _data("POST", "/lookup", "read:{path}", "lookup"),
+    _data("POST", "/prefix_lookup", "read:{path}", "prefix_lookup"),
+    _data("GET", "/count", "read:{path}", "count"),
+    _data("GET", "/rows/...", "read:{path}", "row"),
+)
+
+_CONTROL: Final = (
+    *_control("service", "", ("GET", HEALTH_PATH, OPEN, "health")),
+    *_control(
+        "service",
+        "",
+        ("GET", STATUS_PAGE_PATH, OPEN, "page"),
+        ("GET", "/v1/status", "read:service", "status"),
+        ("GET", "/ready", ANY_TOKEN, "ready"),
+        ("GET", "/metrics", "read:service", "metrics"),
+        about=True,
+    ),
+    *_control("service", "/v1/lake", ("GET", "/catalog", ANY_TOKEN, "lake_catalog")),
+    *_control(
+        "backups",
+        "/v1/admin",
+        ("POST", "/backup", "admin:service", "stage_backup"),
+        ("DELETE", "/backup", "admin:service", "discard_backup"),
+        about=True,
+    ),
+    *_control(
+        "databases",
+        "/v1/databases",
+        ("GET", "", ANY_TOKEN, "list_databases"),
+        ("POST", "", ANY_TOKEN, "create_database"),
+        ("DELETE", "/{name}", "admin:{name}.*", "drop_database"),
+    ),
+    *_control(
+        "tables",
+        "/v1/tables",
+        ("GET", "", ANY_TOKEN, "list_tables"),
+        ("POST", "", ANY_TOKEN, "create_table"),
+        ("GET", "/{path}", "read:{path}", "describe_table"),
+        ("DELETE", "/{path}", "admin:{path}", "drop_table"),
+        ("PATCH", "/{path}/properties", "admin:{path}", "alter_properties"),
+        ("PUT", "/{path}/partitioning", "admin:{path}", "alter_partitioning"),
+        ("PATCH", "/{path}/schema", "admin:{path}", "alter_schema"),
+        ("POST", "/{path}/adopt", "admin:{path}", "adopt"),
+    ),
+    *_control(
+        "state",
+        "/v1/tables/{path}",
+        ("GET", "/state", "read:{path}", "table_state"),
+        ("GET", "/offsets", "read:{path}", "offsets_for_timestamp"),
+        ("GET", "/sizes", "read:{path}", "table_sizes"),
+        ("POST", "/lake/history", "read:{path}", "check_lake_history"),
+    ),
+    *_control(
+        "lake pins",
+        "/v1/tables/{path}/lake/pins",
+        ("GET", "", "read:{path}", "pinned_snapshots"),
+        ("PUT", "/{holder}", "read:{path}", "pin_snapshot"),
+        ("DELETE", "/{holder}", "read:{path}", "unpin_snapshot"),
+    ),
+    *_control(
+        "transactions",
+        "/v1/tables/{path}/transactions",
+        ("POST", "", "write:{path}", "begin_transaction"),
+        ("GET", "/{transaction_id}", "read:{path}", "transaction_status"),
+        ("POST", "/{transaction_id}/commit", "write:{path}", "commit_transaction"),
+        ("POST", "/{transaction_id}/abort", "write:{path}", "abort_transaction"),
+    ),
+    *_control(
+        "tiering",
+        "/v1/tiering",
+        ("GET", "", "read:service", "tiering_status"),
+        about=True,
+    ),
+    *_control(
+        "tiering",
+        "/v1/tiering",
+        ("POST", "/claim", "write:service", "claim"),
+        ("POST", "/heartbeat", "write:service", "heartbeat"),
+        ("POST", "/complete", "write:service", "complete"),
+        ("POST", "/history", "write:service", "compare_history"),
+        ("POST", "/fail", "write:service", "fail"),
+    ),
+)
+
+_PAGES: Final = (
+    _page("/docs", "swagger_ui_html"),
+    _page("/docs/oauth2-redirect", "swagger_ui_redirect"),
+    _page("/openapi.json", "openapi"),
+    _page("/redoc", "redoc_html"),
+)
+
+# Namespaces are databases. What the catalog does not have, it says in its own words.
+_LAKE_CATALOG: Final = (
+    _catalog(ANY, "/v1/config", ANY_TOKEN),
+    # Only OAuth's own route takes a form, to say that there is no OAuth.
+    _catalog(ANY, "/v1/oauth/tokens", ANY_TOKEN, Body.FORM),
+    # Which are listed depends on the grants.
+    _catalog(READING, "/v1/namespaces", ANY_TOKEN),
+    _catalog(ANY, "/v1/namespaces", "write:*"),
+    _catalog(ANY, "/v1/transactions/commit", "write:*"),
+    _catalog(READING, "/v1/namespaces/{name}/...", "read:{name}.*"),
+    _catalog(ANY, "/v1/namespaces/{name}/...", "admin:{name}.*"),
+    _catalog(READING, "/v1/namespaces/{name}/tables", "read:{name}.*"),
+    _catalog(ANY, "/v1/namespaces/{name}/tables", "write:{name}.*"),
+    _catalog(READING, "/v1/namespaces/{name}/tables/{table}/...", "read:{name}.{table}"),
+    _catalog("DELETE", "/v1/namespaces/{name}/tables/{table}/...", "admin:{name}.{table}"),
+    _catalog(ANY, "/v1/namespaces/{name}/tables/{table}/...", "write:{name}.{table}"),
+    _catalog("DELETE", "/v1/namespaces/{name}/tables/{table}/metrics", "admin:{name}.{table}"),
+    _catalog(ANY, "/v1/namespaces/{name}/tables/{table}/metrics", "read:{name}.{table}"),
+    _catalog(ANY, "/v1/namespaces/{name}/tables/{table}/credentials", "read:lake"),
+    _catalog(ANY, "/...", "admin:*"),
+)
+
+_NOTHING: Final = (
+    *_nothing("/...", "admin:*"),
+    *_nothing("/ready", ANY_TOKEN, about=True),
+    *_nothing("/v1/status", "read:service", about=True),
+    *_nothing("/metrics", "read:service", about=True),
+    *_nothing("/v1/lake/catalog", ANY_TOKEN),
+    *_nothing("/docs", ANY_TOKEN),
+    *_nothing("/docs/oauth2-redirect", ANY_TOKEN),
+    *_nothing("/openapi.json", ANY_TOKEN),
+    *_nothing("/redoc", ANY_TOKEN),
+    *_nothing("/v1/databases", ANY_TOKEN),
+    *_nothing("/v1/databases/{name}", "read:{name}.*", "admin:{name}.*"),
+    *_nothing("/v1/tables", ANY_TOKEN),
+    *_nothing("/v1/tables/{path}/...", "read:{path}", "admin:{path}"),
+    *_nothing("/v1/tables/{path}/lookup/...", "read:{path}"),
+    *_nothing("/v1/tables/{path}/prefix_lookup/...", "read:{path}"),
+    *_nothing("/v1/tables/{path}/lake/...", "read:{path}"),
+    *_nothing("/v1/tables/{path}/append/...", "read:{path}", "write:{path}"),
+    *_nothing("/v1/tables/{path}/upsert/...", "read:{path}", "write:{path}"),
+    *_nothing("/v1/tables/{path}/delete/...", "read:{path}", "write:{path}"),
+    *_nothing("/v1/tables/{path}/transactions/...", "read:{path}", "write:{path}"),
+    *_nothing("/v1/tiering", "read:service", "write:service", about=True),
+    *_nothing("/v1/tiering/...", "read:service", "write:service"),
+    *_nothing("/v1/admin/...", "admin:service", about=True),
+)
+
+ROUTES: Final = (*_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_NOTHING)
+
+
+@dataclass(slots=True)
+class _Node:
+    """The rows of one path and of all below it, by method, and where further segments lead.
+
+    Further segments are words or one parameter, never both: no request has two ways to go.
+    """
+
+    here: dict[str, Route] = field(default_factory=dict)
+    below: dict[str, Route] = field(default_factory=dict)
+    words: dict[str, _Node] = field(default_factory=dict)
+    parameter: tuple[str, _Node] | None = None
+
+    def add(self, segments: list[str], route: Route) -> None:
+        if not segments or segments == ["..."]:
+            rows = self.below if segments else self.here
+            for method in route.method.split(", "):
+                # The rows that answer come first in the table.
+                rows.setdefault(method, route)
+        elif segments[0].startswith("{"):
+            name = segments[0].strip("{}")
+            if self.parameter is None:
+                self.parameter = (name, _Node())
+            assert self.parameter[0] == name, route
+            assert not self.words, route
+            self.parameter[1].add(segments[1:], route)
+        else:
+            assert self.parameter is None, route
+            self.words.setdefault(segments[0], _Node()).add(segments[1:], route)
+
+
+def _tree(routes: Iterable[Route]) -> _Node:
+    root = _Node()
+    for route in routes:
+        root.add(route.path.split("/")[1:], route)
+    return root
+
+
+_TREE: Final = _tree(ROUTES)
+
+
+def find(method: str, path: str) -> Found:
+    """Return the row that a request falls under: of its path, else of the longest `...` above."""
+    node = _TREE
+    parameters: dict[str, str] = {}
+    found = _row(node.below, method)
+    assert found is not None  # the last resort: every method below /
+    # What does not begin with a slash is no path, such as the * of OPTIONS.
+    segments = path.split("/")[1:]
+    for segment in segments:
+        following = node.words.get(segment)
+        if following is None:
+            if node.parameter is None:
+                return Found(found, parameters)
+            name, following = node.parameter
+            parameters[name] = segment
+        node = following
+        found = _row(node.below, method) or found
+    if segments:
+        found = _row(node.here, method) or found
+    return Found(found, parameters)
+
+
+def _row(rows: Mapping[str, Route], method: str) -> Route | None:
+    return rows.get(method) or rows.get(ANY)

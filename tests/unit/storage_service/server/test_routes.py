@@ -1,0 +1,117 @@
+"""The table of routes: every row is reached, has a need, and is all that FastAPI answers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route as StarletteRoute
+
+from streamhouse.storage_service.errors import InvalidNameError
+from streamhouse.storage_service.server.app import DATA_ANSWERS
+from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.control.control_plane import build_control_plane
+from streamhouse.storage_service.server.routes import OPEN, ROUTES, Answer, Route, find
+from tests.support.in_process_service import in_process_service
+
+ANSWERING = [route for route in ROUTES if route.answer is not Answer.NOTHING]
+
+
+def _filled(path: str) -> str:
+    """A path with something in place of its parameters."""
+    return re.sub(r"\{\w+\}", "sales", path.removesuffix("/..."))
+
+
+@pytest.mark.parametrize("route", ANSWERING, ids=lambda route: f"{route.method} {route.path}")
+def test_a_request_of_a_row_finds_it(route: Route) -> None:
+    for method in ("PUT",) if route.method == "*" else route.method.split(", "):
+        assert find(method, _filled(route.path)).route is route
+
+
+def test_only_what_is_nobodys_secret_asks_for_no_token() -> None:
+    assert {route.path for route in ROUTES if route.need == OPEN} == {"/health", "/"}
+
+
+def test_every_data_route_has_one_answer() -> None:
+    names = [route.name for route in ROUTES if route.answer is Answer.DATA]
+
+    assert sorted(names) == sorted(DATA_ANSWERS)
+
+
+async def test_fastapi_answers_the_rows_of_the_table_and_nothing_else(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        app = build_control_plane(service.service)
+
+    answered = {
+        (method, route.path, route.name)
+        for route in app.routes
+        if isinstance(route, StarletteRoute)
+        for method in route.methods or ()
+    }
+    assert answered == {
+        (method, route.path, route.name)
+        for route in ROUTES
+        if route.answer in (Answer.CONTROL, Answer.PAGES)
+        for method in route.method.split(", ")
+    }
+    assert len(app.routes) == sum(r.answer in (Answer.CONTROL, Answer.PAGES) for r in ROUTES)
+
+
+def test_parameters_are_what_stands_between_slashes() -> None:
+    found = find("POST", "/v1/tables/a.b/transactions/7/stage")
+
+    assert found.route.name == "stage"
+    assert found.parameters == {"path": "a.b", "transaction_id": "7"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/v1/tables/t/append"),
+        ("POST", "/v1/tables/t/append/"),
+        ("POST", "/v1/tables/t/append/more"),
+        ("POST", "/V1/tables/t/append"),
+        ("HEAD", "/v1/tables/t/count"),
+        ("OPTIONS", "*"),
+        ("GET", "v1/tables/t/count"),
+    ],
+)
+def test_what_is_nearly_a_route_is_none(method: str, path: str) -> None:
+    assert find(method, path).route.answer is Answer.NOTHING
+
+
+def test_a_path_that_can_be_no_tables_is_refused() -> None:
+    with pytest.raises(InvalidNameError):
+        find("GET", "/v1/tables/not a name/state").need()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "level", "scope"),
+    [
+        ("GET", "/v1/tables/t", Level.READ, "default.t"),
+        ("POST", "/v1/tables/t/transactions/1/commit", Level.WRITE, "default.t"),
+        ("PUT", "/v1/tables/t/lake/pins/me", Level.READ, "default.t"),
+        ("POST", "/v1/tables/t/something_new", Level.ADMIN, "default.t"),
+        ("POST", "/v1/tiering/claim", Level.WRITE, "service"),
+        ("POST", "/v1/admin/backup", Level.ADMIN, "service"),
+        ("GET", "/something_new", Level.ADMIN, "*"),
+        ("GET", "/iceberg/v1/config", Level.READ, None),
+        ("GET", "/iceberg/v1/namespaces", Level.READ, None),
+        ("POST", "/iceberg/v1/namespaces", Level.WRITE, "*"),
+        ("POST", "/iceberg/v1/transactions/commit", Level.WRITE, "*"),
+        ("POST", "/iceberg/v1/tables/rename", Level.ADMIN, "*"),
+        ("DELETE", "/iceberg/v1/namespaces/db", Level.ADMIN, "db.*"),
+        ("GET", "/iceberg/v1/namespaces/db/tables", Level.READ, "db.*"),
+        ("POST", "/iceberg/v1/namespaces/db/register", Level.ADMIN, "db.*"),
+        ("HEAD", "/iceberg/v1/namespaces/db/tables/t", Level.READ, "db.t"),
+        ("POST", "/iceberg/v1/namespaces/db/tables/t", Level.WRITE, "db.t"),
+        ("POST", "/iceberg/v1/namespaces/db/tables/t/metrics", Level.READ, "db.t"),
+        ("GET", "/iceberg/v1/namespaces/db/tables/t/credentials", Level.READ, "lake"),
+        ("DELETE", "/iceberg/v1/namespaces/db/tables/t", Level.ADMIN, "db.t"),
+    ],
+)
+def test_what_a_route_needs(method: str, path: str, level: Level, scope: str | None) -> None:
+    need = find(method, path).need()
+
+    assert (need.level, need.scope) == (level, scope)
