@@ -244,11 +244,8 @@ class Maintainer:
             rewritten = self._rewrite(lake_table, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.
-        properties = {
-            key: value
-            for key, value in METADATA_PROPERTIES.items()
-            if key not in lake_table.properties
-        }
+        there = lake_table.properties
+        properties = {k: value for k, value in METADATA_PROPERTIES.items() if k not in there}
         orphans = OrphansRemoved()
         now_ms = self.clock_ms()
         idle_ms = _idle_age(rules, claim.is_idle)
