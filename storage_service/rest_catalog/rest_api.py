@@ -6,15 +6,10 @@ protocol's form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
-
-from pyiceberg.catalog import Catalog
-from pyiceberg.table import CommitTableRequest
+from typing import Final
 
 from streamhouse.storage_service.errors import (
     InvalidNameError,
-    InvalidRequestError,
     NotFoundError,
     StreamhouseError,
     UnsupportedError,
@@ -23,14 +18,14 @@ from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.storage_service.lake.catalogs.rest_catalog import passed_through
 from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
-from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import LakeCatalog
-from streamhouse.storage_service.rest_catalog import namespaces
-from streamhouse.storage_service.rest_catalog.catalog_properties import HiddenValues
-from streamhouse.storage_service.rest_catalog.namespaces import namespace_of
+from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
-from streamhouse.storage_service.rest_catalog.routes import TableRoutes, identifier_of
-from streamhouse.storage_service.rest_catalog.table_json import FileAccess, metadata_answer
+from streamhouse.storage_service.rest_catalog.routes import (
+    NamespaceRoutes,
+    TableRoutes,
+    namespace_of,
+)
 
 __all__ = ["RestCatalogApi"]
 
@@ -105,18 +100,19 @@ class RestCatalogApi:
             case ("tables", "rename") if request.method == "POST":
                 return self._table_routes(tables).rename(request)
             case ("transactions", "commit") if request.method == "POST":
-                return self._commit_many(request, tables)
+                return self._table_routes(tables).commit_many(request)
         raise _no_route(request)
 
     def _below_namespaces(
         self, request: RestRequest, tables: LiveTables, rest: list[str]
     ) -> RestAnswer:
         if not rest:
-            return _namespaces(self._open.get(), request)
+            return _namespaces(NamespaceRoutes(self._open), request)
         namespace = namespace_of(rest[0])
         match request.method, rest[1:]:
             case _, [] | ["properties"]:
-                return _one_namespace(self._open.get(), namespace, request, rest[1:])
+                routes = NamespaceRoutes(self._open)
+                return _one_namespace(routes, namespace, request, rest[1:])
             case "GET", ["tables"]:
                 return self._table_routes(tables).list(namespace, request)
             case "POST", ["tables"]:
@@ -151,7 +147,7 @@ class RestCatalogApi:
             case "DELETE", []:
                 return routes.drop(identifier, request)
             case "POST", []:
-                return self._commit_one(identifier, request, tables)
+                return routes.commit(identifier, request)
             case "GET", ["credentials"]:
                 return routes.credentials(identifier)
             case "POST", ["metrics"]:
@@ -159,32 +155,8 @@ class RestCatalogApi:
                 return RestAnswer(204)
         raise _no_route(request)
 
-    def _commit_one(
-        self, identifier: tuple[str, ...], request: RestRequest, tables: LiveTables
-    ) -> RestAnswer:
-        body = request.json()
-        named = body.get("identifier")
-        if named is not None and identifier_of(named) != identifier:
-            raise InvalidRequestError(f"the path and the body name different tables: {identifier}")
-        change = _change(body, identifier)
-        landed = self._commits(tables).commit(identifier, change)
-        return metadata_answer(landed.metadata_location, landed.metadata)
-
-    def _commit_many(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
-        changes = request.json().get("table-changes")
-        if not isinstance(changes, list) or not all(isinstance(c, dict) for c in changes):
-            raise InvalidRequestError("table-changes must be a list of commits")
-        named = [(identifier_of(change.get("identifier")), change) for change in changes]
-        self._commits(tables).commit_all(
-            [(identifier, _change(change, identifier)) for identifier, change in named]
-        )
-        return RestAnswer(204)
-
     def _table_routes(self, tables: LiveTables) -> TableRoutes:
-        return TableRoutes(self._open.get(), tables, self._files)
-
-    def _commits(self, tables: LiveTables) -> TableCommits:
-        return TableCommits(self._open.get(), tables)
+        return TableRoutes(self._open, tables, self._files)
 
 
 def _config(request: RestRequest) -> RestAnswer:
@@ -193,35 +165,29 @@ def _config(request: RestRequest) -> RestAnswer:
     return RestAnswer.of({"defaults": {}, "overrides": {}, "endpoints": list(ENDPOINTS)})
 
 
-def _namespaces(catalog: Catalog, request: RestRequest) -> RestAnswer:
+def _namespaces(routes: NamespaceRoutes, request: RestRequest) -> RestAnswer:
     match request.method:
         case "GET":
-            return namespaces.list_namespaces(catalog, request)
+            return routes.list(request)
         case "POST":
-            return namespaces.create_namespace(catalog, request)
+            return routes.create(request)
     raise _no_route(request)
 
 
 def _one_namespace(
-    catalog: Catalog, namespace: tuple[str, ...], request: RestRequest, more: list[str]
+    routes: NamespaceRoutes, namespace: tuple[str, ...], request: RestRequest, more: list[str]
 ) -> RestAnswer:
     match request.method, more:
         case "GET", []:
-            return namespaces.load_namespace(catalog, namespace)
+            return routes.load(namespace)
         case "HEAD", []:
-            namespaces.load_namespace(catalog, namespace)
+            routes.load(namespace)
             return RestAnswer(204)
         case "DELETE", []:
-            return namespaces.drop_namespace(catalog, namespace)
+            return routes.drop(namespace)
         case "POST", ["properties"]:
-            return namespaces.update_namespace(catalog, namespace, request)
+            return routes.update(namespace, request)
     raise _no_route(request)
-
-
-def _change(body: Mapping[str, Any], identifier: tuple[str, ...]) -> CommitTableRequest:
-    named = {"namespace": list(identifier[:-1]), "name": identifier[-1]}
-    with catalog_errors(f"read the commit to '{'.'.join(identifier)}'"):
-        return CommitTableRequest.model_validate({**body, "identifier": named})
 
 
 def _no_route(request: RestRequest) -> UnsupportedError:

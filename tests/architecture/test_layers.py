@@ -32,7 +32,6 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.connector.lake.*",
         "streamhouse.connector.where.iceberg_expression",
         "streamhouse.storage_service.lake.*",
-        "streamhouse.storage_service.rest_catalog.*",
     ),
     "pyiceberg_core": (
         "streamhouse.storage_service.model.bucketing",

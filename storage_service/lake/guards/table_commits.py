@@ -9,15 +9,17 @@ What a commit promises:
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableRequest, StagedTable, Table
+from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
@@ -28,6 +30,7 @@ from pyiceberg.table.update import (
     TableRequirement,
     update_table_metadata,
 )
+from pyiceberg.typedef import IcebergBaseModel
 
 from streamhouse.storage_service.errors import (
     CommitConflictError,
@@ -52,7 +55,7 @@ from streamhouse.storage_service.lake.guards.live_tables import LiveTables
 from streamhouse.storage_service.lake.snapshots.table_files import check_new_files
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
 
-__all__ = ["Landed", "TableCommits", "check_new_table"]
+__all__ = ["LakeMetadata", "TableCommits", "check_new_table", "commit_request"]
 
 _logger = logging.getLogger(__name__)
 
@@ -60,11 +63,32 @@ Identifier = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
-    """A table's metadata after a commit."""
+class LakeMetadata:
+    """A table's metadata, and the file that has it; None while the table is not made."""
 
     metadata_location: str | None
     metadata: TableMetadata
+
+    @classmethod
+    def of(cls, table: Table) -> LakeMetadata:
+        """Return that of a table."""
+        return cls(metadata_location=table.metadata_location, metadata=table.metadata)
+
+    @property
+    def table_location(self) -> str:
+        """Where the table's files lie."""
+        return self.metadata.location
+
+    def to_text(self, *, only_referenced: bool = False) -> str:
+        """Return the metadata as JSON; `only_referenced` leaves out snapshots without a ref."""
+        # The model of format version 3 refuses to be written; the one below it does not.
+        text = IcebergBaseModel.model_dump_json(self.metadata)
+        if not only_referenced:
+            return text
+        value = json.loads(text)
+        wanted = {reference.snapshot_id for reference in self.metadata.refs.values()}
+        value["snapshots"] = [s for s in value["snapshots"] if s["snapshot-id"] in wanted]
+        return json.dumps(value)
 
 
 class TableCommits:
@@ -74,7 +98,7 @@ class TableCommits:
         self._catalog = catalog
         self._tables = tables
 
-    def commit(self, identifier: Identifier, request: CommitTableRequest) -> Landed:
+    def commit(self, identifier: Identifier, request: CommitTableRequest) -> LakeMetadata:
         """Commit to one table; see the module for what errors mean."""
         if isinstance(self._catalog, SqlCatalog):
             return self._commit_sql(self._catalog, [(identifier, request)])[0]
@@ -89,8 +113,8 @@ class TableCommits:
                 found = self._landed_before([(identifier, request)])
                 if found is None:
                     raise
-                return Landed(metadata_location=found.metadata_location, metadata=found.metadata)
-        return Landed(metadata_location=done.metadata_location, metadata=done.metadata)
+                return LakeMetadata.of(found)
+        return LakeMetadata(metadata_location=done.metadata_location, metadata=done.metadata)
 
     def _landed_before(
         self, changes: Sequence[tuple[Identifier, CommitTableRequest]]
@@ -131,7 +155,7 @@ class TableCommits:
 
     def _commit_sql(
         self, catalog: SqlCatalog, changes: Sequence[tuple[Identifier, CommitTableRequest]]
-    ) -> list[Landed]:
+    ) -> list[LakeMetadata]:
         names = _names([identifier for identifier, _ in changes])
         with catalog_errors(f"prepare a commit to {names}"):
             commits = [self._stage(catalog, *change) for change in changes]
@@ -258,6 +282,13 @@ class TableCommits:
                 _logger.warning("event=metadata_left table=%s", ".".join(commit.staged.name()))
 
 
+def commit_request(body: Mapping[str, Any], identifier: Identifier) -> CommitTableRequest:
+    """Read the commit to a table as the REST protocol writes it."""
+    named = {"namespace": list(identifier[:-1]), "name": identifier[-1]}
+    with catalog_errors(f"read the commit to '{'.'.join(identifier)}'"):
+        return CommitTableRequest.model_validate({**body, "identifier": named})
+
+
 def check_new_table(identifier: Identifier, properties: dict[str, str], tables: LiveTables) -> None:
     """Refuse a new lake table under the name of a live table, but not tiering's own.
 
@@ -292,12 +323,10 @@ def _state_of(metadata: TableMetadata) -> tuple[TableRequirement, ...]:
     )
 
 
-def _landed(commit: StagedCommit) -> Landed:
+def _landed(commit: StagedCommit) -> LakeMetadata:
     if commit.base is not None and commit.staged.metadata == commit.base.metadata:
-        kept: Table = commit.base
-        return Landed(metadata_location=kept.metadata_location, metadata=kept.metadata)
-    staged: StagedTable = commit.staged
-    return Landed(metadata_location=staged.metadata_location, metadata=staged.metadata)
+        return LakeMetadata.of(commit.base)
+    return LakeMetadata.of(commit.staged)
 
 
 def _names(identifiers: Sequence[Identifier]) -> str:
