@@ -23,7 +23,7 @@ from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.maintain.maintain_job import maintain_table
+from streamhouse.tiering.worker.maintain_job import maintain_table
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

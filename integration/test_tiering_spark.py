@@ -25,8 +25,8 @@ from streamhouse.storage_service.lake.files.parquet_writer import FileFormat
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.tiering import spark_job
-from streamhouse.tiering.maintain.maintain_job import maintain_table
 from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.worker.maintain_job import maintain_table
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.spark_runner import SparkRunner
 from tests.support.service_process import ServiceProcess

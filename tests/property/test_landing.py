@@ -32,8 +32,8 @@ from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
-from streamhouse.tiering.worker.lease import Lease
 from tests.support.faulty_catalog import (
     FaultyCatalog,
     conflict_after_landed,

@@ -343,7 +343,7 @@ def lake_rows(
 
 def age_out(client: StreamhouseClient, table: str, ages: TableAges) -> None:
     """Wait until every row is old, and see them all go, from every lake table."""
-    from streamhouse.tiering.maintain.maintain_job import maintain_table
+    from streamhouse.tiering.worker.maintain_job import maintain_table
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     deadline_s = time.monotonic() + _GONE_WAIT_S

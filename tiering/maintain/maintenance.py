@@ -51,7 +51,7 @@ from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.maintain.removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.maintain.rewrite import Rewrite, Rewritten
-from streamhouse.tiering.worker.ports import TaskRunner
+from streamhouse.tiering.ports import TaskRunner
 
 __all__ = ["Maintainer"]
 

@@ -34,8 +34,8 @@ from streamhouse.storage_service.lake.files.position_deletes import (
 )
 from streamhouse.storage_service.lake.snapshots.inventory import Inventory
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
+from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask
-from streamhouse.tiering.worker.ports import TaskRunner
 
 __all__ = ["Rewrite", "Rewritten"]
 

@@ -40,7 +40,14 @@ from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import truncated_offsets
 from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.ports import (
+    RoundObserver,
+    SilentObserver,
+    TaskRunner,
+    TieringClient,
+)
 from streamhouse.tiering.round.lake_base import base_offsets
+from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
 from streamhouse.tiering.round.round_planner import PlanLimits, RoundPlan, plan_round
 from streamhouse.tiering.round.round_tracker import RoundTracker
@@ -50,13 +57,6 @@ from streamhouse.tiering.round.side_tables import (
     HISTORY_STEP_PREFIX,
     SideTable,
     is_batch_due,
-)
-from streamhouse.tiering.worker.lease import Lease
-from streamhouse.tiering.worker.ports import (
-    RoundObserver,
-    SilentObserver,
-    TaskRunner,
-    TieringClient,
 )
 
 __all__ = ["BATCH_STEPS", "HISTORY_STEPS", "ROUND_STEPS", "RoundResult", "TieringRound"]

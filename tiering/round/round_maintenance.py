@@ -21,8 +21,8 @@ from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_claim import Claim
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
-from streamhouse.tiering.worker.lease import Lease
-from streamhouse.tiering.worker.ports import TieringClient
+from streamhouse.tiering.ports import TieringClient
+from streamhouse.tiering.round.lease import Lease
 
 __all__ = ["ClaimedMaintenance"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from streamhouse.tiering.worker.ports import RoundObserver
+from streamhouse.tiering.ports import RoundObserver
 
 __all__ = ["RoundTracker"]
 

@@ -17,13 +17,13 @@ from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable,
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.ports import RoundObserver, TaskRunner
 from streamhouse.tiering.round.layout_copy import copy_tasks
+from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_planner import RoundPlan
-from streamhouse.tiering.round.round_splits import check_results, round_splits
+from streamhouse.tiering.round.round_tasks import check_results, round_splits
 from streamhouse.tiering.tasks.lake_task import SplitResult
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult
-from streamhouse.tiering.worker.lease import Lease
-from streamhouse.tiering.worker.ports import RoundObserver, TaskRunner
 
 __all__ = ["LandedFiles", "RoundWriter"]
 

@@ -20,8 +20,8 @@ from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.model.secret_sources import catalog_properties_from, read_secret
+from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX
-from streamhouse.tiering.worker.ports import TaskRunner
 from streamhouse.tiering.worker.tables_in_flight import TABLES_IN_FLIGHT
 
 __all__ = ["JobOptions", "job_options", "run_job"]

@@ -34,14 +34,14 @@ from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.round.round import RoundResult, TieringRound
-from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX, PlanLimits
-from streamhouse.tiering.worker.ports import (
+from streamhouse.tiering.ports import (
     RoundObserver,
     SilentObserver,
     TaskRunner,
     TieringClient,
 )
+from streamhouse.tiering.round.round import RoundResult, TieringRound
+from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX, PlanLimits
 from streamhouse.tiering.worker.tables_in_flight import (
     IDLE_WAIT_S_MAX,
     TABLES_IN_FLIGHT,

@@ -35,8 +35,8 @@ def command(
     Waits for nobody: while a tiering worker has the table it says so, with exit code 1.
     """
     # Not at the top: `--help` must not wait for pyiceberg.
-    from streamhouse.tiering.maintain.maintain_job import maintain_table, plan_table
     from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
+    from streamhouse.tiering.worker.maintain_job import maintain_table, plan_table
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     token = None if token_file is None else read_secret(token_file, kind="token")

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Final
 
 from streamhouse.storage_service.errors import FencedError, NotFoundError, StreamhouseError
+from streamhouse.tiering.ports import TieringClient
 from streamhouse.tiering.round.round_tracker import RoundTracker
-from streamhouse.tiering.worker.ports import TieringClient
 
 __all__ = ["Lease"]
 

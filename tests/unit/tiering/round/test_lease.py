@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from streamhouse.storage_service.errors import FencedError, UnavailableError
+from streamhouse.tiering.ports import SilentObserver
+from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_tracker import RoundTracker
-from streamhouse.tiering.worker.lease import Lease
-from streamhouse.tiering.worker.ports import SilentObserver
 
 
 class _Service:

@@ -22,9 +22,9 @@ from streamhouse.storage_service.model.table_state import TableState, TieringAss
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
+from streamhouse.tiering.ports import TaskRunner
+from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
-from streamhouse.tiering.worker.lease import Lease
-from streamhouse.tiering.worker.ports import TaskRunner
 from streamhouse.tiering.worker.service import new_worker_id
 
 __all__ = ["maintain_table", "plan_table"]
