@@ -21,8 +21,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.lake_values import LakeLimits
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_claim import Claim
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.extreme_values import decimals, extreme_rows, same_rows
 from tests.support.union_world import UnionWorld
 

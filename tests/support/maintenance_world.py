@@ -8,8 +8,7 @@ from typing import Any
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_claim import Claim
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
 from streamhouse.tiering.round.round import RoundResult
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file

@@ -45,9 +45,8 @@ from streamhouse.tiering.maintain.due import (
     idle_due_ms,
     is_expiry_due,
 )
-from streamhouse.tiering.maintain.maintenance_claim import Claim, Pins
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan, plan_rewrite
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy, Pins
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.maintain.removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.maintain.rewrite import Rewrite, Rewritten

@@ -1,15 +1,19 @@
-"""What maintenance of a table is to do, from the table's properties or because somebody asked."""
+"""What maintenance of a table is to do, and under what: its policy, the claim, what readers keep.
+
+The policy comes from the table's properties, or from somebody who asked.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 from streamhouse.storage_service.lake.commits.expiry import ExpiryRules
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 
-__all__ = ["MaintenancePolicy"]
+__all__ = ["Claim", "MaintenancePolicy", "Pins"]
 
 ON_DEMAND_BYTES_MAX: Final = 4 << 30
 REWRITE_BYTES_MAX: Final = 512 << 20
@@ -69,3 +73,31 @@ class MaintenancePolicy:
             is_eager=True,
         )
         return replace(self, rewrite=eager, ttl_slack_us=0)
+
+
+class Pins(Protocol):
+    """Where readers pin snapshots: the storage service."""
+
+    def pinned_snapshots(self, path: str) -> dict[str, int]:
+        """See `StorageClient.pinned_snapshots`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The claim under which a table is maintained.
+
+    `snapshot_id` is the one the service tells readers to use; it stays, whatever its age.
+    `on_snapshot` is told of a snapshot that takes its place, `on_expired` of the offsets at which
+    the table's rows begin from then on: it returns once every reader that plans goes by them.
+    `expired_offsets` are those that the rows' own lake table says, for those beside it. No rows
+    wait for a table that `is_idle`.
+    """
+
+    epoch: int
+    snapshot_id: int | None
+    check: Callable[[], None] = lambda: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    on_snapshot: Callable[[int], None] = lambda _: None
+    on_expired: Callable[[Mapping[int, int]], None] = lambda _: None
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    is_idle: bool = False

@@ -1,4 +1,4 @@
-"""Keeps a claim alive in the background, and knows when it is lost."""
+"""Keeps a claim alive in the background, tells how far its round is, and knows when it is lost."""
 
 from __future__ import annotations
 
@@ -10,16 +10,50 @@ from types import TracebackType
 from typing import Final
 
 from streamhouse.storage_service.errors import FencedError, NotFoundError, StreamhouseError
-from streamhouse.tiering.ports import TieringClient
-from streamhouse.tiering.round.round_tracker import RoundTracker
+from streamhouse.tiering.ports import RoundObserver, TieringClient
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "RoundTracker"]
 
 _logger = logging.getLogger(__name__)
 
+WRITING: Final = "writing"
+COMMITTING: Final = "committing"
+MAINTAINING: Final = "maintaining"
 _BEATS_PER_LEASE: Final = 3
 # People watch the progress that heartbeats carry.
 _BEAT_S_MAX: Final = 2.0
+
+
+class RoundTracker:
+    """A `RoundObserver` that counts, and passes on what it is told; from any thread."""
+
+    def __init__(self, observer: RoundObserver) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self.step = ""
+        self.rows_done = 0
+        self.rows_planned = 0
+
+    def started(self, table: str, *, rows: int, splits: int) -> None:
+        """Files are being written."""
+        with self._lock:
+            self.step, self.rows_done, self.rows_planned = WRITING, 0, rows
+        self._observer.started(table, rows=rows, splits=splits)
+
+    def wrote(self, table: str, *, rows: int) -> None:
+        """That many more rows are in files."""
+        with self._lock:
+            self.rows_done += rows
+        self._observer.wrote(table, rows=rows)
+
+    def ended(self, table: str) -> None:
+        """Everything is written, or the round failed."""
+        self.step = COMMITTING
+        self._observer.ended(table)
+
+    def maintaining(self) -> None:
+        """The rows are in the lake, and it is being tidied."""
+        self.step = MAINTAINING
 
 
 class Lease:

@@ -47,10 +47,9 @@ from streamhouse.tiering.ports import (
     TieringClient,
 )
 from streamhouse.tiering.round.lake_base import base_offsets
-from streamhouse.tiering.round.lease import Lease
+from streamhouse.tiering.round.lease import Lease, RoundTracker
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
 from streamhouse.tiering.round.round_planner import PlanLimits, RoundPlan, plan_round
-from streamhouse.tiering.round.round_tracker import RoundTracker
 from streamhouse.tiering.round.round_writer import LandedFiles, RoundWriter
 from streamhouse.tiering.round.side_tables import (
     BATCH_STEP_PREFIX,

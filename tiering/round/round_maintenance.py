@@ -18,8 +18,7 @@ from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TieringReport
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_claim import Claim
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
 from streamhouse.tiering.ports import TieringClient
 from streamhouse.tiering.round.lease import Lease

@@ -1,22 +1,33 @@
-"""The tasks of a planned round, and the check that they did what was planned."""
+"""The tasks of a planned round, and the check that they did what was planned.
+
+A round moves rows of the log; a batch layout that a table got late begins with a copy of rows that
+the log has lost, from the rows' own lake table.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.errors import CorruptDataError, UnsupportedError
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.parquet_writer import clustered_format
+from streamhouse.storage_service.lake.snapshots.inventory import InventoryReader, LiveFile
 from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.round.round_planner import RoundPlan
 from streamhouse.tiering.tasks.lake_task import Retraction, SplitResult, TieringSplit
+from streamhouse.tiering.tasks.rewrite_task import RewriteTask
 
-__all__ = ["check_results", "round_splits"]
+__all__ = ["check_results", "copy_tasks", "round_splits"]
 
 _logger = logging.getLogger(__name__)
+
+TASK_BYTES_MAX: Final = 256 << 20
 
 
 def round_splits(
@@ -90,3 +101,81 @@ def check_results(
             table,
             not_found,
         )
+
+
+def copy_tasks(
+    source: IcebergLakeTable,
+    target: IcebergLakeTable,
+    ranges: Sequence[OffsetRange],
+    *,
+    table: TableInfo,
+    folder: str,
+    files: LakeFilesystem,
+) -> list[RewriteTask]:
+    """Return tasks that write the rows of `ranges` in `source` into files for `target`.
+
+    The files go below `folder`. Raises `UnsupportedError` when another engine has left files that
+    cannot be copied.
+    """
+    inventory = InventoryReader(files).read(source.iceberg)
+    live = () if inventory is None else inventory.files
+    for file in live:
+        if file.is_fixed:
+            raise UnsupportedError(
+                f"lake table '{source.name}': the batch layout cannot begin with file"
+                f" '{file.path}', which is not Parquet or to which another engine's equality"
+                " deletes or deletion vectors apply; rewrite it with that engine"
+            )
+    layout = target.layout
+    file_bytes = table.properties().datalake_target_file_bytes
+    slice_us = MaintenancePolicy.of(table).rewrite.slice_us
+    groups = [
+        (part, group)
+        for part in ranges
+        for group in _runs((f for f in live if _may_have(f, part)), slice_us)
+    ]
+    return [
+        RewriteTask(
+            number=number,
+            table=str(table.path),
+            data_paths=tuple((file.path, file.row_count) for file in group),
+            delete_paths=tuple(sorted({path for file in group for path in file.deletes})),
+            lake_schema=source.file_schema.serialize().to_pybytes(),
+            copied_as=target.file_schema.serialize().to_pybytes(),
+            bucket=part.bucket,
+            partition=(),
+            partitioning=layout.partitioning,
+            folder=folder,
+            file_format=clustered_format(file_bytes, layout.clustering),
+            files=files,
+            clustering=layout.clustering,
+            only=part,
+        )
+        for number, (part, group) in enumerate(groups)
+    ]
+
+
+def _may_have(file: LiveFile, part: OffsetRange) -> bool:
+    """Whether the file may have rows of the range; one whose bounds are not known may."""
+    if file.bucket is None:
+        return True
+    is_before = file.end_offset is not None and file.end_offset <= part.start
+    return file.bucket == part.bucket and file.start_offset < part.end and not is_before
+
+
+def _runs(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
+    """Yield the files in the order of the stream, as many at a time as one task takes.
+
+    Rows of different slices of time come into files of their own, which leave one by one.
+    """
+    group: list[LiveFile] = []
+    size = 0
+    for file in sorted(files, key=lambda file: (file.start_offset, file.path)):
+        is_next = bool(group) and file.slice_of(slice_us) != group[-1].slice_of(slice_us)
+        if is_next or (group and size + file.size_bytes > TASK_BYTES_MAX):
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.size_bytes
+    if group:
+        yield group

@@ -18,10 +18,9 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.ports import RoundObserver, TaskRunner
-from streamhouse.tiering.round.layout_copy import copy_tasks
 from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_planner import RoundPlan
-from streamhouse.tiering.round.round_tasks import check_results, round_splits
+from streamhouse.tiering.round.round_tasks import check_results, copy_tasks, round_splits
 from streamhouse.tiering.tasks.lake_task import SplitResult
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult
 

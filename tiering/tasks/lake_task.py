@@ -35,8 +35,7 @@ from streamhouse.storage_service.lake.files.position_deletes import (
 )
 from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.tiering.tasks.key_changes import FoldedSplit, fold_split
-from streamhouse.tiering.tasks.lake_rows import lake_rows
+from streamhouse.tiering.tasks.lake_rows import FoldedSplit, fold_split, lake_rows
 from streamhouse.tiering.tasks.log_chunks import read_chunks
 
 __all__ = ["Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]

@@ -18,8 +18,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_claim import Claim
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,

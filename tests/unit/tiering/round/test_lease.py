@@ -8,8 +8,7 @@ import pytest
 
 from streamhouse.storage_service.errors import FencedError, UnavailableError
 from streamhouse.tiering.ports import SilentObserver
-from streamhouse.tiering.round.lease import Lease
-from streamhouse.tiering.round.round_tracker import RoundTracker
+from streamhouse.tiering.round.lease import Lease, RoundTracker
 
 
 class _Service:
