@@ -14,15 +14,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyiceberg.manifest import ManifestContent
-from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Snapshot
-
 from streamhouse.connector.lake.append_position import AppendPosition
 from streamhouse.connector.lake.lake_file_planner import FilePlanner
-from streamhouse.connector.lake.lake_manifests import DeleteIndex, added_files, data_files
-from streamhouse.connector.lake.lake_planner import load_table
-from streamhouse.connector.lake.lake_pruning import LakeQuery, ManifestFiles
+from streamhouse.connector.lake.lake_pruning import LakeQuery
 from streamhouse.connector.options.options import SKIP_OPTIONS
 from streamhouse.connector.scan.scan import LakeFile
 from streamhouse.connector.where.predicate import Predicate
@@ -32,15 +26,22 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
-from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
-from streamhouse.storage_service.lake.tables.types_read import readable_columns
+from streamhouse.storage_service.lake.errors import metadata_errors
+from streamhouse.storage_service.lake.opened_table import (
+    OpenedTable,
+    SnapshotFiles,
+    SnapshotInfo,
+    open_table,
+)
+from streamhouse.storage_service.lake.snapshots.live_files import DeleteIndex, ManifestFiles
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = ["SourceTable", "open_source_table"]
 
-_SKIPPED_BY: Final = dict(zip((Operation.OVERWRITE, Operation.DELETE), SKIP_OPTIONS, strict=True))
-
+# Iceberg's words for what a snapshot does.
+_REPLACE, _OVERWRITE, _DELETE = "replace", "overwrite", "delete"
+_SKIPPED_BY: Final = dict(zip((_OVERWRITE, _DELETE), SKIP_OPTIONS, strict=True))
 
 _TRANSFORMS: Final = ("identity", "year", "month", "day", "hour", "bucket", "truncate")
 
@@ -49,8 +50,18 @@ _TRANSFORMS: Final = ("identity", "year", "month", "day", "hour", "bucket", "tru
 class _Files:
     """Files of one snapshot in their order: the manifest each is in, and where in it."""
 
+    snapshot: SnapshotFiles
     manifests: Sequence[ManifestFiles]
     order: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, snapshot: SnapshotFiles, *, is_initial: bool) -> _Files:
+        """Return all live files of a snapshot, or those that it added."""
+        # The oldest manifest first; that order is kept for files without a sequence.
+        found = list(snapshot.data() if is_initial else snapshot.added())[::-1]
+        places = [(m, i) for m, files in enumerate(found) for i in range(len(files))]
+        places.sort(key=lambda place: found[place[0]].sequences[place[1]])
+        return cls(snapshot, found, places)
 
     def row_counts(self) -> list[int]:
         return [self.manifests[m].row_counts[i] for m, i in self.order]
@@ -58,24 +69,24 @@ class _Files:
 
 def open_source_table(catalog: LakeCatalog, name: str) -> SourceTable:
     """Open an Iceberg table as it is now; raises `TableNotFoundError` if there is none."""
-    found = load_table(catalog, name)
+    found = open_table(catalog, name)
     if found is None:
         raise TableNotFoundError(
             f"catalog '{catalog.name}' has no Iceberg table '{name}'; one is made by the first"
             " tiering round of a Streamhouse table, or by any other engine"
         )
-    return SourceTable(name, found)
+    return SourceTable(found)
 
 
 class SourceTable:
     """One Iceberg table at one state of its metadata."""
 
-    def __init__(self, name: str, table: Table) -> None:
-        self._name = name
+    def __init__(self, table: OpenedTable) -> None:
+        self._name = table.name
         self._table = table
-        self.uuid = str(table.metadata.table_uuid)
-        self.snapshot_id: int | None = table.metadata.current_snapshot_id
-        self.format_version = int(table.metadata.format_version)
+        self.uuid = table.uuid
+        self.snapshot_id = table.snapshot_id
+        self.format_version = table.format_version
 
     # -- what it is ----------------------------------------------------------------------------
 
@@ -83,7 +94,7 @@ class SourceTable:
         """Return the columns that can be read; raises `UnsupportedError` for one of `columns`
         (None: all) that cannot.
         """
-        found, refused = readable_columns(self._table.schema(), self._table.metadata.schemas)
+        found, refused = self._table.readable_columns()
         wanted = None if columns is None else {name.lower() for name in columns}
         for name, why in refused.items():
             if wanted is None or name.lower() in wanted:
@@ -97,10 +108,9 @@ class SourceTable:
 
     def partitioning(self) -> tuple[list[str], list[str]]:
         """Return the partition fields as users write them, and those that have no such form."""
-        names = {field.field_id: field.name for field in self._table.schema().fields}
         taken, left = [], []
-        for field in self._table.spec().fields:
-            column, transform = names.get(field.source_id), str(field.transform)
+        for field in self._table.partition_fields():
+            column, transform = field.column, field.transform
             kind, _, parameter = transform.partition("[")
             if transform == "void":
                 continue
@@ -122,9 +132,9 @@ class SourceTable:
         return AppendPosition(
             table_uuid=self.uuid,
             snapshot_id=snapshot_id,
-            sequence=getattr(self._table.metadata, "last_sequence_number", 0)
+            sequence=self._table.last_sequence_number
             if snapshot_id is None
-            else self._snapshot(snapshot_id).sequence_number or 0,
+            else self.sequence(snapshot_id),
             is_initial=True,
             file_count=count,
         )
@@ -135,7 +145,7 @@ class SourceTable:
         return AppendPosition(
             table_uuid=self.uuid,
             snapshot_id=snapshot_id,
-            sequence=snapshot.sequence_number or 0,
+            sequence=snapshot.sequence_number,
             is_initial=False,
             file_count=len(self._appended_rows(snapshot, skipped)),
         )
@@ -156,7 +166,7 @@ class SourceTable:
             after = AppendPosition(
                 table_uuid=self.uuid,
                 snapshot_id=snapshot.snapshot_id,
-                sequence=snapshot.sequence_number or 0,
+                sequence=snapshot.sequence_number,
                 is_initial=False,
                 file_count=len(counts),
             )
@@ -178,43 +188,35 @@ class SourceTable:
             if start.snapshot_id == last.snapshot_id and start.is_initial == last.is_initial:
                 end = last.files_read
             if start.files_read < end:
-                found += self._planned(start, end, schema, predicate)
+                with metadata_errors(self._name):
+                    found += self._planned(start, end, schema, predicate)
         return found
 
     def sequence(self, snapshot_id: int) -> int:
         """Return a snapshot's sequence number."""
-        return self._snapshot(snapshot_id).sequence_number or 0
+        return self._snapshot(snapshot_id).sequence_number
 
     def parent(self, snapshot_id: int) -> int | None:
         """Return the snapshot that one came from, if that is known; it may be gone."""
-        return self._snapshot(snapshot_id).parent_snapshot_id
+        return self._snapshot(snapshot_id).parent_id
 
     def ancestors(self) -> list[int]:
         """Return the current snapshot and those it came from, as far as they still exist."""
-        return [snapshot.snapshot_id for snapshot in self._lineage(self.snapshot_id)]
+        return [snapshot.snapshot_id for snapshot in self._table.lineage(self.snapshot_id)]
 
     # -- snapshots -----------------------------------------------------------------------------
 
-    def _lineage(self, snapshot_id: int | None) -> Iterator[Snapshot]:
-        """Yield a snapshot and its ancestors, newest first, as far as they still exist."""
-        while snapshot_id is not None:
-            snapshot = self._table.snapshot_by_id(snapshot_id)
-            if snapshot is None:
-                return
-            yield snapshot
-            snapshot_id = snapshot.parent_snapshot_id
-
-    def _after(self, position: AppendPosition, *, until: int | None) -> list[Snapshot]:
+    def _after(self, position: AppendPosition, *, until: int | None) -> list[SnapshotInfo]:
         """Return the snapshots after a position's, up to `until`, oldest first."""
         if position.snapshot_id == until:
             return []
-        found: list[Snapshot] = []
-        for snapshot in self._lineage(until):
+        found: list[SnapshotInfo] = []
+        for snapshot in self._table.lineage(until):
             found.append(snapshot)
             if self._is_next(snapshot, position):
                 return found[::-1]
         last_id = position.snapshot_id
-        if last_id is not None and self._table.snapshot_by_id(last_id) is not None:
+        if last_id is not None and self._table.snapshot(last_id) is not None:
             raise UnsupportedError(
                 f"Iceberg table '{self._name}': its current snapshot {until} does not come from"
                 f" snapshot {last_id}, up to which rows were read: it was rolled back, or snapshots"
@@ -226,20 +228,19 @@ class SourceTable:
             " snapshot"
         )
 
-    def _is_next(self, snapshot: Snapshot, position: AppendPosition) -> bool:
+    def _is_next(self, snapshot: SnapshotInfo, position: AppendPosition) -> bool:
         """Whether a snapshot comes right after a position's, which may be gone."""
-        if snapshot.parent_snapshot_id is not None:
-            return snapshot.parent_snapshot_id == position.snapshot_id
+        if snapshot.parent_id is not None:
+            return snapshot.parent_id == position.snapshot_id
         # The first snapshot, or one whose parent some library has forgotten with the parent.
-        if self._table.metadata.format_version > 1:
+        if self.format_version > 1:
             return snapshot.sequence_number == position.sequence + 1
-        summary = snapshot.summary
-        counts = {} if summary is None else summary.additional_properties
+        counts = snapshot.properties
         is_first = counts.get("total-records", "") == counts.get("added-records")
         return position.snapshot_id is None and is_first
 
-    def _snapshot(self, snapshot_id: int | None) -> Snapshot:
-        snapshot = None if snapshot_id is None else self._table.snapshot_by_id(snapshot_id)
+    def _snapshot(self, snapshot_id: int | None) -> SnapshotInfo:
+        snapshot = None if snapshot_id is None else self._table.snapshot(snapshot_id)
         if snapshot is None:
             raise SnapshotNotFoundError(
                 f"Iceberg table '{self._name}' has no snapshot {snapshot_id}: it never existed, or"
@@ -247,16 +248,16 @@ class SourceTable:
             )
         return snapshot
 
-    def _appended_rows(self, snapshot: Snapshot, skipped: Collection[str]) -> list[int]:
-        operation = None if snapshot.summary is None else snapshot.summary.operation
-        if operation is Operation.REPLACE:
+    def _appended_rows(self, snapshot: SnapshotInfo, skipped: Collection[str]) -> list[int]:
+        operation = snapshot.operation
+        if operation == _REPLACE:
             # The same rows in other files.
             return []
         option = None if operation is None else _SKIPPED_BY.get(operation)
         if option is not None and option not in skipped:
             raise UnsupportedError(
                 f"Iceberg table '{self._name}': snapshot {snapshot.snapshot_id} is not an append:"
-                f" it {'deletes' if operation is Operation.DELETE else 'overwrites'} rows, which a"
+                f" it {'deletes' if operation == _DELETE else 'overwrites'} rows, which a"
                 f" stream of appends cannot say; set option '{option}' to 'true' to pass over such"
                 " snapshots (also over rows they add)"
             )
@@ -277,38 +278,18 @@ class SourceTable:
 
     def _files(self, snapshot_id: int | None, *, is_initial: bool) -> _Files:
         snapshot = self._snapshot(snapshot_id)
-        io = self._table.io
-        # Lists begin with the newest manifest; what they say is kept for files without a sequence.
-        manifests = [
-            data_files(io, manifest) if is_initial else added_files(io, manifest)
-            for manifest in reversed(manifests_of(io, snapshot))
-            if manifest.content == ManifestContent.DATA
-            and (is_initial or manifest.added_snapshot_id == snapshot_id)
-        ]
-        places = [(m, i) for m, files in enumerate(manifests) for i in range(len(files))]
-        places.sort(key=lambda place: manifests[place[0]].sequences[place[1]])
-        return _Files(manifests, places)
+        with metadata_errors(self._name):
+            return _Files.of(self._table.files(snapshot.snapshot_id), is_initial=is_initial)
 
     def _planned(
         self, start: AppendPosition, end: int, schema: Schema, predicate: Predicate | None
     ) -> list[LakeFile]:
         """Return the files from a position up to file `end` of the same snapshot."""
-        snapshot = self._snapshot(start.snapshot_id)
         files = self._files(start.snapshot_id, is_initial=start.is_initial)
-        planner = FilePlanner(
-            self._name,
-            self._table,
-            self._table.schema(),
-            schema,
-            LakeQuery(predicate=predicate),
-            {column.name: column.column_id for column in schema.columns},
-        )
+        field_ids = {column.name: column.column_id for column in schema.columns}
+        planner = FilePlanner(self._table, schema, LakeQuery(predicate=predicate), field_ids)
         # What an append adds, nothing has deleted yet.
-        deletes = (
-            planner.deletes_of(manifests_of(self._table.io, snapshot))
-            if start.is_initial
-            else DeleteIndex(())
-        )
+        deletes = files.snapshot.deletes() if start.is_initial else DeleteIndex(())
         window = files.order[start.files_read : end]
         by_path: dict[str, LakeFile] = {}
         for number, manifest in enumerate(files.manifests):

@@ -3,38 +3,35 @@
 Invariants:
 - a file is left out only when its partition or its bounds prove that no row of it is wanted
 - what a manifest does not say counts as possible
-No lake library here: manifests arrive as `ManifestFiles`, which the planner decodes and keeps.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.connector.lake.read_estimate import read_share
-from streamhouse.connector.where.predicate import PlainValue, Predicate, statistics_key
-from streamhouse.connector.where.pruning import ColumnStatistics, may_match
+from streamhouse.connector.where.predicate import Predicate
+from streamhouse.connector.where.pruning import may_match
+from streamhouse.storage_service.lake.files.bounds import (
+    ColumnStatistics,
+    plain_bound,
+    statistics_key,
+)
+from streamhouse.storage_service.lake.snapshots.live_files import ManifestFiles
 from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
 
 __all__ = [
-    "IntegerBounds",
     "LakeQuery",
-    "ManifestFiles",
     "SystemFields",
     "estimated_bytes",
     "select_files",
 ]
-
-_LOWEST: Final = -(2**63)
-_HIGHEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,87 +59,19 @@ class SystemFields:
     timestamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerBounds:
-    """Smallest and largest value of one integer column in every file of a manifest.
-
-    Where a file has no bounds, they are those of all 64-bit integers and `is_known` is False.
-    """
-
-    lower: npt.NDArray[np.int64]
-    upper: npt.NDArray[np.int64]
-    is_known: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestFiles:
-    """The live data files of one manifest, column by column; immutable, so it can be kept.
-
-    `partitions` holds each distinct partition once and `partition_codes` points into it. Bounds
-    are Iceberg's single-value serialisation by field id.
-    """
-
-    paths: Sequence[str]
-    file_bytes: Sequence[int]
-    row_counts: Sequence[int]
-    row_group_starts: Sequence[Sequence[int] | None]
-    sequences: Sequence[int]
-    formats: Sequence[str]
-    spec_id: int
-    partitions: Sequence[tuple[Any, ...]]
-    partition_codes: npt.NDArray[np.int64]
-    lower_bounds: Sequence[Mapping[int, bytes]]
-    upper_bounds: Sequence[Mapping[int, bytes]]
-    null_counts: Sequence[Mapping[int, int]]
-    _decoded: dict[int, IntegerBounds] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def integer_bounds(self, field_id: int) -> IntegerBounds:
-        """Return the bounds of an integer, date or timestamp column, decoded once."""
-        if field_id not in self._decoded:
-            self._decoded[field_id] = IntegerBounds(
-                _integers(self.lower_bounds, field_id, missing=_LOWEST),
-                _integers(self.upper_bounds, field_id, missing=_HIGHEST),
-                np.fromiter(
-                    (
-                        field_id in low and field_id in high
-                        for low, high in zip(self.lower_bounds, self.upper_bounds, strict=True)
-                    ),
-                    dtype=np.bool_,
-                    count=len(self),
-                ),
-            )
-        return self._decoded[field_id]
-
-
-def _integers(
-    bounds: Sequence[Mapping[int, bytes]], field_id: int, *, missing: int
-) -> npt.NDArray[np.int64]:
-    return np.fromiter(
-        (
-            missing if raw is None else int.from_bytes(raw, "little", signed=True)
-            for raw in (bound.get(field_id) for bound in bounds)
-        ),
-        dtype=np.int64,
-        count=len(bounds),
-    )
-
-
 def select_files(
     files: ManifestFiles,
     query: LakeQuery,
     *,
     system: SystemFields,
     columns: Sequence[tuple[str, int, pa.DataType]],
-    partition_may_match: Callable[[tuple[Any, ...]], bool] | None,
+    partition_matches: npt.NDArray[np.bool_] | None,
 ) -> npt.NDArray[np.int64]:
     """Return the indexes of the files that may hold wanted rows, in manifest order.
 
     Args:
         columns: (name, lake field id, type) of the columns the predicate reads.
-        partition_may_match: False only for a partition without a matching row; None: no pruning.
+        partition_matches: of each partition False if it has no matching row; None: no pruning.
     """
     keep = np.ones(len(files), dtype=np.bool_)
     if query.ranges is not None:
@@ -151,13 +80,8 @@ def select_files(
         keep &= files.integer_bounds(system.timestamp).upper >= query.from_timestamp_us
     if query.to_timestamp_us is not None:
         keep &= files.integer_bounds(system.timestamp).lower < query.to_timestamp_us
-    if partition_may_match is not None:
-        matches = np.fromiter(
-            (partition_may_match(partition) for partition in files.partitions),
-            dtype=np.bool_,
-            count=len(files.partitions),
-        )
-        keep &= matches[files.partition_codes]
+    if partition_matches is not None:
+        keep &= partition_matches[files.partition_codes]
     candidates = np.flatnonzero(keep)
     if query.predicate is None:
         return candidates
@@ -226,34 +150,10 @@ def _statistics(
     nulls = files.null_counts[index]
     return {
         key: ColumnStatistics(
-            minimum=_plain(lower.get(field_id), data_type),
-            maximum=_plain(upper.get(field_id), data_type),
+            minimum=plain_bound(lower.get(field_id), data_type),
+            maximum=plain_bound(upper.get(field_id), data_type),
             null_count=nulls.get(field_id),
             row_count=files.row_counts[index],
         )
         for key, field_id, data_type in columns
     }
-
-
-def _plain(raw: bytes | None, data_type: pa.DataType) -> PlainValue | None:
-    """Decode Iceberg's single-value serialisation (spec, appendix D); None if it is no bound."""
-    if raw is None:
-        return None
-    if pa.types.is_boolean(data_type):
-        return raw != b"\x00"
-    if pa.types.is_floating(data_type):
-        value: float = struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0]
-        return None if value != value else value
-    if pa.types.is_decimal(data_type):
-        unscaled = int.from_bytes(raw, "big", signed=True)
-        # From a tuple: arithmetic would round to the context's precision.
-        digits = tuple(int(digit) for digit in str(abs(unscaled)))
-        return Decimal((int(unscaled < 0), digits, -data_type.scale))
-    if pa.types.is_string(data_type):
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return None
-    if pa.types.is_binary(data_type):
-        return raw
-    return int.from_bytes(raw, "little", signed=True)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
-from streamhouse.connector.where.predicate import Predicate, statistics_key
-from streamhouse.connector.where.pruning import ColumnStatistics, may_match
+from streamhouse.connector.where.predicate import Predicate
+from streamhouse.connector.where.pruning import may_match
+from streamhouse.storage_service.lake.files.bounds import ColumnStatistics, statistics_key
 from streamhouse.storage_service.model.batch_layout import Clustering
 
 __all__ = ["read_share"]

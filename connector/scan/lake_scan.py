@@ -22,12 +22,13 @@ from streamhouse.connector.scan.retraction import change_type_mask, retracted_ma
 from streamhouse.connector.scan.scan import LakePiece, RetractedOffsets, ScanColumn, ScanContext
 from streamhouse.connector.where.evaluation import boolean_array, filtered, integer_values
 from streamhouse.connector.where.predicate import Predicate
-from streamhouse.connector.where.pruning import may_match, row_group_statistics
+from streamhouse.connector.where.pruning import may_match
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     SnapshotNotFoundError,
     StorageFailedError,
 )
+from streamhouse.storage_service.lake.files.bounds import integer_range, row_group_statistics
 from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 
@@ -205,23 +206,14 @@ def _may_hold_rows(
 ) -> bool:
     """Return False when statistics prove that no row of the group is wanted."""
     if piece.ranges is not None:
-        bounds = _bounds(metadata, group, layout.name_of(context.offset_column))
+        name = layout.name_of(context.offset_column)
+        bounds = None if name is None else integer_range(metadata.row_group(group), name)
         if bounds is not None:
             low, high = bounds
             if not any(r.start <= high and low < r.end for r in piece.ranges):
                 return False
     predicate = context.predicate
     return predicate is None or _may_match(predicate, metadata, group, layout)
-
-
-def _bounds(metadata: pq.FileMetaData, group: int, name: str | None) -> tuple[int, int] | None:
-    """Return the smallest and largest value of an integer column in a row group, if known."""
-    if name is None:
-        return None
-    bounds = row_group_statistics(metadata, group, columns=[name]).get(name)
-    if bounds is None or not isinstance(bounds.minimum, int) or not isinstance(bounds.maximum, int):
-        return None
-    return bounds.minimum, bounds.maximum
 
 
 def _may_match(

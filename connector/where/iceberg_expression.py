@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 
 from streamhouse.connector.where import predicate as ast
-from streamhouse.connector.where.predicate import Operator, PlainValue, Predicate, PredicateColumn
+from streamhouse.connector.where.predicate import Operator, Predicate, PredicateColumn
+from streamhouse.storage_service.lake.files.bounds import PlainValue
 from streamhouse.storage_service.lake.snapshots.expressions import (
     Expression,
     FilterColumn,

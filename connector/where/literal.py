@@ -31,12 +31,12 @@ from streamhouse.connector.where.predicate import (
     Not,
     Operator,
     Or,
-    PlainValue,
     PredicateColumn,
     decimal_shape,
 )
 from streamhouse.connector.where.text import parse_date, parse_double, parse_timestamp, refuse
 from streamhouse.storage_service.errors import InvalidPredicateError
+from streamhouse.storage_service.lake.files.bounds import PlainValue
 from streamhouse.storage_service.model.calendar import DAY_US, days_of
 
 __all__ = [

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
+
+from streamhouse.storage_service.lake.files.bounds import PlainValue, statistics_key
 
 __all__ = [
     "And",
@@ -34,15 +35,12 @@ __all__ = [
     "Node",
     "Not",
     "Or",
-    "PlainValue",
     "Predicate",
     "PredicateColumn",
     "comparison_type",
     "decimal_shape",
-    "statistics_key",
 ]
 
-PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 
 NEGATED_OPERATOR: Final[dict[Operator, Operator]] = {
@@ -204,11 +202,6 @@ def decimal_shape(t: pa.DataType) -> tuple[int, int]:
     if pa.types.is_decimal(t):
         return t.precision - t.scale, t.scale
     return {8: 3, 16: 5, 32: 10, 64: 20}[t.bit_width], 0
-
-
-def statistics_key(path: tuple[str, ...]) -> str:
-    """Return the name under which statistics of the column at `path` are kept."""
-    return ".".join(f"`{p.replace('`', '``')}`" if "." in p or "`" in p else p for p in path)
 
 
 def _columns(node: Node) -> Iterator[PredicateColumn]:

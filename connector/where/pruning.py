@@ -9,10 +9,8 @@ Statistics are kept by `PredicateColumn.key`: the column's name, or `a.b` for a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -29,35 +27,13 @@ from streamhouse.connector.where.predicate import (
     Not,
     Operator,
     Or,
-    PlainValue,
     Predicate,
     comparison_type,
-    statistics_key,
 )
+from streamhouse.storage_service.lake.files.bounds import ColumnStatistics, PlainValue
 from streamhouse.storage_service.model.calendar import DAY_US
 
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
-
-__all__ = ["ColumnStatistics", "may_match", "row_group_statistics"]
-
-_UNITS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnStatistics:
-    """What is known of a column's values in some rows; None is "not known".
-
-    `minimum` and `maximum` are plain values (see predicate.py) that no non-NULL value is below or
-    above; they need not occur. Of a float or double column they bound the numbers only: NaN
-    is always taken as possible.
-    """
-
-    minimum: PlainValue | None = None
-    maximum: PlainValue | None = None
-    null_count: int | None = None
-    row_count: int | None = None
-
+__all__ = ["may_match"]
 
 UNKNOWN: Final = ColumnStatistics()
 
@@ -73,87 +49,6 @@ class _Possible(NamedTuple):
 def may_match(predicate: Predicate, statistics: Mapping[str, ColumnStatistics]) -> bool:
     """Return False if the statistics prove that no row matches `predicate`."""
     return _possible(predicate.root, statistics).true
-
-
-def row_group_statistics(
-    metadata: pq.FileMetaData, row_group: int, *, columns: Iterable[str] | None = None
-) -> dict[str, ColumnStatistics]:
-    """Return the statistics of one row group of a Parquet file, of `columns` (top level) or of all.
-
-    Bounds that cannot be trusted or read are left unknown. The keys are the file's own names;
-    a caller whose table has renamed columns since must rename them.
-    """
-    wanted = None if columns is None else set(columns)
-    group = metadata.row_group(row_group)
-    found = {}
-    leaves = _leaves(metadata.schema.to_arrow_schema())
-    for index, (path, data_type) in enumerate(leaves):
-        if data_type is None or (wanted is not None and path[0] not in wanted):
-            continue
-        statistics = group.column(index).statistics
-        if statistics is None:
-            continue
-        minimum = maximum = None
-        if statistics.has_min_max:
-            minimum = _parquet_bound(statistics.min_raw, data_type, is_upper=False)
-            maximum = _parquet_bound(statistics.max_raw, data_type, is_upper=True)
-        found[statistics_key(path)] = ColumnStatistics(
-            minimum=minimum,
-            maximum=maximum,
-            null_count=statistics.null_count if statistics.has_null_count else None,
-            row_count=group.num_rows,
-        )
-    return found
-
-
-def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:
-    """Yield path and type of every Parquet leaf in file order; type None inside lists and maps."""
-
-    def walk(
-        path: tuple[str, ...], data_type: pa.DataType, *, is_repeated: bool
-    ) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:
-        if pa.types.is_struct(data_type):
-            for field in data_type:
-                yield from walk((*path, field.name), field.type, is_repeated=is_repeated)
-        elif pa.types.is_map(data_type):
-            yield from walk((*path, "key"), data_type.key_type, is_repeated=True)
-            yield from walk((*path, "value"), data_type.item_type, is_repeated=True)
-        elif pa.types.is_nested(data_type):
-            yield from walk((*path, "element"), data_type.value_type, is_repeated=True)
-        else:
-            yield path, None if is_repeated else data_type
-
-    for field in schema:
-        yield from walk((field.name,), field.type, is_repeated=False)
-
-
-def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | None:
-    """Return a raw Parquet bound as a plain value, widened where units differ, or None."""
-    if pa.types.is_decimal(t):
-        if isinstance(raw, bytes):
-            raw = int.from_bytes(raw, "big", signed=True)
-        # From a tuple: arithmetic would round to the context's precision.
-        digits = tuple(int(digit) for digit in str(abs(raw)))
-        return Decimal((int(raw < 0), digits, -t.scale))
-    if pa.types.is_timestamp(t):
-        if not isinstance(raw, int):
-            return None
-        units = _UNITS_A_SECOND[t.unit]
-        micros = raw * 1_000_000
-        return -(-micros // units) if is_upper else micros // units
-    if pa.types.is_floating(t):
-        return None if math.isnan(raw) else float(raw)
-    if pa.types.is_string(t) or pa.types.is_large_string(t):
-        try:
-            return bytes(raw).decode()
-        except UnicodeDecodeError:
-            # A writer cut the bound inside a character.
-            return None
-    if pa.types.is_binary(t) or pa.types.is_large_binary(t):
-        return bytes(raw)
-    if pa.types.is_boolean(t):
-        return bool(raw)
-    return int(raw) if pa.types.is_signed_integer(t) or pa.types.is_date32(t) else None
 
 
 def _possible(node: Node, statistics: Mapping[str, ColumnStatistics]) -> _Possible:

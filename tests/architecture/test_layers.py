@@ -29,8 +29,6 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "fastapi": ("streamhouse.storage_service.server.*",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": (
-        "streamhouse.connector.lake.*",
-        "streamhouse.connector.where.iceberg_expression",
         "streamhouse.storage_service.lake.*",
     ),
     "pyiceberg_core": (
@@ -57,7 +55,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
 LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
     "load_catalog": (
         "streamhouse.storage_service.lake.catalogs.sql_catalog",
-        "streamhouse.connector.lake.lake_planner",
+        "streamhouse.storage_service.lake.opened_table",
     ),
     "load_file_io": ("streamhouse.storage_service.lake.*",),
     "load_location_provider": (),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector.lake import lake_planner
+from streamhouse.storage_service.lake import opened_table
 from tests.attack.judge import Verdict, Violation, judge_old_table, judge_table
 from tests.attack.mutations import Damage, damage_directory
 from tests.attack.world import SERVICE_OPTIONS, AttackedTable, World
@@ -49,7 +49,7 @@ def attack_directory(
 ) -> None:
     """Put the directory back, damage it, judge it. Raises `Violation`, naming the damage."""
     world.put_back()
-    lake_planner._catalogs.clear()
+    opened_table._catalogs.clear()
     damage = damage_directory(world, chance, kinds=kinds)
     try:
         _judge_damaged(world, chance, damage, report)

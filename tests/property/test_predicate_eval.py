@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from streamhouse.connector.where.evaluation import filter_batch
 from streamhouse.connector.where.predicate import Node, Predicate
-from streamhouse.connector.where.pruning import (
-    may_match,
-    row_group_statistics,
-)
+from streamhouse.connector.where.pruning import may_match
+from streamhouse.storage_service.lake.files.bounds import row_group_statistics
 from tests.support.predicate_model import evaluate, nodes, rows, to_batch, truth_values
 
 

@@ -56,7 +56,7 @@ from streamhouse.storage_service.lake.files.partition_layout import (
     LakePartitionField,
     split_by_partition,
 )
-from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionTest
+from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
 from tests.support.predicate_model import (
     COLUMNS,
     SORT_KEY,
@@ -144,14 +144,17 @@ def test_the_partition_of_every_kept_row_is_accepted(
     @given(leaves_of(COLUMNS[column]), rows(size_max=4, only=column))
     @settings(max_examples=60)
     def check(node: Node, table_rows: list[dict[str, Any]]) -> None:
-        test = PartitionTest(spec, LAKE_SCHEMA, to_iceberg_expression(Predicate(node)))
+        expression = to_iceberg_expression(Predicate(node))
+        partitions = PartitionFilter({spec.spec_id: spec}, LAKE_SCHEMA, expression)
         for row in table_rows:
             if evaluate(node, row) is not True:
                 continue
             written = _written(row, column, transform)
             for partition in (written, _wrapped(written, row[column], transform, t)):
-                assert test.may_match((partition,))
-                assert test.may_match_manifest(_manifest(spec, [partition]))
+                matches = partitions.matches(spec.spec_id, [(partition,)])
+                assert matches is not None
+                assert matches.all()
+                assert partitions.may_match_manifest(_manifest(spec, [partition]))
 
     check()
 
@@ -160,6 +163,7 @@ def _manifest(spec: PartitionSpec, partitions: list[Any]) -> ManifestFile:
     records = [Record(partition) for partition in partitions]
     return ManifestFile.from_args(
         manifest_path="manifest.avro",
+        partition_spec_id=spec.spec_id,
         partitions=construct_partition_summaries(spec, LAKE_SCHEMA, records),
     )
 

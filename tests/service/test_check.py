@@ -16,12 +16,12 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector.lake import lake_planner
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from streamhouse.storage_service.lake import opened_table
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
@@ -115,7 +115,7 @@ def data(original: Path) -> Path:
     shutil.rmtree(original)
     shutil.copytree(kept, original)
     # This process may have the catalog open that was there before.
-    lake_planner._catalogs.clear()
+    opened_table._catalogs.clear()
     return original
 
 
@@ -341,7 +341,7 @@ def test_rows_that_are_gone_from_the_lake_are_found(
         known["snapshot_id"] = str(table.metadata.current_snapshot_id)
 
     reseal(path, follow)
-    lake_planner._catalogs.clear()
+    opened_table._catalogs.clear()
 
     report = _report(data, "--lake-rows", expect=1)
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.lake.files.bounds import integer_range
 from streamhouse.storage_service.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,
@@ -134,8 +135,8 @@ def _positions(
     with files.open_parquet(file.path) as parquet:
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
-            first, end = _bounds(group)
-            wanted = offsets[slice(*np.searchsorted(offsets, [first, end]))]
+            first, last = integer_range(group, OFFSET_COLUMN) or (0, np.iinfo(np.int64).max - 1)
+            wanted = offsets[slice(*np.searchsorted(offsets, [first, last + 1]))]
             if len(wanted):
                 rows = parquet.read_row_group(number, columns=columns, use_threads=False)
                 is_ours = None
@@ -144,17 +145,6 @@ def _positions(
                 found.append(row_start + _find(rows.column(OFFSET_COLUMN), wanted, is_ours))
             row_start += group.num_rows
     return np.sort(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
-
-
-def _bounds(group: pq.RowGroupMetaData) -> tuple[int, int]:
-    """Return the offsets between which all rows of a row group lie; the end is exclusive."""
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema == OFFSET_COLUMN:
-            statistics = column.statistics
-            if statistics is not None and statistics.has_min_max:
-                return int(statistics.min), int(statistics.max) + 1
-    return 0, np.iinfo(np.int64).max
 
 
 def _find(

@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.lake.guards.lake_handover import NewOwner, hand_over
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
-from streamhouse.storage_service.lake.snapshots.ancestors import ancestors_of, facts_of
+from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
 from streamhouse.storage_service.lake.snapshots.table_files import check_taken_over
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (

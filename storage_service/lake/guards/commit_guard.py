@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.lake.guards.schema_guard import check_schema
-from streamhouse.storage_service.lake.snapshots.ancestors import ancestors_of, facts_of
+from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,

@@ -5,11 +5,12 @@ The rule is `model/lake_coverage.py`'s; here is what a round writes, and how it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
 
-from streamhouse.storage_service.lake.snapshots.ancestors import ancestors_of, facts_of
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     COMMIT_USER,
@@ -24,11 +25,17 @@ from streamhouse.storage_service.model.lake import (
     LakeRole,
     tiered_offsets_to_property,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
+from streamhouse.storage_service.model.lake_coverage import (
+    CoveredOffsets,
+    SnapshotFacts,
+    begin_properties,
+)
 
 __all__ = [
     "CoveredOffsets",
+    "ancestors_of",
     "covered_offsets",
+    "facts_of",
     "has_ancestor",
     "round_properties",
     "table_properties",
@@ -64,18 +71,51 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
     return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
 
 
-def covered_offsets(
-    metadata: TableMetadata, *, table_id: int, role: LakeRole = LakeRole.ROWS
-) -> CoveredOffsets | None:
-    """Return what the current snapshot covers, or None when no round of `table_id` is in it.
+def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> Iterator[Snapshot]:
+    """Yield a snapshot, by default the current one, and its ancestors, as far as they exist.
 
-    `role` is the lake table's.
+    The newest comes first.
     """
-    owner = str(table_id)
+    if snapshot is None:
+        snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+    if snapshot is None:
+        return
+    yield snapshot
+    # pyiceberg looks for an id from the first snapshot on, each time.
+    by_id = {other.snapshot_id: other for other in metadata.snapshots}
+    while snapshot is not None and snapshot.parent_snapshot_id is not None:
+        snapshot = by_id.get(snapshot.parent_snapshot_id)
+        if snapshot is not None:
+            yield snapshot
+
+
+def facts_of(snapshot: Snapshot) -> SnapshotFacts:
+    """Return what a snapshot says of the offsets it covers."""
+    summary = snapshot.summary
+    return SnapshotFacts(
+        properties={} if summary is None else summary.additional_properties,
+        sequence_number=snapshot.sequence_number or 0,
+    )
+
+
+def covered_offsets(
+    metadata: TableMetadata,
+    *,
+    table_id: int | None,
+    role: LakeRole = LakeRole.ROWS,
+    snapshot: Snapshot | None = None,
+) -> CoveredOffsets | None:
+    """Return what a snapshot, by default the current one, covers of a table of the service.
+
+    `role` is the lake table's. None when no round of `table_id` is in it; a `table_id` of None is
+    any, for who knows the lake table by its uuid.
+    """
     return lake_coverage.covered_offsets(
-        (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
+        (facts_of(found) for found in ancestors_of(metadata, snapshot)),
         metadata.properties,
-        is_owner=lambda properties: properties.get(role.owner_property) == owner,
+        is_owner=lambda properties: (
+            table_id is None or properties.get(role.owner_property) == str(table_id)
+        ),
     )
 
 

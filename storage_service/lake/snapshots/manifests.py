@@ -7,23 +7,34 @@ that is not the table's (`bounded_io.py`).
 
 pyiceberg builds a tree of readers from the schema of each file that it opens: more work than the
 few records of a small round are. The trees have no state, so one of each schema is kept.
+
+Whoever looks at thousands of files takes `live_rows`: it decodes with the library's readers only
+what planning looks at, and makes one plain tuple an entry, in half the time of `live_entries`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
-from pyiceberg.avro.reader import Reader
+from pyiceberg.avro.reader import (
+    IntegerReader,
+    MapReader,
+    OptionReader,
+    Reader,
+    StructReader,
+)
 from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_reader
 from pyiceberg.avro.writer import Writer
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, InputFile
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
     MANIFEST_ENTRY_SCHEMAS,
@@ -54,10 +65,12 @@ __all__ = [
     "ENTRY_NAME",
     "EntryFacts",
     "EntryForm",
+    "ManifestRow",
     "check_manifest",
     "entries_of",
     "entry_form",
     "live_entries",
+    "live_rows",
     "manifests_of",
 ]
 
@@ -65,6 +78,16 @@ AVRO_SCHEMA_KEY: Final = "avro.schema"
 ENTRY_NAME: Final = "manifest_entry"
 _SNAPSHOT_ID_KEY: Final = "snapshot-id"
 _SCHEMAS_MAX: Final = 256
+_SYNC_BYTES: Final = 16
+
+# Field ids of the manifest entry and the data file in it (Iceberg's spec, manifests).
+_STATUS: Final = 0
+_ENTRY_SNAPSHOT_ID: Final = 1
+_SEQUENCE: Final = 3
+_DATA_FILE: Final = 2
+_WANTED: Final = (100, 101, 102, 103, 104, 110, 125, 128, 132)
+
+_Decode = Callable[[BinaryDecoder], Any]
 _D = TypeVar("_D", bound=Record)
 
 
@@ -129,6 +152,49 @@ def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
     return [e for e in entries_of(io, manifest) if e.status != ManifestEntryStatus.DELETED]
 
 
+class ManifestRow(NamedTuple):
+    """What planning needs of one entry of a data manifest."""
+
+    status: int
+    snapshot_id: int | None
+    sequence: int | None
+    path: str
+    format: str
+    partition: tuple[Any, ...]
+    row_count: int
+    file_bytes: int
+    null_counts: Mapping[int, int]
+    lower_bounds: Mapping[int, bytes]
+    upper_bounds: Mapping[int, bytes]
+    row_group_starts: Sequence[int] | None
+
+
+def live_rows(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -> list[ManifestRow]:
+    """Return the live files of a data manifest; `only_added`: by the snapshot that wrote it."""
+    with _collector_paused():
+        rows = list(_rows(io, manifest))
+        check_manifest(manifest, (EntryFacts(r.status, r.snapshot_id, r.row_count) for r in rows))
+        added, deleted = ManifestEntryStatus.ADDED.value, ManifestEntryStatus.DELETED.value
+        if only_added:
+            live = [row for row in rows if row.status == added]
+        else:
+            live = [row for row in rows if row.status != deleted]
+    check_paths(io, (row.path for row in live))
+    return live
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Stop the garbage collector from walking, again and again, what is all still in use."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def check_manifest(manifest: ManifestFile, entries: Iterable[EntryFacts]) -> None:
     """Raise `CorruptDataError` unless `entries`, all of them, are those of `manifest`."""
     files: Counter[int] = Counter()
@@ -159,11 +225,100 @@ def _not_this(manifest: ManifestFile, found: str, expected: str) -> CorruptDataE
     )
 
 
+def _rows(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestRow]:
+    """Yield the entries of a data manifest, those of removed files included."""
+    path = manifest.manifest_path
+    decoder, header = _opened(io.new_input(path))
+    decode = _row_decoder(header.meta[AVRO_SCHEMA_KEY])
+    codec = header.compression_codec()
+    while decoder.tell() < manifest.manifest_length:
+        count = decoder.read_int()
+        data = decoder.read_bytes()
+        block = new_decoder(data if codec is None else codec.decompress(data))
+        for _ in range(count):
+            yield decode(block)
+        if decoder.read(_SYNC_BYTES) != header.sync:
+            raise CorruptDataError(f"manifest '{path}': a block ends without its sync marker")
+
+
+@lru_cache(_SCHEMAS_MAX)
+def _row_decoder(avro_schema: str) -> Callable[[BinaryDecoder], ManifestRow]:
+    """Return a function that decodes one entry, for a file's own order of fields."""
+    schema = AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema))
+    reader = resolve_reader(schema, schema)
+    assert isinstance(reader, StructReader)
+    steps: list[tuple[int, _Decode]] = []
+    for field, (_, field_reader) in zip(schema.fields, reader.field_readers, strict=True):
+        if field.field_id == _DATA_FILE:
+            assert isinstance(field_reader, StructReader)
+            assert isinstance(field.field_type, StructType)
+            for inner, (_, inner_reader) in zip(
+                field.field_type.fields, field_reader.field_readers, strict=True
+            ):
+                is_wanted = inner.field_id in _WANTED
+                steps.append((inner.field_id, _decoder_of(inner_reader, is_wanted=is_wanted)))
+        else:
+            is_wanted = field.field_id in (_STATUS, _ENTRY_SNAPSHOT_ID, _SEQUENCE)
+            key = field.field_id if is_wanted else -1
+            # Ids of entry and data file do not overlap; 2 is only the data file itself.
+            steps.append((key, _decoder_of(field_reader, is_wanted=is_wanted)))
+
+    def decode(decoder: BinaryDecoder) -> ManifestRow:
+        values = {key: step(decoder) for key, step in steps}
+        return ManifestRow(
+            values[_STATUS],
+            values.get(_ENTRY_SNAPSHOT_ID),
+            values.get(_SEQUENCE),
+            values[100],
+            values[101],
+            tuple(values[102]._data),
+            values[103],
+            values[104],
+            _or_empty(values.get(110)),
+            _or_empty(values.get(125)),
+            _or_empty(values.get(128)),
+            values.get(132),
+        )
+
+    return decode
+
+
+def _decoder_of(reader: Reader, *, is_wanted: bool) -> _Decode:
+    """Return the reader's own function, or one that passes over the value as fast as it can."""
+    if isinstance(reader, OptionReader):
+        inner = _decoder_of(reader.option, is_wanted=is_wanted)
+        return lambda decoder: inner(decoder) if decoder.read_int() else None
+    if is_wanted or not isinstance(reader, MapReader):
+        return reader.read
+    if isinstance(reader.key, IntegerReader) and isinstance(reader.value, IntegerReader):
+        return _pass_integers
+    return reader.read
+
+
+def _pass_integers(decoder: BinaryDecoder) -> None:
+    """Pass over a map of integers: reading them at once beats skipping them one by one."""
+    while (count := decoder.read_int()) != 0:
+        if count < 0:
+            count = -count
+            decoder.skip_int()
+        decoder.read_ints(count * 2)
+
+
+def _or_empty(bounds: Mapping[int, Any] | None) -> Mapping[int, Any]:
+    # `or` would ask for its length, for which the library's lazy maps are unpacked.
+    return {} if bounds is None else bounds
+
+
+def _opened(file: InputFile) -> tuple[BinaryDecoder, AvroFileHeader]:
+    """Return a decoder behind the header of an Avro file, and the header."""
+    with file.open() as stream:
+        decoder = new_decoder(stream.read())
+    return decoder, _header_reader().read(decoder)
+
+
 class _KeptReaders(AvroFile[_D]):
     def __enter__(self) -> _KeptReaders[_D]:
-        with self.input_file.open() as stream:
-            self.decoder = new_decoder(stream.read())
-        self.header = _header_reader().read(self.decoder)
+        self.decoder, self.header = _opened(self.input_file)
         self.reader = self._reader_of(self.header.meta[AVRO_SCHEMA_KEY])
         return self
 

@@ -8,11 +8,13 @@ of the width. They are never left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions.visitors import (
     expression_evaluator,
@@ -28,7 +30,7 @@ from pyiceberg.types import DecimalType, IntegerType, LongType, PrimitiveType
 
 from streamhouse.storage_service.lake.snapshots.expressions import Expression
 
-__all__ = ["PartitionTest"]
+__all__ = ["PartitionFilter"]
 
 _INT_BITS: Final = 32
 _LONG_BITS: Final = 64
@@ -60,8 +62,45 @@ class _Truncated:
         return low < self.least + self.width or high > self.greatest - self.width
 
 
-class PartitionTest:
-    """The tests of one partition spec; raises `ValueError` for a column that it does not know."""
+class PartitionFilter:
+    """Tells which partitions of a table may have rows that an expression accepts."""
+
+    def __init__(
+        self, specs: Mapping[int, PartitionSpec], schema: Schema, expression: Expression
+    ) -> None:
+        self._specs = specs
+        self._schema = schema
+        self._expression = expression
+        self._tests: dict[int, _SpecTest | None] = {}
+
+    def may_match_manifest(self, manifest: ManifestFile) -> bool:
+        """Return False if no partition of the manifest has such a row."""
+        test = self._test(manifest.partition_spec_id)
+        return test is None or test.may_match_manifest(manifest)
+
+    def matches(
+        self, spec_id: int, partitions: Sequence[tuple[Any, ...]]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return of each partition of a spec whether it may have such rows; None: all may."""
+        test = self._test(spec_id)
+        if test is None:
+            return None
+        found = (test.may_match(partition) for partition in partitions)
+        return np.fromiter(found, dtype=np.bool_, count=len(partitions))
+
+    def _test(self, spec_id: int) -> _SpecTest | None:
+        if spec_id not in self._tests:
+            try:
+                test = _SpecTest(self._specs[spec_id], self._schema, self._expression)
+            except ValueError:
+                # A column that the lake does not have yet cannot be bound: any row may match.
+                test = None
+            self._tests[spec_id] = test
+        return self._tests[spec_id]
+
+
+class _SpecTest:
+    """The test of one partition spec; raises `ValueError` for a column that it does not know."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, expression: Expression) -> None:
         projected = inclusive_projection(schema, spec)(expression)

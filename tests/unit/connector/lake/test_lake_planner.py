@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.typedef import Record
 
-from streamhouse.connector.lake import lake_manifests
-from streamhouse.connector.lake.lake_manifests import DeleteEntry
 from streamhouse.connector.lake.lake_planner import LakeTable, open_lake_table
 from streamhouse.connector.lake.lake_pruning import LakeQuery
 from streamhouse.connector.where.parser import parse_predicate
@@ -23,6 +21,7 @@ from streamhouse.storage_service.errors import (
     SnapshotNotFoundError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.snapshots.live_files import DeleteEntry, data_files
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.offsets import OffsetRange
 from tests.support.foreign_deletes import (
@@ -226,7 +225,7 @@ def test_our_decoder_reads_what_the_library_reads(world: UnionWorld) -> None:
     assert snapshot is not None
 
     for manifest in snapshot.manifests(table.io):
-        ours = lake_manifests._data_columns(table.io, manifest)
+        ours = data_files(table.io, manifest)
         theirs = manifest.fetch_manifest_entry(table.io)
         files = [entry.data_file for entry in theirs]
         assert list(ours.paths) == [f.file_path for f in files]

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.connector.where.predicate import Predicate, comparison_type, statistics_key
+from streamhouse.connector.where.predicate import Predicate, comparison_type
+from streamhouse.storage_service.lake.files.bounds import statistics_key
 from streamhouse.storage_service.model.schema import Schema
 
 SCHEMA = Schema.from_arrow(

@@ -15,11 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.connector.where.pruning import (
-    ColumnStatistics,
-    may_match,
-    row_group_statistics,
-)
+from streamhouse.connector.where.pruning import may_match
+from streamhouse.storage_service.lake.files.bounds import ColumnStatistics, row_group_statistics
 from streamhouse.storage_service.model.schema import Schema
 
 SCHEMA = Schema.from_arrow(

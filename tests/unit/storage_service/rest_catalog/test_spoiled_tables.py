@@ -11,14 +11,14 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import Table
 
-from streamhouse.connector.lake.lake_manifests import data_files
-from streamhouse.connector.lake.lake_planner import load_table
 from streamhouse.storage_service.errors import ForbiddenError
 from streamhouse.storage_service.lake.catalogs.sql_catalog import open_catalog
 from streamhouse.storage_service.lake.commits.orphans import find_orphans
 from streamhouse.storage_service.lake.files.bounded_io import only_own
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.guards.adoptable_lake import find_adoptable
+from streamhouse.storage_service.lake.opened_table import load_table
+from streamhouse.storage_service.lake.snapshots.live_files import data_files
 from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
 from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY, LakeCatalog
 from streamhouse.storage_service.model.table import TablePath
