@@ -17,7 +17,6 @@ from typing import BinaryIO, NamedTuple
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_files import index_path, offsets_of, segment_path
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
@@ -26,6 +25,9 @@ from streamhouse.storage_service.log.segment_format import (
     LogIdentity,
     encode_durable_mark,
     frame_bytes,
+    index_path,
+    offsets_of,
+    segment_path,
 )
 
 __all__ = ["CopiedLog", "copy_log", "link_or_copy"]

@@ -15,8 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -26,16 +27,40 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.append_queue import AppendQueue, AppendResult, checked_payload
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
-from streamhouse.storage_service.log.log_options import LogOptions
 from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
 from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.log.segment_chain import SegmentChain
-from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
 from streamhouse.storage_service.log.segment_roll import RollFailedError, SegmentRoll
 
 __all__ = ["AppendResult", "LogOptions", "LogTablet", "StoredBatch"]
 
 _logger = logging.getLogger(__name__)
+
+_MIB: Final = 1024 * 1024
+_DAY_US: Final = 24 * 60 * 60 * 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Limits of one log. Changing them never makes stored data unreadable."""
+
+    # A segment exceeds this by one commit group at most.
+    segment_bytes_max: int = 128 * _MIB
+    index_interval_bytes: int = 4096
+    # Payload of one frame.
+    frame_bytes_max: int = 64 * _MIB
+    # Batches remembered per idempotent writer, and writers: the longest idle is forgotten first.
+    writer_window: int = 5
+    writers_max: int = 20_000
+    writer_expiry_us: int = 7 * _DAY_US
+
+    def __post_init__(self) -> None:
+        if not 0 < self.frame_bytes_max <= PAYLOAD_BYTES_LIMIT:
+            raise ValueError(f"frame_bytes_max is {self.frame_bytes_max}, not in (0, 1 GiB]")
+        for name in ("segment_bytes_max", "index_interval_bytes", "writer_window", "writers_max"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, not positive")
 
 
 class LogTablet:
@@ -381,7 +406,7 @@ class LogTablet:
         return high_watermark if found is None else max(found, self._truncated_offset)
 
     def fingerprint(self, offset: int) -> bytes | None:
-        """Return the fingerprint at a durable offset (`fingerprint.py`); None if none is known.
+        """Return the fingerprint at a durable offset (`segment_format.py`); None if none is known.
 
         That is below the log's first segment, above its end, where an earlier release wrote, and
         behind a damaged frame header in the few that are read. Not for the event loop.

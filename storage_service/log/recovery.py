@@ -25,12 +25,6 @@ from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
-from streamhouse.storage_service.log.segment_files import (
-    index_path,
-    offsets_of,
-    segment_path,
-    writers_path,
-)
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     INDEX_START_BYTES,
@@ -40,6 +34,10 @@ from streamhouse.storage_service.log.segment_format import (
     MarkFacts,
     SegmentHeader,
     decode_segment_header,
+    index_path,
+    offsets_of,
+    segment_path,
+    writers_path,
 )
 from streamhouse.storage_service.log.segment_index import (
     GrowingIndex,

@@ -20,7 +20,6 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
-from streamhouse.storage_service.log.fingerprint import fingerprint_after, fingerprint_within
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
@@ -29,6 +28,8 @@ from streamhouse.storage_service.log.segment_format import (
     FRAME_VERSION,
     IndexHeader,
     MalformedError,
+    fingerprint_after,
+    fingerprint_within,
     frame_bytes,
 )
 from streamhouse.storage_service.log.segment_index import (

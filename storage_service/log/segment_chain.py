@@ -12,7 +12,7 @@ from pathlib import Path
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.segment import Segment, StoredBatch
-from streamhouse.storage_service.log.segment_files import index_path
+from streamhouse.storage_service.log.segment_format import index_path
 
 __all__ = ["SegmentChain"]
 

@@ -1,4 +1,6 @@
-"""The bytes of a segment file, its index and the durable mark; encode and decode, nothing else.
+"""The files of a log: their names, the bytes of segment, index and durable mark, fingerprints.
+
+Encode and decode, nothing else.
 
 All integers are little endian. Every file starts with a 64-byte header whose last four bytes are
 the CRC-32C of the sixty before them. docs/storage_format.md draws the same tables.
@@ -30,14 +32,27 @@ Durable mark `durable.mark`: the header only, rewritten in place.
     20 zero u32 | 24 durable offset u64 | 32 start offset u64 | 40 forgotten offset u64 | 48 zeros
     60 crc u32
 
-Segments and indexes of version 1 are those of a log without fingerprints, which earlier releases
-wrote (`fingerprint.py`).
+A name is the base offset in twenty digits and what the file is, so that names sort as offsets.
+
+The running fingerprint of a log says in 8 bytes which frames lie below an offset. The one after a
+frame is a hash of the one before it and of the frame's header, which has the payload's checksum,
+the offsets, the time and the writer. So two copies of one log have equal fingerprints at an offset
+exactly if they have the same frames below it, however they are cut into segments. An offset within
+a frame has one, too: a hash of both and of how far it is in the frame.
+
+A log that an earlier release began has no fingerprint below the offset at which this release first
+opened it: it begins there, as one that begins at that offset. Segments and indexes of version 1 are
+those of a log without fingerprints.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -64,10 +79,17 @@ __all__ = [
     "encode_frame",
     "encode_index_header",
     "encode_segment_header",
+    "fingerprint_after",
+    "fingerprint_within",
+    "first_fingerprint",
     "frame_bytes",
     "identity_of_segment",
+    "index_path",
+    "offsets_of",
     "seal_header",
+    "segment_path",
     "unseal_header",
+    "writers_path",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -87,6 +109,7 @@ PAYLOAD_BYTES_LIMIT: Final = 1 << 30
 FRAME: Final = struct.Struct("<IIIBBHQIIqQQQ")
 _FRAME_START: Final = struct.Struct("<II")
 _FRAME_CHECKED: Final = struct.Struct("<IBBHQIIqQQQ")
+_NAME: Final = re.compile(r"(\d{20})(\.log|\.index|\.writers)")
 _PADDING: Final = tuple(bytes(count) for count in range(8))
 
 # magic, version, header bytes, table id, bucket, zero, base offset, created timestamp, fingerprint
@@ -96,6 +119,10 @@ _INDEX: Final = struct.Struct("<4sHHQIIQQQqI")
 # ..., zero, durable offset, start offset, forgotten offset
 _MARK: Final = struct.Struct("<4sHHQIIQQQ12x")
 _HEADER_CRC: Final = struct.Struct("<I")
+
+FINGERPRINT_BYTES: Final = 8
+_BEGINNING: Final = struct.Struct("<8sQIQ")
+_ROWS: Final = struct.Struct("<Q")
 
 assert FRAME.size == FRAME_HEADER_BYTES
 assert {_SEGMENT.size, _INDEX.size, _MARK.size} == {FILE_HEADER_BYTES - _HEADER_CRC.size}
@@ -309,3 +336,41 @@ def decode_durable_mark(data: Buffer, *, identity: LogIdentity) -> MarkFacts:
     _, _, _, table_id, bucket, _, *facts = _MARK.unpack(body)
     _check_identity(LogIdentity(table_id, bucket), identity, what="durable mark")
     return MarkFacts(*facts)
+
+
+def segment_path(directory: Path, base_offset: int) -> Path:
+    """Return where the segment starting at `base_offset` lives."""
+    return directory / f"{base_offset:020d}.log"
+
+
+def index_path(directory: Path, base_offset: int) -> Path:
+    """Return where that segment's index lives once it is sealed."""
+    return directory / f"{base_offset:020d}.index"
+
+
+def writers_path(directory: Path, offset: int) -> Path:
+    """Return where the writer state before `offset` lives."""
+    return directory / f"{offset:020d}.writers"
+
+
+def offsets_of(names: Iterable[str], suffix: str) -> list[int]:
+    """Return the offsets in the names that end in `suffix`, ascending; other names are ignored."""
+    matches = (_NAME.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in matches if match and match[2] == suffix)
+
+
+def first_fingerprint(identity: LogIdentity, offset: int) -> bytes:
+    """Return the fingerprint at the offset where a log, or what is known of it, begins."""
+    beginning = _BEGINNING.pack(b"SHLOGFP1", identity.table_id, identity.bucket, offset)
+    return blake2b(beginning, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def fingerprint_after(before: bytes, header: Buffer) -> bytes:
+    """Return the fingerprint after a frame with these 64 bytes of header."""
+    return blake2b(before + header, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def fingerprint_within(before: bytes, header: bytes, row_count: int) -> bytes:
+    """Return the fingerprint `row_count` rows behind the first of a frame, before its last."""
+    whole = before + header + _ROWS.pack(row_count)
+    return blake2b(whole, digest_size=FINGERPRINT_BYTES).digest()

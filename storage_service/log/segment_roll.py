@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
-from streamhouse.storage_service.log.fingerprint import first_fingerprint
 from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
-from streamhouse.storage_service.log.segment_files import (
-    index_path,
-    offsets_of,
-    segment_path,
-    writers_path,
-)
 from streamhouse.storage_service.log.segment_format import (
     LogIdentity,
     SegmentHeader,
     encode_segment_header,
+    first_fingerprint,
+    index_path,
+    offsets_of,
+    segment_path,
+    writers_path,
 )
 from streamhouse.storage_service.log.segment_index import (
     GrowingIndex,

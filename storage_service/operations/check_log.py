@@ -11,26 +11,22 @@ import pyarrow as pa
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_files import (
+from streamhouse.storage_service.log.segment_format import (
+    INDEX_START_BYTES,
+    LogIdentity,
+    MalformedError,
     index_path,
     offsets_of,
     segment_path,
     writers_path,
 )
-from streamhouse.storage_service.log.segment_format import (
-    INDEX_START_BYTES,
-    LogIdentity,
-    MalformedError,
-)
-from streamhouse.storage_service.log.segment_frames import (
-    SegmentFile,
-    SegmentFrame,
-    open_segment,
-)
 from streamhouse.storage_service.log.segment_index import decode_index, read_index_header
 from streamhouse.storage_service.log.segment_scan import (
     ScanResult,
+    SegmentFile,
+    SegmentFrame,
     durable_offset_after,
+    open_segment,
     scan_frames,
 )
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER, decode_writers

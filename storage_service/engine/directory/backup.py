@@ -36,8 +36,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
-from streamhouse.storage_service.log.segment_files import offsets_of, segment_path
-from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.segment_format import LogIdentity, offsets_of, segment_path
 from streamhouse.storage_service.log.staged_part import StagedPart
 
 __all__ = ["STAGING", "BucketEnds", "clear_staging", "stage_closed", "stage_running"]

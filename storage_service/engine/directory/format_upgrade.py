@@ -18,7 +18,7 @@ from streamhouse.storage_service.engine.directory.lake_store import load_lake_st
 from streamhouse.storage_service.engine.directory.service_state import KnownTable, ServiceState
 from streamhouse.storage_service.engine.directory.table_file import read_table
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.log.segment_files import offsets_of
+from streamhouse.storage_service.log.segment_format import offsets_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 __all__ = ["find_former_tables", "upgrade_files"]

@@ -20,8 +20,11 @@ from streamhouse.storage_service.engine.directory.data_directory import (
 )
 from streamhouse.storage_service.engine.directory.service_state import ServiceState
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.log.segment_files import offsets_of, segment_path
-from streamhouse.storage_service.log.segment_format import FILE_HEADER_BYTES
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    offsets_of,
+    segment_path,
+)
 
 __all__ = ["find_strangers", "remove_remains"]
 
