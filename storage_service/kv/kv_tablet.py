@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,10 +35,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
-from streamhouse.storage_service.kv.cache.write_backlog import Piece
-from streamhouse.storage_service.kv.cache.write_behind import WriteBehind
-from streamhouse.storage_service.kv.kv_options import KvOptions
+from streamhouse.storage_service.kv.cache.write_behind import Piece, WriteBehind
 from streamhouse.storage_service.kv.lookup import (
     FoundRow,
     FoundRows,
@@ -49,14 +48,11 @@ from streamhouse.storage_service.kv.lookup import (
     rows_in_key_order,
     too_many_bytes,
 )
-from streamhouse.storage_service.kv.plan.older_rows import values_before
-from streamhouse.storage_service.kv.plan.replay_plan import plan_replay
-from streamhouse.storage_service.kv.plan.restore_plan import plan_restore
-from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_replay, plan_restore
 from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
-from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 
 __all__ = ["KvOptions", "KvTablet"]
@@ -70,6 +66,8 @@ _FIRST_STEP_ROWS: Final = 16
 _STEP_GROWTH: Final = 8
 _SCAN_CHUNK_BYTES: Final = 16 << 20
 _ANY_SIZE: Final = 1 << 62
+# Where few rows are old, whoever looks for them lets others do their work in between.
+_CHUNKS_AT_ONCE_MAX: Final = 10
 
 
 class KvTablet:
@@ -382,7 +380,7 @@ class KvTablet:
         `next`; call each on the thread that changes the rows.
         """
         self._behind.hand_over()
-        for values in values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
+        for values in _values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
             yield self.codec.decode(values).select(list(self.rules.primary_key))
 
     def close(self) -> None:
@@ -454,3 +452,32 @@ def _codec(rules: TableRules) -> RowCodec:
     return RowCodec(
         rules.schema, schema_id=rules.schema_id, table=rules.table, earlier=rules.earlier
     )
+
+
+def _values_before(
+    store: RocksdbStore, offset: int, row_count: int, *, bytes_max: int
+) -> Iterator[pa.Array]:
+    """Yield the values of the store written below `offset`, about `bytes_max` of them at a time.
+
+    Or fewer, or none, when many rows were looked at for them. The store has about `row_count` rows,
+    whose average size bounds a chunk of large ones.
+    """
+    held = store.approximate_bytes()
+    row_bytes = (held["files"] + held["memtables"]) // max(row_count, 1)
+    chunk_rows = min(max(bytes_max // max(row_bytes, 1), 1), _SCAN_CHUNK_ROWS)
+    waiting: list[pa.Array] = []
+    size = chunks = 0
+    for _, values in store.scan(chunk_rows=chunk_rows):
+        older = values.filter(pa.array(versions_of(values) < offset))
+        if chunks == _CHUNKS_AT_ONCE_MAX or (waiting and size + older.nbytes > bytes_max):
+            yield _all_of(waiting)
+            waiting, size, chunks = [], 0, 0
+        chunks += 1
+        if len(older):
+            waiting.append(older)
+            size += older.nbytes
+    yield _all_of(waiting)
+
+
+def _all_of(arrays: list[pa.Array]) -> pa.Array:
+    return pa.concat_arrays(arrays) if arrays else pa.array([], pa.binary())

@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamhouse.storage_service.kv.cache.write_behind import nearly_sorted
 from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.rows.key_hash import KeyHasher
-from streamhouse.storage_service.kv.rows.key_order import nearly_sorted
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions, versions_of
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.model.bucketing import encode_key

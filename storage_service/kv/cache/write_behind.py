@@ -1,7 +1,9 @@
 """Handing applied changes to RocksDB, in large runs, behind those who write them.
 
 The changes are durable in the log and found in memory meanwhile, so that nothing depends on when it
-happens; only so much may wait. One thread changes it; any may ask for the rows under a prefix.
+happens; only so much may wait. Large runs make RocksDB four times cheaper than every batch by
+itself. RocksDB sorts what it gets; given nearly in order, that costs it half. One thread changes
+what waits; any may ask for the rows under a prefix.
 """
 
 from __future__ import annotations
@@ -10,18 +12,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     OverloadedError,
     StorageFailedError,
 )
-from streamhouse.storage_service.kv.cache.write_backlog import Piece, WriteBacklog
-from streamhouse.storage_service.kv.kv_options import KvOptions
-from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
+from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
+from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
+from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
 
-__all__ = ["WriteBehind"]
+__all__ = ["Piece", "WriteBacklog", "WriteBehind", "nearly_sorted"]
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +40,78 @@ _RETRY_S: Final = 0.05
 _RUN_BYTES_MIN: Final = 256 << 10
 # Changes that wait lie in memory beside the rows they made.
 _SHARE_OF_MEMORY: Final = 4
+# Pieces up to this many rows are joined.
+_SMALL_ROWS: Final = 4_096
+_WORD: Final = np.dtype(">u8")
+
+
+class Piece(NamedTuple):
+    """Changes in order: a null value deletes; `marker` is where they lead to."""
+
+    keys: pa.Array
+    values: pa.Array
+    marker: Marker
+
+
+class WriteBacklog:
+    """Pieces, oldest first. The list is replaced, never changed, so that readers see it whole.
+
+    Small pieces are joined as they come, so that there are few however small the writes are.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._rows = 0
+        self._bytes = 0
+
+    @property
+    def rows(self) -> int:
+        """How many changes wait."""
+        return self._rows
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the changes that wait."""
+        return self._bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def add(self, piece: Piece) -> None:
+        """Append changes."""
+        self._rows += len(piece.keys)
+        self._bytes += int(piece.keys.nbytes + piece.values.nbytes)
+        pieces = list(self._pieces)
+        # Joining only what is not larger copies each row few times.
+        while pieces and len(pieces[-1].keys) <= min(len(piece.keys), _SMALL_ROWS):
+            before = pieces.pop()
+            piece = Piece(
+                pa.concat_arrays([before.keys, piece.keys]),
+                pa.concat_arrays([before.values, piece.values]),
+                piece.marker,
+            )
+        self._pieces = [*pieces, piece]
+
+    def as_run(self) -> Piece:
+        """Return everything as one piece, nearly in the order of keys."""
+        keys = pa.concat_arrays([piece.keys for piece in self._pieces])
+        values = pa.concat_arrays([piece.values for piece in self._pieces])
+        order = pa.array(nearly_sorted(keys))
+        return Piece(keys.take(order), values.take(order), self._pieces[-1].marker)
+
+    def clear(self) -> None:
+        """Forget everything: RocksDB has it."""
+        self._pieces = []
+        self._rows = self._bytes = 0
+
+    def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
+        """Return the latest value of each key that starts with `prefix`; None was deleted."""
+        found: dict[bytes, bytes | None] = {}
+        for piece in self._pieces:
+            matches = pc.starts_with(piece.keys, pattern=prefix)
+            keys = piece.keys.filter(matches).to_pylist()
+            found.update(zip(keys, piece.values.filter(matches).to_pylist(), strict=True))
+        return found
 
 
 class WriteBehind:
@@ -136,3 +215,47 @@ class WriteBehind:
             self._backlog.rows >= 4 * self._options.backlog_rows
             or self._backlog.memory_bytes >= 4 * self._options.backlog_bytes
         )
+
+
+def nearly_sorted(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """Return positions that put `keys` nearly in order; equal keys keep their order.
+
+    It is the order that eight bytes give, for the price of sorting numbers.
+    """
+    count = len(keys)
+    if count < 2:
+        return np.arange(count)
+    words = _words_after(_common_prefix_bytes(keys), keys)
+    # Spread over all 64 bits, the lowest can be given up to carry the position.
+    words -= words.min()
+    words <<= np.uint64(64 - int(words.max()).bit_length() & 63)
+    bits = np.uint64((count - 1).bit_length())
+    words = (words >> bits << bits) | np.arange(count, dtype=np.uint64)
+    words.sort()
+    return (words & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+
+
+def _common_prefix_bytes(keys: pa.Array) -> int:
+    """Return how many bytes all keys have in common at the start."""
+    extremes = pc.min_max(keys)
+    least, greatest = extremes["min"].as_py(), extremes["max"].as_py()
+    length = min(len(least), len(greatest))
+    for position in range(length):
+        if least[position] != greatest[position]:
+            return position
+    return length
+
+
+def _words_after(position: int, keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """Return the eight bytes from `position` of each key as numbers that compare like them."""
+    data, offsets = binary_parts(keys)
+    starts = offsets[:-1].astype(np.int64) + position
+    padded = np.zeros(int(offsets[-1]) + _WORD.itemsize, dtype=np.uint8)
+    padded[: offsets[-1]] = data[: offsets[-1]]
+    words = gather_at(padded, starts, _WORD).astype(np.uint64)
+    missing = np.maximum(8 - (offsets[1:] - starts), 0)
+    if missing.any():
+        # The bytes of the next key count as zeros.
+        masks = np.array([(1 << 64) - (1 << (8 * n)) for n in range(8)] + [0], dtype=np.uint64)
+        words &= masks[missing]
+    return words

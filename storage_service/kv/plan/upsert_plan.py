@@ -5,7 +5,8 @@ key are resolved in order; a change that leaves a row identical writes nothing, 
 (`TableRules.renews_unchanged`). The changelog keeps the order of the batch, `-U` right before its
 `+U`, and the row at position i of it gets the offset `base_offset + i`. Rows of several buckets,
 bucket after bucket, are planned in one go as well: a plan costs far more than the few rows of a
-small write.
+small write. Changes read back from the log, and rows kept in the lake, become a planned write
+without a plan: they say themselves what they leave behind.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import RequestTooLargeError
+from streamhouse.storage_service.errors import CorruptDataError, RequestTooLargeError
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
 from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
 from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, TableRules, WriteInput
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
+from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.changelog import (
     CHANGELOG_FIELDS,
     DELETE,
@@ -33,10 +35,11 @@ from streamhouse.storage_service.model.changelog import (
     UPDATE_BEFORE,
 )
 from streamhouse.storage_service.model.merge_engine import ChangelogImage
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+
+__all__ = ["BucketRows", "PlannedWrite", "plan_replay", "plan_restore", "plan_rows"]
 
 _Rows = TypeVar("_Rows", pa.Array, pa.RecordBatch)
-
-__all__ = ["BucketRows", "PlannedWrite", "plan_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,3 +327,57 @@ def _puts(
     keys = chains.keys if changed.all() else chains.keys.filter(pa.array(changed))
     taken = values.take(pa.array(effects.at[chosen], mask=gone if gone.any() else None))
     return keys, taken, ends
+
+
+def plan_replay(
+    changelog: pa.RecordBatch, *, rules: TableRules, codec: RowCodec, base_offset: int
+) -> PlannedWrite:
+    """Return what storing the changes of `changelog`, the first at `base_offset`, takes.
+
+    The state they meet is not needed: every change says what it leaves behind.
+    """
+    types = changelog.column(CHANGE_TYPE_COLUMN).to_numpy()
+    lines = np.flatnonzero(types != UPDATE_BEFORE)
+    rows = changelog.select(rules.schema.names)
+    keys = encode_key([rows.column(name) for name in rules.primary_key]).take(pa.array(lines))
+    chains = chains_of(keys)
+    last = lines[chains.row[chains.last()]]
+    gone = types[last] == DELETE
+    values = codec.encode(rows.take(pa.array(last)))
+    stamp_versions(values, base_offset + last)
+    if gone.any():
+        values = values.take(pa.array(np.arange(len(last)), mask=gone))
+    return PlannedWrite(
+        base_offset=base_offset,
+        changelog=changelog,
+        keys=chains.keys,
+        values=values,
+        row_count_delta=int((types == INSERT).sum() - (types == DELETE).sum()),
+    )
+
+
+def plan_restore(
+    rows: pa.RecordBatch,
+    versions: npt.NDArray[np.int64],
+    *,
+    rules: TableRules,
+    codec: RowCodec,
+    where: str,
+) -> PlannedWrite:
+    """Return what storing `rows`, written at the offsets `versions`, takes; no change is logged.
+
+    Raises `CorruptDataError` if two of them have the same key.
+    """
+    assert len(versions) == rows.num_rows
+    chains = chains_of(encode_key([rows.column(name) for name in rules.primary_key]))
+    if not chains.distinct:
+        raise CorruptDataError(f"{where}: the lake has two rows with the same key")
+    values = codec.encode(rows)
+    stamp_versions(values, versions)
+    return PlannedWrite(
+        base_offset=0,
+        changelog=rows.slice(0, 0),
+        keys=chains.keys,
+        values=values,
+        row_count_delta=rows.num_rows,
+    )

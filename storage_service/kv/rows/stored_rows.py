@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 
-__all__ = ["StoredRows"]
+__all__ = ["StoredRows", "only_written_in"]
 
 
 class StoredRows:
@@ -48,3 +48,19 @@ class StoredRows:
     def rows(self) -> pa.RecordBatch:
         """The rows that are stored, in order of their keys."""
         return self._codec.decode(self._present)
+
+
+def only_written_in(values: pa.Array, versions: range) -> pa.Array:
+    """Return `values` with null for those not written at the offsets `versions`; nulls stay.
+
+    The offset at which a row was written is the stamp of its value.
+    """
+    found = values.is_valid().to_numpy(zero_copy_only=False)
+    kept = np.flatnonzero(found)
+    stamps = versions_of(values.drop_null())
+    kept = kept[(stamps >= versions.start) & (stamps < versions.stop)]
+    if len(kept) == int(found.sum()):
+        return values
+    mask = np.ones(len(values), dtype=np.bool_)
+    mask[kept] = False
+    return values.take(pa.array(np.arange(len(values)), mask=mask))

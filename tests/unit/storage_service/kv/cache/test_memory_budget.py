@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.cache.memory_budget import MemoryBudget
-from streamhouse.storage_service.kv.kv_options import KvOptions
+from streamhouse.storage_service.kv.cache.memory_budget import KvOptions, MemoryBudget
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from tests.support.kv_bucket import simple_rules
 
