@@ -10,11 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, percentile, report, timed
-from streamhouse.storage_service.engine.keys.key_request import delete_of
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath

@@ -16,8 +16,13 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
 from streamhouse.storage_service.engine.directory.lake_store import load_lake_state, save_lake_state
-from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, open_rows, table_rules
-from streamhouse.storage_service.engine.keys.key_damage import Damage, damage_of
+from streamhouse.storage_service.engine.keys.key_bucket import (
+    Damage,
+    KeyBucket,
+    damage_of,
+    open_rows,
+    table_rules,
+)
 from streamhouse.storage_service.engine.keys.key_recovery import (
     KeyRecovery,
     clear_leftovers,

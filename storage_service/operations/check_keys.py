@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.engine.keys.key_bucket import table_rules
-from streamhouse.storage_service.engine.keys.key_damage import damage_of
+from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_input import TableRules, check_keys
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore

@@ -17,11 +17,10 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.engine.keys.key_request import delete_of
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.expiry_world import expiry_of

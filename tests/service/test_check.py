@@ -18,7 +18,7 @@ from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal
-from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
+from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.lake import opened_table

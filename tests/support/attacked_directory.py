@@ -20,13 +20,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
-from streamhouse.storage_service.engine.keys.key_request import delete_of
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.bucketing import buckets_for_rows

@@ -5,7 +5,8 @@ Invariants:
 - `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it
 - the log keeps every change that the rows' own files do not have yet
 - once damage of the rows' files is met, nothing is looked up or changed until they are made again;
-  a mark among them says so to the next start; the changelog is read on
+  a mark among them says so to the next start, which makes the rows again rather than meet the
+  damage once more; the changelog is read on
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
+from streamhouse.storage_service.engine.directory.durable_json import read_json, replace_json
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     StorageFailedError,
@@ -31,9 +33,19 @@ from streamhouse.storage_service.model.lake_values import LakeLimits
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["KeyBucket", "open_rows", "replay_log", "table_rules"]
+__all__ = [
+    "Damage",
+    "KeyBucket",
+    "damage_of",
+    "mark_damaged",
+    "open_rows",
+    "replay_log",
+    "table_rules",
+]
 
 _logger = logging.getLogger(__name__)
+
+_DAMAGE_FILE: Final = "damaged.json"
 
 _REPLAY_BYTES = 8 << 20
 
@@ -212,3 +224,30 @@ class KeyBucket:
         except StreamhouseError as error:
             # Of a dropped table the files are gone, which a flush on its way stumbles over.
             _logger.warning("event=close_failed bucket=%r why=%r", self.where, error.message)
+
+
+class Damage(NamedTuple):
+    """What is wrong with the rows, and up to where they were known to have the changelog."""
+
+    reason: str
+    applied_offset: int = 0
+
+
+def mark_damaged(rows: Path, reason: str, *, applied_offset: int) -> None:
+    """Mark the rows at `rows`; durable on return."""
+    replace_json(rows / _DAMAGE_FILE, {"reason": reason, "applied_offset": applied_offset})
+
+
+def damage_of(rows: Path) -> Damage | None:
+    """Return how the rows at `rows` were marked; None if they were not."""
+    file = rows / _DAMAGE_FILE
+    if not file.exists():
+        return None
+    try:
+        mark = read_json(file)
+        return Damage(
+            f"the rows by key are damaged ({mark['reason']})", int(mark["applied_offset"])
+        )
+    except (CorruptDataError, KeyError, TypeError, ValueError):
+        # That there is one says enough.
+        return Damage(f"the rows by key are damaged, as {file} says")

@@ -8,25 +8,69 @@ stays planned, in no bucket.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_request import KeyPart, KeyRequest
 from streamhouse.storage_service.errors import (
     InternalError,
     RequestTooLargeError,
     StreamhouseError,
 )
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, PlannedPart, plan_writes
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 
-__all__ = ["KeyPlanner"]
+__all__ = ["KeyPart", "KeyPlanner", "KeyRequest"]
 
 _logger = logging.getLogger(__name__)
 
 _TOGETHER_ROWS_MAX: Final = 10_000
+
+
+@dataclass
+class KeyPart:
+    """What became of one request in one bucket; without `write` there is nothing to store.
+
+    Several requests may have parts of one `write`.
+    """
+
+    bucket: int
+    start: int
+    end: int
+    timestamp_us: int = 0
+    write: PlannedWrite | None = None
+    changes: RoutedBatch | None = None
+
+
+@dataclass
+class KeyRequest:
+    """All of it happens or nothing; `parts` has one for each of `writes` once it is planned."""
+
+    writes: Sequence[KeyWrite]
+    columns: Sequence[str] | None
+    writer_id: int
+    done: asyncio.Future[Appended]
+    is_published: bool = True
+    """False: a piece of a transaction, which is published later and not with others."""
+    parts: list[KeyPart] = field(default_factory=list)
+    error: StreamhouseError | None = None
+    timestamp_us: int = 0
+    """When it was decided; 0: when it is stored."""
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it has."""
+        return sum(write.rows.num_rows for write in self.writes)
+
+    @property
+    def numbered_buckets(self) -> set[tuple[int, int]]:
+        """The (writer, bucket) pairs whose next sequences it uses."""
+        return {(self.writer_id, w.bucket) for w in self.writes} if self.writer_id else set()
 
 
 class KeyPlanner:

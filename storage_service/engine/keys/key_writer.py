@@ -33,8 +33,7 @@ from typing import Final, Protocol, TypeVar
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner
-from streamhouse.storage_service.engine.keys.key_request import KeyRequest
+from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner, KeyRequest
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.errors import (
     CorruptDataError,

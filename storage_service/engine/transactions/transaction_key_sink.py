@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from streamhouse.storage_service.engine.keys.key_request import delete_of, halves
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -18,7 +17,7 @@ from streamhouse.storage_service.engine.transactions.transaction_chunks import (
 )
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
 from streamhouse.storage_service.errors import RequestTooLargeError
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of, halves
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.transaction import TransactionOperation
 

@@ -18,9 +18,9 @@ from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedW
 from streamhouse.storage_service.kv.plan.write_input import TableRules, check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.stored_rows import only_written_in
-from streamhouse.storage_service.model.changelog import OPERATION_UPSERT
+from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 
-__all__ = ["KeyWrite", "PlannedPart", "plan_writes"]
+__all__ = ["KeyWrite", "PlannedPart", "delete_of", "halves", "plan_writes"]
 
 
 class KeyWrite(NamedTuple):
@@ -36,6 +36,31 @@ class KeyWrite(NamedTuple):
     sequence: int = 0
     row_numbers: npt.NDArray[np.int64] | None = None
     versions: range | None = None
+
+
+def delete_of(bucket: int, keys: pa.RecordBatch, *, written_below: int | None = None) -> KeyWrite:
+    """Return what deletes the rows of `keys`, given as rows of the key columns.
+
+    With `written_below` only those that have a version below that offset when it is their turn.
+    """
+    operations = np.full(keys.num_rows, OPERATION_DELETE, dtype=np.int8)
+    versions = None if written_below is None else range(written_below)
+    return KeyWrite(bucket, keys, operations, versions=versions)
+
+
+def halves(write: KeyWrite) -> list[KeyWrite]:
+    """Cut a write in two, unless it is one row; a `sequence` counts rows, up to the last one."""
+    half = write.rows.num_rows // 2
+    if half == 0:
+        return [write]
+    operations = write.operations
+    left = None if operations is None else operations[:half]
+    right = None if operations is None else operations[half:]
+    position = write.sequence and write.sequence - (write.rows.num_rows - half)
+    return [
+        write._replace(rows=write.rows.slice(0, half), operations=left, sequence=position),
+        write._replace(rows=write.rows.slice(half), operations=right),
+    ]
 
 
 class PlannedPart(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.keys.key_damage import mark_damaged
+from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
 from streamhouse.storage_service.engine.manager import TabletManager
