@@ -23,8 +23,8 @@ from streamhouse.storage_service.lake.files.bounds import (
     statistics_key,
 )
 from streamhouse.storage_service.lake.snapshots.live_files import ManifestFiles
-from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.partitioning import Clustering
 
 __all__ = [
     "LakeQuery",

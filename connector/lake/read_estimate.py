@@ -16,7 +16,7 @@ from typing import Final
 from streamhouse.connector.where.predicate import Predicate
 from streamhouse.connector.where.pruning import may_match
 from streamhouse.storage_service.lake.files.bounds import ColumnStatistics, statistics_key
-from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.partitioning import Clustering
 
 __all__ = ["read_share"]
 

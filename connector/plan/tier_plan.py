@@ -26,9 +26,9 @@ from streamhouse.connector.scan.scan import LakePiece, Piece, ScanColumn, ScanCo
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SnapshotNotFoundError
 from streamhouse.storage_service.lake.files.lake_filesystem import lake_file_properties
-from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.table_state import TableState
 
 if TYPE_CHECKING:

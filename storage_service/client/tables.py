@@ -23,13 +23,12 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
 )
 from streamhouse.storage_service.model.lake import LakeCatalog
-from streamhouse.storage_service.model.lake_divergence import LakeDivergence
+from streamhouse.storage_service.model.lake_coverage import LakeDivergence
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema, canonical_type, type_to_json
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_sizes import TableSizes
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.table_state import TableSizes, TableState
 
 __all__ = ["TableCalls"]
 

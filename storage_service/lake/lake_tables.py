@@ -33,8 +33,8 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
-from streamhouse.storage_service.model.secret_sources import withheld_explained
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.secret_sources import withheld_explained
 
 __all__ = ["IcebergLake"]
 

@@ -39,7 +39,7 @@ from streamhouse.storage_service.lake.tables.partition_labels import partition_l
 from streamhouse.storage_service.lake.tables.types_read import readable_columns
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.schema import Column
-from streamhouse.storage_service.model.secret_sources import withheld_explained
+from streamhouse.storage_service.secret_sources import withheld_explained
 
 __all__ = ["OpenedTable", "SnapshotFiles", "SnapshotInfo", "load_table", "open_table"]
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.model.far_times import as_days, as_microseconds
+from streamhouse.storage_service.model.calendar import as_days, as_microseconds
 from streamhouse.storage_service.model.partitioning import is_bucketable
 
 __all__ = [

@@ -30,8 +30,12 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
-from streamhouse.storage_service.model.schema import Column, Schema, type_from_json
-from streamhouse.storage_service.model.schema_limits import check_new_schema
+from streamhouse.storage_service.model.schema import (
+    Column,
+    Schema,
+    check_new_schema,
+    type_from_json,
+)
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = [

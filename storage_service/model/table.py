@@ -15,14 +15,13 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     InvalidSchemaError,
 )
-from streamhouse.storage_service.model.batch_layout import BatchLayout
 from streamhouse.storage_service.model.changelog import changelog_schema
 from streamhouse.storage_service.model.merge_engine import (
     DeleteBehavior,
     MergeRules,
     is_merge_property,
 )
-from streamhouse.storage_service.model.partitioning import PartitionField
+from streamhouse.storage_service.model.partitioning import BatchLayout, PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
 

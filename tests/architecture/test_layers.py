@@ -28,9 +28,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
-    "pyiceberg": (
-        "streamhouse.storage_service.lake.*",
-    ),
+    "pyiceberg": ("streamhouse.storage_service.lake.*",),
     "pyiceberg_core": (
         "streamhouse.storage_service.model.bucketing",
         "streamhouse.storage_service.lake.files.partition_layout",

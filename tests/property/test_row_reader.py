@@ -16,7 +16,7 @@ from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
-from streamhouse.storage_service.model.far_times import arrow_value
+from streamhouse.storage_service.model.calendar import arrow_value
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath

@@ -33,8 +33,8 @@ from streamhouse.storage_service.lake.files.position_deletes import (
     locate_offsets,
     write_position_deletes,
 )
-from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.tiering.tasks.lake_rows import FoldedSplit, fold_split, lake_rows
 from streamhouse.tiering.tasks.log_chunks import read_chunks
 

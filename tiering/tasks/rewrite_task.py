@@ -30,8 +30,8 @@ from streamhouse.storage_service.lake.files.partition_layout import (
     PartitionValues,
 )
 from streamhouse.storage_service.lake.files.projection import project
-from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 
 __all__ = ["RewriteResult", "RewriteTask", "run_rewrite"]

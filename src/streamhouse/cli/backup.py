@@ -14,8 +14,8 @@ from streamhouse.storage_service.engine.directory.backup import STAGING, clear_s
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.durable_json import read_json
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
-from streamhouse.storage_service.model.secret_sources import read_secret
 from streamhouse.storage_service.operations.backup_files import write_backup
+from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]
 

@@ -15,13 +15,13 @@ from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConf
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
-from streamhouse.storage_service.model.secret_sources import catalog_properties_from
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
 from streamhouse.storage_service.operations.rebuild_service_file import (
     rebuild_service_file as rebuild,
 )
+from streamhouse.storage_service.secret_sources import catalog_properties_from
 
 __all__ = ["command"]
 

@@ -15,8 +15,8 @@ from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.engine.directory.table_file import read_table
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_scan import SegmentFrame, open_segment
+from streamhouse.storage_service.model.calendar import python_value
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
-from streamhouse.storage_service.model.far_times import python_value
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo

@@ -18,8 +18,8 @@ import click
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake import parse_catalog_properties
-from streamhouse.storage_service.model.secret_sources import read_secret
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.secret_sources import read_secret
 
 if TYPE_CHECKING:
     from streamhouse.connector.imports.table_import import TableImport

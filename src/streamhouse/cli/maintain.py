@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.storage_service.model.secret_sources import read_secret
+from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]
 

@@ -22,10 +22,10 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     s3_properties_from_environment,
 )
-from streamhouse.storage_service.model.secret_sources import catalog_properties_from, read_secret
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
 from streamhouse.storage_service.model.units import parse_bytes
+from streamhouse.storage_service.secret_sources import catalog_properties_from, read_secret
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket, LakeRows

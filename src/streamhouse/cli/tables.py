@@ -17,8 +17,7 @@ from streamhouse.storage_service.errors import (
     TableDamagedError,
 )
 from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
-from streamhouse.storage_service.model.table_sizes import TableSizes
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.table_state import TableSizes, TableState
 
 __all__ = ["command"]
 

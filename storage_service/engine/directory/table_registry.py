@@ -48,7 +48,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
     suggestion,
 )
-from streamhouse.storage_service.model.lake_schema import check_lake_schema
+from streamhouse.storage_service.model.lake_limits import check_lake_schema
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import (
@@ -56,8 +56,8 @@ from streamhouse.storage_service.model.properties import (
     PROPERTY_HELP,
     TableProperties,
 )
+from streamhouse.storage_service.model.schema import check_new_schema
 from streamhouse.storage_service.model.schema_change import change_schema
-from streamhouse.storage_service.model.schema_limits import check_new_schema
 from streamhouse.storage_service.model.table import (
     DEFAULT_DATABASE,
     TableDescriptor,

@@ -25,8 +25,8 @@ from streamhouse.storage_service.kv.lookup import (
     too_many_bytes,
 )
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
+from streamhouse.storage_service.model.calendar import arrow_value
 from streamhouse.storage_service.model.conform import conform
-from streamhouse.storage_service.model.far_times import arrow_value
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo

@@ -27,7 +27,7 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_UPSERT,
 )
 from streamhouse.storage_service.model.conform import check_nulls, conform
-from streamhouse.storage_service.model.lake_values import NO_LIMITS, LakeLimits
+from streamhouse.storage_service.model.lake_limits import NO_LIMITS, LakeLimits
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine, MergeRules
 from streamhouse.storage_service.model.schema import Schema
 

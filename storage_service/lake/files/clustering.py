@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.lake.files.parquet_writer import PartitionedParquetWriter
-from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.partitioning import Clustering
 
 __all__ = ["ClusteredWriter", "clustered"]
 

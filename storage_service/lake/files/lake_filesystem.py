@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
-from streamhouse.storage_service.model.secret_sources import WITHHELD_PROPERTY, why_withheld
+from streamhouse.storage_service.secret_sources import WITHHELD_PROPERTY, why_withheld
 
 __all__ = [
     "LakeFilesystem",

@@ -29,7 +29,7 @@ from streamhouse.storage_service.lake.files.partition_layout import (
     split_by_partition,
 )
 from streamhouse.storage_service.lake.tables.field_ids import children_of
-from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 
 __all__ = [

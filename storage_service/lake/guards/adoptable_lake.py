@@ -30,6 +30,11 @@ from streamhouse.storage_service.lake.guards.lake_handover import NewOwner, hand
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
 from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
 from streamhouse.storage_service.lake.snapshots.table_files import check_taken_over
+from streamhouse.storage_service.lake.tables.description import (
+    TABLE_PROPERTY,
+    description_of,
+    table_described_by,
+)
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
@@ -41,11 +46,6 @@ from streamhouse.storage_service.model.lake import (
     SideLakeState,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, offsets_said_by
-from streamhouse.storage_service.model.lake_description import (
-    TABLE_PROPERTY,
-    description_of,
-    table_described_by,
-)
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 __all__ = ["AdoptableLake", "find_adoptable"]

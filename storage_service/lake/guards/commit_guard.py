@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import FencedError, ForbiddenError, Unsu
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.lake.guards.schema_guard import check_schema
 from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
+from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, table_described_by
 from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,
@@ -34,7 +35,6 @@ from streamhouse.storage_service.model.lake import (
     LakeRole,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, table_described_by
 
 __all__ = [
     "check_commit",

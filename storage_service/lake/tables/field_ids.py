@@ -23,7 +23,7 @@ from streamhouse.storage_service.model.lake import (
     SYSTEM_FIELD_ID_FIRST,
     LakeRole,
 )
-from streamhouse.storage_service.model.lake_schema import NESTED_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake_limits import NESTED_FIELD_ID_FIRST
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = [

@@ -40,18 +40,18 @@ from pyiceberg.types import (
 )
 
 from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
+from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
 from streamhouse.storage_service.lake.tables.field_ids import (
     FIELD_ID_KEY,
     FieldPath,
     lake_arrow_schema,
 )
-from streamhouse.storage_service.model.batch_layout import Clustering
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
     LakeRole,
 )
-from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY, description_of
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,

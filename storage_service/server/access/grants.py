@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
-from streamhouse.storage_service.model.secret_sources import read_private
+from streamhouse.storage_service.secret_sources import read_private
 from streamhouse.storage_service.server.caller import OWNER, UNKNOWN, Caller, Grant
 
 __all__ = ["Grants", "load_grants", "token_hash"]

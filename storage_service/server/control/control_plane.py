@@ -26,7 +26,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import (
     SERVICE_ID_PROPERTY,
 )
-from streamhouse.storage_service.model.secret_sources import without_secrets
+from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes

@@ -12,7 +12,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from streamhouse.storage_service.model.table_sizes import BucketSizes, TableSizes
+from streamhouse.storage_service.model.table_state import BucketSizes, TableSizes
 from streamhouse.storage_service.server.caller import SERVICE, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (

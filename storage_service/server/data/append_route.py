@@ -19,7 +19,7 @@ from streamhouse.storage_service.model.bucketing import (
     split_by_bucket,
     split_evenly,
 )
-from streamhouse.storage_service.model.lake_values import LakeLimits
+from streamhouse.storage_service.model.lake_limits import LakeLimits
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange

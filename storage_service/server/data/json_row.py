@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.far_times import (
+from streamhouse.storage_service.model.calendar import (
     FarDate,
     FarTimestamp,
     date_of_text,

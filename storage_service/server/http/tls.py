@@ -19,7 +19,7 @@ from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
-from streamhouse.storage_service.model.secret_sources import read_private
+from streamhouse.storage_service.secret_sources import read_private
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
 __all__ = ["TlsListener", "certificate_fingerprint", "tls_context"]

@@ -19,7 +19,7 @@ from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.connector.scan.scan import LakePiece
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.lake.files.bounds import ColumnStatistics
-from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.union_world import UnionWorld
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import InvalidSchemaError, StreamhouseError
-from streamhouse.storage_service.model.batch_layout import (
+from streamhouse.storage_service.model.partitioning import (
     BATCH_PARTITION_PROPERTY,
     BATCH_SORT_PROPERTY,
     BatchLayout,

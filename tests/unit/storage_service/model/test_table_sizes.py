@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.model.table_sizes import BucketSizes, TableSizes
+from streamhouse.storage_service.model.table_state import BucketSizes, TableSizes
 
 
 @pytest.mark.parametrize(

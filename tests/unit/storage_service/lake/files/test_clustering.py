@@ -14,7 +14,7 @@ from streamhouse.storage_service.lake.files.parquet_writer import (
     FileFormat,
     PartitionedParquetWriter,
 )
-from streamhouse.storage_service.model.batch_layout import Clustering
+from streamhouse.storage_service.model.partitioning import Clustering
 
 SCHEMA = pa.schema([pa.field("n", pa.int32()), pa.field("__offset", pa.int64())])
 

@@ -29,8 +29,8 @@ from streamhouse.storage_service.lake.guards.adoptable_lake import (
     find_adoptable,
 )
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
+from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY
 from streamhouse.storage_service.model.lake import LakeState
-from streamhouse.storage_service.model.lake_description import TABLE_PROPERTY
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.lake_files import missing_files
 from tests.support.rest_world import RestWorld

@@ -12,7 +12,7 @@ import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.secret_sources import (
+from streamhouse.storage_service.secret_sources import (
     WITHHELD_PROPERTY,
     catalog_properties_from,
     has_secret,

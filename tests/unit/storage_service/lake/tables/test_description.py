@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.model.lake_description import (
+from streamhouse.storage_service.lake.tables.description import (
     description_of,
     table_described_by,
 )
