@@ -1,1 +1,8 @@
-"""Values every part agrees on: tables, schemas, offsets, lake facts. No I/O, no clock."""
+"""Values every part agrees on: no file, no network, no clock.
+
+- a table: `table`, `schema`, `schema_change`, `partitioning`, `properties`, `merge_engine`
+- where it stands: `offsets`, `table_state`, `transaction`
+- its rows: `conform` (rows that fit the schema), `bucketing`, `changelog`, `calendar`
+- its lake tables: `lake`, `lake_coverage` (offsets they have), `lake_limits` (what they can hold)
+- `units` reads what people write, `sorted_values` is a set of integers as an array
+"""

@@ -81,7 +81,7 @@ class SingleRows:
         return b"".join(parts)
 
     def decode(self, value: bytes) -> dict[str, Any]:
-        """Return the row of a stored value, as Python values (see `far_times`)."""
+        """Return the row of a stored value, as Python values (see `calendar`)."""
         return dict(zip(self._names, self.decode_values(value), strict=True))
 
     def decode_values(self, value: bytes) -> list[Any]:
