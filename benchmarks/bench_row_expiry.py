@@ -91,7 +91,6 @@ async def _looked_through(manager: TabletManager, rows: pa.RecordBatch, copy: Pa
     # Every row is written again, so that all that is old was replaced.
     for start in range(0, KEYS, BATCH_ROWS):
         await table.write(KeyWrite(0, rows.slice(start, BATCH_ROWS)))
-    assert table.table.key_writer is not None
     bucket = table.table.key_buckets[0].rows
     await table.table.key_writer.on_thread(lambda: bucket.checkpoint(copy))
     bare_s = timed(lambda: _scan(RocksdbStore(copy, table_id=table.table.info.table_id, bucket=0)))

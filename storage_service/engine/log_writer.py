@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_writer import Submit
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import LogTable
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome
@@ -16,7 +16,7 @@ __all__ = ["append_batches"]
 
 
 async def append_batches(
-    table: OpenTable, batches: Sequence[RoutedBatch], *, submit: Submit
+    table: LogTable, batches: Sequence[RoutedBatch], *, submit: Submit
 ) -> Appended:
     """Append all batches or none; they are durable and visible on return.
 

@@ -26,19 +26,16 @@ from streamhouse.storage_service.engine.directory.lake_store import save_lake_st
 from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
 from streamhouse.storage_service.engine.keys.key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
-from streamhouse.storage_service.engine.keys.key_schema import (
-    change_key_schema,
-    check_no_transaction,
-)
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.log_writer import append_batches
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.opener import (
     NewTable,
     TableOpener,
     close_tablets,
 )
-from streamhouse.storage_service.engine.property_change import changing_properties, follow
+from streamhouse.storage_service.engine.property_change import changing_properties
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_adoption import (
     Adoptable,
@@ -372,7 +369,7 @@ class TabletManager:
             alter = functools.partial(self._registry.alter_partitioning, path, fields)
             table = self.table(path)
             table.info = await self.runtime.run(alter)
-            await follow(table)
+            await table.follow()
             return table.info
 
     async def alter_schema(
@@ -382,12 +379,12 @@ class TabletManager:
         async with self.runtime.changing_files:
             table = self.table(path)
             alter = functools.partial(self._registry.alter_schema, path, changes)
-            if table.key_writer is None:
-                table.info = await self.runtime.run(alter)
-            else:
-                check_no_transaction(table, self.transactions.of(table).open_count)
+            if isinstance(table, KeyTable):
+                self.transactions.of(table).check_none_open()
                 async with table.gate.alone():
-                    await change_key_schema(table, await self.runtime.run(alter))
+                    await table.change_schema(await self.runtime.run(alter))
+            else:
+                table.info = await self.runtime.run(alter)
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:
@@ -414,8 +411,7 @@ class TabletManager:
     async def _close(self, table: OpenTable) -> None:
         """End what works for a table that nobody uses any more; its logs are still open then."""
         await self.transactions.forget(table)
-        if table.key_writer is not None:
-            await table.key_writer.stop(flush=False)
+        await table.stop(flush=False)
         self._deferred.difference_update(table.tablets)
 
     def _close_and_purge(self, table: OpenTable) -> None:
@@ -424,7 +420,7 @@ class TabletManager:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    async def append(self, table: OpenTable, batches: Sequence[RoutedBatch]) -> Appended:
+    async def append(self, table: LogTable, batches: Sequence[RoutedBatch]) -> Appended:
         """Append all batches or none; see `append_batches`."""
         try:
             return await append_batches(table, batches, submit=self._committer.submit)
@@ -435,7 +431,7 @@ class TabletManager:
 
     async def write_keys(
         self,
-        table: OpenTable,
+        table: KeyTable,
         writes: Sequence[KeyWrite],
         *,
         columns: Sequence[str] | None,
@@ -477,8 +473,7 @@ class TabletManager:
         self.mending.stop()
         await self.upkeep.stop()
         await self.transactions.stop()
-        writers = [t.key_writer for t in self.open_tables() if t.key_writer is not None]
-        await asyncio.gather(*(writer.stop(flush=True) for writer in writers))
+        await asyncio.gather(*(table.stop(flush=True) for table in self.open_tables()))
         await self.runtime.run(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)
@@ -495,7 +490,7 @@ class TabletManager:
         self._tables[table.path] = table
         for bucket, tablet in enumerate(table.tablets):
             self._places[tablet] = (table, bucket)
-        self._deferred.update(bucket.log for bucket in table.key_buckets)
+        self._deferred.update(table.logs_of_writers)
 
     def _remove(self, table: OpenTable) -> None:
         del self._tables[table.path]

@@ -6,29 +6,32 @@ published only there, so what is read between two awaits is one consistent cut.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
-from streamhouse.storage_service.engine.keys.row_reader import RowReader
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.engine.write_gate import WriteGate
-from streamhouse.storage_service.errors import BucketNotFoundError, HistoryDivergedError
+from streamhouse.storage_service.errors import (
+    BucketNotFoundError,
+    HistoryDivergedError,
+    StorageFailedError,
+)
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["OpenTable"]
+__all__ = ["LogTable", "OpenTable"]
 
 
-class OpenTable:
-    """One table of this service."""
+class OpenTable(abc.ABC):
+    """What log tables and primary key tables have in common."""
 
     def __init__(
         self,
@@ -44,12 +47,6 @@ class OpenTable:
         self.tablets = tuple(tablets)
         self.lake_pins = lake_pins
         self.wakeups = wakeups
-        self.key_buckets: tuple[KeyBucket, ...] = ()
-        """Of a primary key table, each bucket's log and rows."""
-        self.key_writer: KeyWriter | None = None
-        """Of a primary key table, what writes it."""
-        self.row_reader: RowReader | None = None
-        """Of a primary key table, what looks up one row; made when it is first asked."""
         self.gate = WriteGate()
         """Passed by every write."""
         self.keep_lake(lake)
@@ -217,14 +214,60 @@ class OpenTable:
         return schema
 
     @property
+    @abc.abstractmethod
     def row_count(self) -> int:
-        """Rows by key of a primary key table; of a log table those that a read finds.
+        """How many rows a read of the whole table finds."""
 
-        That is, all that were neither overwritten nor have expired.
-        """
-        if self.key_buckets:
-            return sum(bucket.row_count for bucket in self.key_buckets)
-        return sum(at.high_watermark - at.first_offset for at in self.positions().values())
+    @property
+    def key_folders(self) -> Sequence[Path]:
+        """Where rows by key are, of a table that has any."""
+        return ()
+
+    @property
+    def failures(self) -> list[str]:
+        """Why rows by key are out of use; none of them if there are none."""
+        return []
+
+    @property
+    def can_store(self) -> bool:
+        """Whether what is stored in any bucket may succeed before a restart."""
+        return not any(tablet.is_read_only for tablet in self.tablets)
+
+    @property
+    def logs_of_writers(self) -> Sequence[LogTablet]:
+        """The logs that commit groups do not publish: a writer of the table's own does."""
+        return ()
+
+    @abc.abstractmethod
+    def check_writable(self, bucket: int) -> None:
+        """Raise if a write to the bucket would be refused until a restart."""
+
+    @abc.abstractmethod
+    async def settle(self) -> None:
+        """Return when the writes whose callers have gone are done; for who holds the gate."""
+
+    @abc.abstractmethod
+    async def stop(self, *, flush: bool) -> None:
+        """End what writes for the table, so that its logs can be closed."""
+
+    async def follow(self) -> None:
+        """Write by the properties that the table has from now on."""
+        for tablet in self.tablets:
+            tablet.change_segment_bytes_max(self.properties.log_segment_bytes)
+
+    @abc.abstractmethod
+    async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:
+        """Return below which offset rows may leave the log, if they are older than that."""
+
+    def _covered_by_lake(self, bucket: int) -> int:
+        """Return below which offset the lake has all that it is to have of the bucket's rows."""
+        lake, properties = self.lake, self.properties
+        end = min(self.tablets[bucket].high_watermark, lake.tiered_offsets.get(bucket, 0))
+        if properties.datalake_changelog:
+            end = min(end, _covered(lake.changelog, bucket))
+        if properties.has_batch_layout:
+            end = min(end, _covered(lake.batch, bucket))
+        return end
 
     @property
     def untiered_rows(self) -> int:
@@ -233,3 +276,36 @@ class OpenTable:
             at.high_watermark - max(at.tiered_offset, at.truncated_offset)
             for at in self.positions().values()
         )
+
+
+class LogTable(OpenTable):
+    """A table without a primary key: rows as they were appended."""
+
+    @property
+    def row_count(self) -> int:
+        """How many rows were neither overwritten nor have expired."""
+        return sum(at.high_watermark - at.first_offset for at in self.positions().values())
+
+    def check_writable(self, bucket: int) -> None:
+        """Raise `StorageFailedError` if the disk failed."""
+        if self.tablets[bucket].is_read_only:
+            raise StorageFailedError(
+                f"table '{self.path}', bucket {bucket} is read-only, because the disk failed; check"
+                " the disk and restart the service"
+            )
+
+    async def settle(self) -> None:
+        """There is nothing to wait for: a write has left the gate when it is visible."""
+
+    async def stop(self, *, flush: bool) -> None:
+        """There is nothing to end: the commit thread serves all tables."""
+
+    async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:  # noqa: ARG002
+        """Return below which offset rows may leave the log: without a lake all, by age alone."""
+        if self.properties.datalake_enabled:
+            return self._covered_by_lake(bucket)
+        return self.tablets[bucket].high_watermark
+
+
+def _covered(side: SideLakeState | None, bucket: int) -> int:
+    return 0 if side is None else side.tiered_offsets.get(bucket, 0)

@@ -28,8 +28,9 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
     clear_leftovers,
     remake_rows,
 )
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter, Submit
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
@@ -133,29 +134,32 @@ class TableOpener:
             if isinstance(error, BaseException):
                 await self._runtime.run(_close_buckets, buckets)
                 raise error
-        table = OpenTable(
-            info,
-            [bucket.tablet for bucket in buckets],
-            lake=lake,
-            lake_pins=pins,
-            wakeups=Wakeups(self._waiter_limit),
-        )
+        table = self._table(info, buckets, lake, pins)
         try:
             await self._check_history(table)
         except StreamhouseError:
-            await self._runtime.run(_close_buckets, buckets)
+            await table.stop(flush=False)
+            await self._runtime.run(close_tablets, table.tablets)
             raise
-        table.key_buckets = tuple(bucket.keys for bucket in buckets if bucket.keys is not None)
-        if table.key_buckets:
-            table.key_writer = KeyWriter(
-                table.key_buckets,
-                table=str(info.path),
-                submit=self._submit,
-                executor=self._key_threads[info.table_id % len(self._key_threads)],
-                on_published=table.wakeups.wake,
-                frame_bytes_max=self._frame_bytes_max,
-            )
         return table
+
+    def _table(
+        self, info: TableInfo, buckets: Sequence[_OpenBucket], lake: LakeState, pins: LakePins
+    ) -> OpenTable:
+        wakeups = Wakeups(self._waiter_limit)
+        keys = [bucket.keys for bucket in buckets if bucket.keys is not None]
+        if not keys:
+            tablets = [bucket.tablet for bucket in buckets]
+            return LogTable(info, tablets, lake=lake, lake_pins=pins, wakeups=wakeups)
+        writer = KeyWriter(
+            keys,
+            table=str(info.path),
+            submit=self._submit,
+            executor=self._key_threads[info.table_id % len(self._key_threads)],
+            on_published=wakeups.wake,
+            frame_bytes_max=self._frame_bytes_max,
+        )
+        return KeyTable(info, keys, writer, lake=lake, lake_pins=pins, wakeups=wakeups)
 
     async def _check_history(self, table: OpenTable) -> None:
         """Take note, durably, if the logs are not those that the lake state was saved for."""

@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["changing_properties", "follow"]
+__all__ = ["changing_properties"]
 
 
 @contextlib.asynccontextmanager
@@ -46,19 +45,4 @@ async def changing_properties(
         if lake is not table.lake:
             await tiering.record(table, lake)
         yield
-    await follow(table)
-
-
-async def follow(table: OpenTable) -> None:
-    """Let logs and rows by key be written by what the table is from now on."""
-    for tablet in table.tablets:
-        tablet.change_segment_bytes_max(table.properties.log_segment_bytes)
-    if table.key_writer is None:
-        return
-    rules = table_rules(table.info)
-
-    def change() -> None:
-        for bucket in table.key_buckets:
-            bucket.rows.rules = rules
-
-    await table.key_writer.on_thread(change)
+    await table.follow()

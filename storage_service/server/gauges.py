@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -17,8 +18,8 @@ async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
     key_memory_bytes = await _key_memory_bytes(manager.open_tables())
     # From here on nothing is awaited: the others are of one moment.
     tables = manager.open_tables()
-    key_buckets = [keys for table in tables for keys in table.key_buckets]
-    writers = [table.key_writer for table in tables if table.key_writer is not None]
+    key_tables = [table for table in tables if isinstance(table, KeyTable)]
+    key_buckets = [keys for table in key_tables for keys in table.key_buckets]
     return {
         "connections": ("Open connections.", len(service.connections)),
         "idle_connections_closed": (
@@ -43,7 +44,7 @@ async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
         "disk_bytes": ("What rows take of --disk-max.", service.manager.disk_budget.bytes_used),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
-            sum(writer.waiting_count for writer in writers),
+            sum(table.key_writer.waiting_count for table in key_tables),
         ),
         "key_memory_bytes": (
             "Memory of rows by key: at hand, waiting for RocksDB, and in it.",
@@ -82,9 +83,10 @@ async def _key_memory_bytes(tables: Iterable[OpenTable]) -> int:
     """Return the memory of rows by key, which takes long to ask for. Event loop only."""
     total = 0
     async for table in in_slices(tables):
-        for keys in table.key_buckets if not table.is_dropped else ():
+        if isinstance(table, KeyTable) and not table.is_dropped:
             # Those out of use may just be closed.
-            total += _memory(keys.rows.memory_bytes()) if keys.is_usable else 0
+            usable = [keys.rows for keys in table.key_buckets if keys.is_usable]
+            total += sum(_memory(rows.memory_bytes()) for rows in usable)
     return total
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionStatus
@@ -68,7 +69,7 @@ def _check_times(table: OpenTable) -> None:
     times: dict[str, set[int]] = {}
     for bucket in range(BUCKETS):
         rows = _log(table, bucket)
-        kinds = rows["__change_type"] if table.key_buckets else [None] * rows.num_rows
+        kinds = rows["__change_type"] if isinstance(table, KeyTable) else [None] * rows.num_rows
         for name, kind, time in zip(
             rows["name"].to_pylist(), kinds, rows[_TIME].to_pylist(), strict=True
         ):

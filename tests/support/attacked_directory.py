@@ -20,6 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
@@ -343,7 +344,7 @@ async def see(manager: TabletManager, path: str, truth: TableTruth) -> SeenTable
         tiered=[positions[b].tiered_offset for b in range(len(table.tablets))],
         log=[_read_log(table, tablet) for tablet in table.tablets],
     )
-    if table.key_buckets:
+    if isinstance(table, KeyTable):
         seen.log = []
         seen.count = table.row_count
         seen.rows = _look_up(table, truth)

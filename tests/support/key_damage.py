@@ -116,7 +116,6 @@ def made_table(directory: Path) -> tuple[Path, Path, Expected]:
                     bucket_count=_BUCKETS,
                 )
             )
-            assert table.key_writer is not None
             every = [(part, i) for part in range(_PARTS) for i in range(_IDS)]
             for number, keys in enumerate((every, every[::3], every[1::7])):
                 text = f"{number} " + "x" * 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
@@ -65,10 +66,10 @@ async def stage_parts(transactions: TableTransactions, begun: str, parts: int = 
 async def write_alone(manager: TabletManager, table: OpenTable, number: int) -> None:
     """Write one row outside any transaction."""
     row = event_rows(10_000 + number, 10_001 + number)
-    if table.key_writer is None:
-        await manager.append(table, [routed(0, row)])
-    else:
+    if isinstance(table, KeyTable):
         await manager.write_keys(table, [KeyWrite(0, row)], columns=None, writer_id=0)
+    else:
+        await manager.append(table, [routed(0, row)])
 
 
 def visible_ends(table: OpenTable) -> list[int]:

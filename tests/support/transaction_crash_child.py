@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
@@ -107,10 +108,10 @@ def staged(name: str, number: int, part: int) -> list[RoutedBatch]:
 async def write_between(manager: TabletManager, table: OpenTable, number: int) -> None:
     """Write one row that belongs to no transaction, as others do."""
     row = pa.record_batch([pa.array([-1 - number], pa.int64()), ["alone"]], schema=EVENTS)
-    if table.key_writer is None:
-        await manager.append(table, [routed(number % BUCKETS, row)])
-    else:
+    if isinstance(table, KeyTable):
         await manager.write_keys(table, [KeyWrite(0, row)], columns=None, writer_id=0)
+    else:
+        await manager.append(table, [routed(number % BUCKETS, row)])
 
 
 async def transact(

@@ -23,6 +23,7 @@ from typing import Final
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_files import (
@@ -160,14 +161,7 @@ async def _stage_table(
     directory: DataDirectory, staged: DataDirectory, table: OpenTable, runtime: Runtime
 ) -> BucketEnds:
     table_id = table.info.table_id
-    applied: dict[int, int] = {}
-    for bucket, keys in enumerate(table.key_buckets):
-        if not keys.is_usable:
-            # The next start makes them again, there as here.
-            _logger.warning("event=backup_without_rows bucket=%r", keys.where)
-            continue
-        target = staged.key_rows(table_id, bucket)
-        applied[bucket] = await _checkpoint(table, keys, target)
+    applied = await _stage_rows(staged, table) if isinstance(table, KeyTable) else {}
     # Alone, no write or commit is half done: what it has recorded is what the log shows.
     async with table.gate.alone():
         await runtime.run(_link_transactions, directory, staged, table_id)
@@ -176,8 +170,20 @@ async def _stage_table(
     return await runtime.run(_copy_logs, directory, staged, table_id, ends, applied)
 
 
-async def _checkpoint(table: OpenTable, keys: KeyBucket, target: Path) -> int:
-    assert table.key_writer is not None
+async def _stage_rows(staged: DataDirectory, table: KeyTable) -> dict[int, int]:
+    """Stage rows by key; return bucket -> up to which offset they are applied."""
+    applied: dict[int, int] = {}
+    for bucket, keys in enumerate(table.key_buckets):
+        if not keys.is_usable:
+            # The next start makes them again, there as here.
+            _logger.warning("event=backup_without_rows bucket=%r", keys.where)
+            continue
+        target = staged.key_rows(table.info.table_id, bucket)
+        applied[bucket] = await _checkpoint(table, keys, target)
+    return applied
+
+
+async def _checkpoint(table: KeyTable, keys: KeyBucket, target: Path) -> int:
     applied_offset = 0
 
     def checkpoint() -> None:

@@ -22,7 +22,7 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
     make_rows,
     put_in_place,
 )
-from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import (
@@ -77,7 +77,7 @@ class KeyMending:
 
     async def mend(self) -> None:
         """Make the damaged rows of all tables again, where that is possible."""
-        for table in tuple(self._tables()):
+        for table in [table for table in self._tables() if isinstance(table, KeyTable)]:
             for number, bucket in enumerate(table.key_buckets):
                 given_up = self._given_up.setdefault(table, set())
                 if not bucket.is_damaged or number in given_up or table.is_dropped:
@@ -104,9 +104,8 @@ class KeyMending:
             self._busy_with = None
             self._is_idle.set()
 
-    async def _mend(self, table: OpenTable, number: int) -> None:
+    async def _mend(self, table: KeyTable, number: int) -> None:
         bucket = table.key_buckets[number]
-        assert table.key_writer is not None
         info, path = table.info, bucket.rows.path
 
         def go_on() -> None:
@@ -132,9 +131,9 @@ class KeyMending:
             await table.key_writer.settle()
             go_on()
             _check_all_is_shown(table, number)
-            await self._swap(table, table.key_writer, number)
+            await self._swap(table, number)
 
-    async def _swap(self, table: OpenTable, writer: KeyWriter, number: int) -> None:
+    async def _swap(self, table: KeyTable, number: int) -> None:
         bucket = table.key_buckets[number]
 
         def swap() -> None:
@@ -145,13 +144,13 @@ class KeyMending:
             bucket.replace_rows(rows, table.info)
 
         with self._touching(table):
-            await writer.on_thread(swap)
+            await table.key_writer.on_thread(swap)
         bucket.publish(bucket.rows.applied_offset, row_count=bucket.rows.row_count)
-        writer.load_rows()
+        table.key_writer.load_rows()
         _logger.warning("event=mended bucket=%r rows=%d", bucket.where, bucket.row_count)
 
 
-def _check_all_is_shown(table: OpenTable, number: int) -> None:
+def _check_all_is_shown(table: KeyTable, number: int) -> None:
     """Raise while the log has changes that are not visible: a transaction, or an unknown outcome.
 
     What of them is to be seen only the next start decides.

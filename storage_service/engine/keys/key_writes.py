@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
@@ -16,14 +16,13 @@ __all__ = ["write_keys"]
 
 
 async def write_keys(
-    table: OpenTable,
+    table: KeyTable,
     writes: Sequence[KeyWrite],
     *,
     columns: Sequence[str] | None,
     writer_id: int,
 ) -> Appended:
     """Store all of `writes` or nothing; durable and visible on return."""
-    assert table.key_writer is not None
     if not writes:
         return Appended(ranges={}, timestamp_us=clock_us())
     await table.gate.enter()

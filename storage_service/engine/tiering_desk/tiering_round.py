@@ -98,7 +98,11 @@ class TieringRound:
         properties = table.properties
         ttl_ms = properties.datalake_ttl_ms
         # Rows by key do not leave by themselves: they are deleted, and rounds bring that.
-        if ttl_ms is None or table.key_buckets or not properties.datalake_auto_maintenance:
+        if (
+            ttl_ms is None
+            or table.info.is_primary_key_table
+            or not properties.datalake_auto_maintenance
+        ):
             return False
         since_ms = self.since_last_ms(now_s)
         is_time = since_ms is None or since_ms >= max(AGING_MS_MIN, ttl_ms // AGING_LOOKS_PER_TTL)

@@ -51,6 +51,7 @@ from streamhouse.storage_service.errors import (
     TransactionClosedError,
     TransactionNotFoundError,
     UnknownOutcomeError,
+    UnsupportedError,
 )
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
@@ -104,6 +105,14 @@ class TableTransactions:
     def staged_bytes(self) -> int:
         """How many bytes of them are staged, or being staged."""
         return self._bytes.held
+
+    def check_none_open(self) -> None:
+        """Raise `UnsupportedError` if any is open: its rows have the schema there is."""
+        if self._open:
+            raise UnsupportedError(
+                f"table '{self._table.path}': its schema cannot change while {len(self._open)}"
+                " transactions are open; commit or abort them, or wait until they time out"
+            )
 
     def spec(self, transaction_id: str) -> TransactionSpec:
         """Return what a transaction that takes rows is to do; else raises as `stage`."""

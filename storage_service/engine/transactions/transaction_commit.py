@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writer import Submit
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import StagedRows, chunks_of
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
@@ -99,16 +100,15 @@ class TransactionCommit:
         self._progress = progress
         buckets = sorted(decision.starts)
         self._sink: _Sink = (
-            _LogSink(table, buckets, decision.result.timestamp_us, services, self._stored)
-            if table.key_writer is None
-            else KeySink(
+            KeySink(
                 table,
-                table.key_writer,
                 decision,
                 runtime=services.runtime,
                 piece_bytes=services.chunk_bytes,
                 stored=self._stored,
             )
+            if isinstance(table, KeyTable)
+            else _LogSink(table, buckets, decision.result.timestamp_us, services, self._stored)
         )
 
     async def store(self) -> Mapping[int, tuple[int, int]]:
@@ -147,7 +147,7 @@ class TransactionCommit:
             log = self._table.tablets[bucket]
             done[bucket] = log.last_sequence(TRANSACTION_WRITER, since=start)
             end = log.log_end_offset
-            is_log = self._table.key_writer is None
+            is_log = isinstance(self._table, LogTable)
             if end < start or (is_log and end != start + done[bucket]):
                 raise CorruptDataError(
                     f"table '{self._table.path}', bucket {bucket}: the log ends at {end}, but"
@@ -199,9 +199,7 @@ class TransactionCommit:
 
     def _check_can_go_on(self, error: StreamhouseError) -> None:
         """Raise if asking again is of no use before a restart."""
-        if any(log.is_read_only for log in self._table.tablets) or not all(
-            bucket.is_usable for bucket in self._table.key_buckets
-        ):
+        if not self._table.can_store:
             raise UnknownOutcomeError(error.message)
 
 

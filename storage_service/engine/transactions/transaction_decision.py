@@ -13,7 +13,7 @@ from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import chunks_of, key_writes
@@ -42,31 +42,20 @@ async def check_and_start(
     runtime: Runtime,
 ) -> dict[int, int]:
     """Return bucket -> where the transaction's rows begin; raises if it cannot be committed."""
-    if table.key_writer is not None:
-        await table.key_writer.settle()
+    await table.settle()
     buckets = (
         list(range(len(table.tablets)))
         if spec.operation is TransactionOperation.OVERWRITE
         else sorted({bucket for part in parts for bucket in part.rows_by_bucket()})
     )
     for bucket in buckets:
-        _check_writable(table, bucket)
+        table.check_writable(bucket)
+        log = table.tablets[bucket]
+        assert log.high_watermark == log.log_end_offset, "every write has been published"
     _check_space(table, spec, parts, config)
-    if table.key_writer is not None and _needs_rehearsal(table, spec):
-        await _rehearse(table, table.key_writer, spec, parts, config, runtime)
+    if isinstance(table, KeyTable) and _needs_rehearsal(table, spec):
+        await _rehearse(table, spec, parts, config, runtime)
     return {bucket: table.tablets[bucket].log_end_offset for bucket in buckets}
-
-
-def _check_writable(table: OpenTable, bucket: int) -> None:
-    log = table.tablets[bucket]
-    if table.key_buckets:
-        table.key_buckets[bucket].check_writable()
-    elif log.is_read_only:
-        raise StorageFailedError(
-            f"table '{table.path}', bucket {bucket} is read-only, because the disk failed; check"
-            " the disk and restart the service"
-        )
-    assert log.high_watermark == log.log_end_offset, "every write has been published"
 
 
 def _check_space(
@@ -74,9 +63,9 @@ def _check_space(
 ) -> None:
     """Refuse what will not fit: a decided transaction would hold the table until it does."""
     # Of a primary key table, rows before and after the change, then the rows by key.
-    copies = 1 if table.key_writer is None else 3
+    copies = 3 if isinstance(table, KeyTable) else 1
     needed = copies * sum(part.size_bytes for part in parts) + _SPARE_BYTES
-    if spec.operation is TransactionOperation.OVERWRITE:
+    if isinstance(table, KeyTable) and spec.operation is TransactionOperation.OVERWRITE:
         # Rows that go are in the changelog once more.
         needed += sum(bucket.rows.memory_bytes()["files"] for bucket in table.key_buckets)
     free = shutil.disk_usage(config.data_dir).free
@@ -95,8 +84,7 @@ def _needs_rehearsal(table: OpenTable, spec: TransactionSpec) -> bool:
 
 
 async def _rehearse(
-    table: OpenTable,
-    writer: KeyWriter,
+    table: KeyTable,
     spec: TransactionSpec,
     parts: Sequence[StagedPart],
     config: ServiceConfig,
@@ -117,13 +105,15 @@ async def _rehearse(
     try:
         while (chunk := await runtime.run(next, chunks, None)) is not None:
             for writes in key_writes(chunk, rows_max=_ROUND_ROWS):
-                await writer.on_thread(functools.partial(_plan, table, spec, writes, planned))
+                await table.key_writer.on_thread(
+                    functools.partial(_plan, table, spec, writes, planned)
+                )
     finally:
-        await writer.on_thread(functools.partial(_take_back, planned))
+        await table.key_writer.on_thread(functools.partial(_take_back, planned))
 
 
 def _plan(
-    table: OpenTable,
+    table: KeyTable,
     spec: TransactionSpec,
     writes: Sequence[KeyWrite],
     first: dict[KeyBucket, PlannedWrite],

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
-from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import (
     StagedRows,
@@ -31,8 +30,7 @@ class KeySink:
 
     def __init__(
         self,
-        table: OpenTable,
-        writer: KeyWriter,
+        table: KeyTable,
         decision: Decision,
         *,
         runtime: Runtime,
@@ -40,7 +38,7 @@ class KeySink:
         stored: Callable[[Callable[[], Awaitable[object]], int], Awaitable[None]],
     ) -> None:
         self._table = table
-        self._writer = writer
+        self._writer = table.key_writer
         self._columns = decision.spec.columns
         self._timestamp_us = decision.result.timestamp_us
         self._starts = decision.starts

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.transactions.open_transaction import (
     OpenTransaction,
     digest_of,
@@ -163,7 +163,7 @@ class TransactionRunner:
                 parts=transaction.named,
                 starts=starts,
                 result=committing,
-                is_truncating=is_overwrite and self._table.key_writer is None,
+                is_truncating=is_overwrite and isinstance(self._table, LogTable),
             )
         decision = replace(decision, number=self._files.next_number)
         try:

@@ -76,7 +76,7 @@ class DiskBudget:
 
     async def _measure(self) -> int:
         tables = list(self._tables())
-        folders = [keys.rows.path for table in tables for keys in table.key_buckets]
+        folders = [folder for table in tables for folder in table.key_folders]
         key_bytes = sum(await self._runtime.run(bytes_below, folders)) if folders else 0
         log_bytes = sum(tablet.size_bytes for table in tables for tablet in table.tablets)
         return log_bytes + key_bytes + self._other_bytes()

@@ -14,7 +14,6 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake import SideLakeState
 
 __all__ = ["apply_retention", "retain"]
 
@@ -53,43 +52,11 @@ async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool 
     timestamp_us_before = runtime.clock_us() - ttl_ms * 1_000
     deleted = 0
     for bucket, tablet in enumerate(table.tablets):
-        offset_max = tablet.high_watermark
-        if properties.datalake_enabled or table.key_writer is not None:
-            offset_max = min(offset_max, table.lake.tiered_offsets.get(bucket, 0))
-            if properties.datalake_changelog:
-                offset_max = min(offset_max, _covered(table.lake.changelog, bucket))
-            if properties.has_batch_layout:
-                offset_max = min(offset_max, _covered(table.lake.batch, bucket))
-        if table.key_writer is not None:
-            if not table.key_buckets[bucket].is_usable:
-                # They may have to be made again, from all of the log.
-                continue
-            # A bucket that nobody writes to gives back here what others need now.
-            await table.key_writer.on_thread(table.key_buckets[bucket].rows.keep_to_budget)
-            offset_max = await _flushed(table, bucket, timestamp_us_before, offset_max)
+        offset_max = await table.forgettable(bucket, timestamp_us_before=timestamp_us_before)
         if offset_max > tablet.log_start_offset or table.truncated_offsets:
             tiered = table.lake.tiered_offsets.get(bucket, 0)
             deleted += await runtime.run(_delete, tablet, timestamp_us_before, offset_max, tiered)
     return deleted
-
-
-def _covered(side: SideLakeState | None, bucket: int) -> int:
-    return 0 if side is None else side.tiered_offsets.get(bucket, 0)
-
-
-async def _flushed(table: OpenTable, bucket: int, timestamp_us_before: int, offset_max: int) -> int:
-    """Flush the bucket's rows if expired changes are still needed; return what they are not."""
-    assert table.key_writer is not None
-    keys = table.key_buckets[bucket]
-    flushed = offset_max
-
-    def flush() -> None:
-        nonlocal flushed
-        expired = keys.log.offset_for_timestamp(timestamp_us_before)
-        flushed = keys.flush_before(min(offset_max, expired))
-
-    await table.key_writer.on_thread(flush)
-    return min(offset_max, flushed)
 
 
 def _delete(

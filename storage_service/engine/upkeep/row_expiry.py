@@ -19,6 +19,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -67,13 +68,13 @@ class RowExpiry:
         self._directory = directory
         self._check_room = check_room
         self._runtime = runtime
-        self._looked: WeakKeyDictionary[OpenTable, _Looked] = WeakKeyDictionary()
+        self._looked: WeakKeyDictionary[KeyTable, _Looked] = WeakKeyDictionary()
 
     async def look(self) -> None:
         """Delete what has reached its time in the tables that are due."""
         for table in tuple(self._tables()):
             ttl_ms = table.properties.datalake_ttl_ms
-            if ttl_ms is None or table.key_writer is None or table.lake.diverged:
+            if ttl_ms is None or not isinstance(table, KeyTable) or table.lake.diverged:
                 continue
             try:
                 await self._look_at(table, ttl_ms)
@@ -83,7 +84,7 @@ class RowExpiry:
             except Exception as error:  # outermost loop: other tables go on
                 _logger.error("event=bug table=%s", table.path, exc_info=error)
 
-    async def _look_at(self, table: OpenTable, ttl_ms: int) -> None:
+    async def _look_at(self, table: KeyTable, ttl_ms: int) -> None:
         looked = self._looked.get(table)
         if looked is None or looked.ttl_ms != ttl_ms:
             file = self._directory.row_ages_file(table.info.table_id)
@@ -104,7 +105,7 @@ class RowExpiry:
             return
         await self._sweep_all(table, looked, due)
 
-    async def _sweep_all(self, table: OpenTable, looked: _Looked, due: Mapping[int, int]) -> None:
+    async def _sweep_all(self, table: KeyTable, looked: _Looked, due: Mapping[int, int]) -> None:
         """Sweep the buckets of `due` up to their ends; raises when all had their turn."""
         looked.deleted, looked.looking_s = 0, 0.0
         failed: StreamhouseError | None = None
@@ -129,9 +130,8 @@ class RowExpiry:
         if failed is not None:
             raise failed
 
-    async def _sweep(self, table: OpenTable, looked: _Looked, bucket: int, end: int) -> None:
+    async def _sweep(self, table: KeyTable, looked: _Looked, bucket: int, end: int) -> None:
         """Delete every row of a bucket that has a version below `end`, while that is asked for."""
-        assert table.key_writer is not None
         self._check_room()
         rows = table.key_buckets[bucket].rows
         pieces = older_keys(table.key_writer, rows, end, bytes_max=_PIECE_BYTES)
@@ -150,18 +150,18 @@ class RowExpiry:
                     looked.deleted += count
 
 
-def _is_asked_for(table: OpenTable, ttl_ms: int) -> bool:
+def _is_asked_for(table: KeyTable, ttl_ms: int) -> bool:
     return table.properties.datalake_ttl_ms == ttl_ms and not table.is_dropped
 
 
-def _ends_before(table: OpenTable, ages: RowAges, old_us: int) -> dict[int, int]:
+def _ends_before(table: KeyTable, ages: RowAges, old_us: int) -> dict[int, int]:
     return {
         bucket: ages.end_before(bucket, tablet, old_us)
         for bucket, tablet in enumerate(table.tablets)
     }
 
 
-async def _delete(table: OpenTable, write: KeyWrite) -> int:
+async def _delete(table: KeyTable, write: KeyWrite) -> int:
     try:
         appended = await write_keys(table, [write], columns=None, writer_id=0)
     except RequestTooLargeError:

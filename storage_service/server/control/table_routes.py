@@ -122,9 +122,8 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
         log_bytes = [tablet.size_bytes for tablet in table.tablets]
         positions = table.positions()
         key_bytes = [0] * len(log_bytes)
-        if table.key_buckets:
-            folders = [keys.rows.path for keys in table.key_buckets]
-            key_bytes = await service.run_blocking(bytes_below, folders)
+        if table.key_folders:
+            key_bytes = await service.run_blocking(bytes_below, table.key_folders)
         sizes = {
             bucket: BucketSizes.of_log(
                 log_bytes[bucket],

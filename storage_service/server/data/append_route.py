@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.open_table import LogTable
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
@@ -55,7 +56,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
     table = service.table(path)
     config = service.config
     writer_id = writer_id_of(exchange, exchange.query(["writer_id"]).get("writer_id"))
-    if table.info.is_primary_key_table:
+    if not isinstance(table, LogTable):
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )

@@ -20,8 +20,8 @@ from streamhouse.storage_service.engine.keys.key_lookup import (
     lookup_rows,
     prefix_rows,
 )
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.row_reader import RowReader
-from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     RowNotFoundError,
@@ -66,7 +66,7 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
 
 
 async def _looked_up(
-    exchange: HttpExchange, service: Service, table: OpenTable, names: Sequence[str] | None
+    exchange: HttpExchange, service: Service, table: KeyTable, names: Sequence[str] | None
 ) -> _RowsAnswer:
     bytes_max = service.answers.one_bytes_max
     async with _keys(exchange, service, table, what="lookup") as keys:
@@ -103,7 +103,7 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
 async def _found_under(
     exchange: HttpExchange,
     service: Service,
-    table: OpenTable,
+    table: KeyTable,
     columns: Sequence[str] | None,
     limit: int,
 ) -> _RowsAnswer:
@@ -160,7 +160,7 @@ def row_in_memory(service: Service, *, path: str, segments: Sequence[str]) -> by
     return reader.find(reader.key_of(segments))
 
 
-def _row_reader(table: OpenTable) -> RowReader:
+def _row_reader(table: KeyTable) -> RowReader:
     if table.row_reader is None:
         table.row_reader = RowReader(
             table.info,
@@ -180,9 +180,9 @@ async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -
     await exchange.answer_json({"count": sum(bucket.row_count for bucket in table.key_buckets)})
 
 
-def _key_table(service: Service, path: str) -> OpenTable:
+def _key_table(service: Service, path: str) -> KeyTable:
     table = service.table(path)
-    if not table.info.is_primary_key_table:
+    if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so rows cannot be looked up in it; fetch"
             " its log"
@@ -190,13 +190,13 @@ def _key_table(service: Service, path: str) -> OpenTable:
     return table
 
 
-def _is_in_memory(table: OpenTable) -> bool:
+def _is_in_memory(table: KeyTable) -> bool:
     return all(bucket.rows.is_loaded for bucket in table.key_buckets)
 
 
 @contextlib.asynccontextmanager
 async def _keys(
-    exchange: HttpExchange, service: Service, table: OpenTable, *, what: str
+    exchange: HttpExchange, service: Service, table: KeyTable, *, what: str
 ) -> AsyncIterator[pa.RecordBatch]:
     """Receive the keys of a request, and hold their memory while they are used."""
     config = service.config
@@ -219,7 +219,7 @@ async def _keys(
 
 
 async def _wait_until_visible(
-    exchange: HttpExchange, service: Service, table: OpenTable, ends: Mapping[int, int]
+    exchange: HttpExchange, service: Service, table: KeyTable, ends: Mapping[int, int]
 ) -> None:
     """Return when fetches see all up to `ends`; normally at once."""
     for number, end in ends.items():

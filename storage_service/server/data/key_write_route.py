@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
@@ -76,7 +77,7 @@ async def _write(
     """All of the request happens or nothing, also when its client has gone away meanwhile."""
     table = service.table(path)
     config = service.config
-    if not table.info.is_primary_key_table:
+    if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"

@@ -155,7 +155,7 @@ class StatusSampler:
             "lag_ms": max(lags, default=0),
             "lake_snapshot_id": table.lake.snapshot_id and str(table.lake.snapshot_id),
             "tiering": self._coordinator.status(table),
-            "unusable": [bucket.failure for bucket in table.key_buckets if bucket.failure],
+            "unusable": table.failures,
             "buckets": [
                 {
                     "bucket": bucket,

@@ -49,7 +49,6 @@ async def _log_table(manager: TabletManager, number: int) -> OpenTable:
 async def _key_table(manager: TabletManager, number: int) -> OpenTable:
     descriptor = table_descriptor(f"keys{number}", primary_key=("id",), properties=_SEGMENTS)
     table = await manager.create_table(descriptor)
-    assert table.key_writer is not None
     for _ in range(2):
         write = KeyWrite(0, event_rows(0, 6_000))
         await manager.write_keys(table, [write], columns=None, writer_id=0)

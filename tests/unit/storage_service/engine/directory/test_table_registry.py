@@ -194,7 +194,7 @@ def test_one_bad_property_leaves_all_as_they_were(
 
     with pytest.raises(
         (UnknownOptionError, InvalidRequestError),
-        match=r"did you mean 'table\.log\.ttl'|not a duration",
+        match=r"did you mean 'table\.log\.ttl'|must be a duration",
     ):
         registry.alter_properties(
             path, updates={"table.datalake.enabled": "false", **updates}, removals=removals

@@ -296,7 +296,6 @@ async def test_damage_that_a_read_meets_is_mended_by_the_next_start(
         table = manager.table(PATH)
         bucket = table.key_buckets[0]
         ends = table.positions()
-        assert table.key_writer is not None
         await table.key_writer.settle()
         assert not bucket.is_usable
         keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
@@ -353,7 +352,6 @@ async def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
 
             assert bucket.is_usable
             assert _state(table) == before
-            assert table.key_writer is not None
             for _ in range(100):
                 await table.key_writer.settle()
             assert bucket.rows.is_loaded
@@ -404,7 +402,6 @@ async def test_rows_that_are_fewer_than_counted_are_damaged(tmp_path: Path) -> N
 
     async with open_manager(tmp_path) as manager:
         table = manager.table(PATH)
-        assert table.key_writer is not None
         await table.key_writer.settle()
         with pytest.raises(CorruptDataError, match="has 9009 rows, but counts 9010"):
             table.key_buckets[0].check_usable()

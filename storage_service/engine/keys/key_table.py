@@ -1,0 +1,124 @@
+"""A primary key table as it runs: rows by key beside each bucket's log, and their one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
+from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
+from streamhouse.storage_service.engine.keys.row_reader import RowReader
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
+from streamhouse.storage_service.engine.wakeups import Wakeups
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["KeyTable"]
+
+
+class KeyTable(OpenTable):
+    """Its log is a changelog, which the lake needs whether or not it is switched on."""
+
+    def __init__(
+        self,
+        info: TableInfo,
+        buckets: Sequence[KeyBucket],
+        writer: KeyWriter,
+        *,
+        lake: LakeState,
+        lake_pins: LakePins,
+        wakeups: Wakeups,
+    ) -> None:
+        logs = [bucket.log for bucket in buckets]
+        super().__init__(info, logs, lake=lake, lake_pins=lake_pins, wakeups=wakeups)
+        self.key_buckets = tuple(buckets)
+        self.key_writer = writer
+        self.row_reader: RowReader | None = None
+        """What looks up one row; made when it is first asked."""
+
+    @property
+    def row_count(self) -> int:
+        """How many keys have a row."""
+        return sum(bucket.row_count for bucket in self.key_buckets)
+
+    @property
+    def key_folders(self) -> Sequence[Path]:
+        """Where the rows by key are, a folder a bucket."""
+        return [bucket.rows.path for bucket in self.key_buckets]
+
+    @property
+    def failures(self) -> list[str]:
+        """Why rows by key are out of use."""
+        return [bucket.failure for bucket in self.key_buckets if bucket.failure]
+
+    @property
+    def can_store(self) -> bool:
+        """Whether no log is read-only, and all rows by key are in use."""
+        return super().can_store and all(bucket.is_usable for bucket in self.key_buckets)
+
+    @property
+    def logs_of_writers(self) -> Sequence[LogTablet]:
+        """All logs: a change is visible once its row can be looked up."""
+        return self.tablets
+
+    def check_writable(self, bucket: int) -> None:
+        """Raise if the bucket takes no changes, because its disk or its rows failed."""
+        self.key_buckets[bucket].check_writable()
+
+    async def settle(self) -> None:
+        """Return when all writes taken so far are answered."""
+        await self.key_writer.settle()
+
+    async def stop(self, *, flush: bool) -> None:
+        """Finish the writes that wait, take no more, close the rows; the logs are still open."""
+        await self.key_writer.stop(flush=flush)
+
+    async def follow(self) -> None:
+        """Write by the properties that the table has from now on."""
+        await super().follow()
+        rules = table_rules(self.info)
+
+        def change() -> None:
+            for bucket in self.key_buckets:
+                bucket.rows.rules = rules
+
+        await self.key_writer.on_thread(change)
+
+    async def change_schema(self, info: TableInfo) -> None:
+        """Let the rows by key follow to `info`, whose schema is durable.
+
+        Whoever calls holds the table's write gate. Rows that are there stay as they are stored.
+        """
+        await self.settle()
+        rules = table_rules(info)
+
+        def change() -> None:
+            for bucket in self.key_buckets:
+                # Those that are out of use are made again with the schema there is then.
+                if bucket.is_usable:
+                    bucket.rows.change_schema(rules)
+
+        await self.key_writer.on_thread(change)
+        self.info = info
+        self.row_reader = None
+
+    async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:
+        """Return below which offset changes may leave the log: none whose row is not durable.
+
+        Flushes rows if expired changes are needed for no other reason.
+        """
+        keys = self.key_buckets[bucket]
+        if not keys.is_usable:
+            # They may have to be made again, from all of the log.
+            return 0
+        offset_max = self._covered_by_lake(bucket)
+        # A bucket that nobody writes to gives back here what others need now.
+        await self.key_writer.on_thread(keys.rows.keep_to_budget)
+
+        def flush() -> int:
+            expired = keys.log.offset_for_timestamp(timestamp_us_before)
+            return keys.flush_before(min(offset_max, expired))
+
+        return min(offset_max, await self.key_writer.on_thread(flush))
