@@ -20,6 +20,9 @@ _FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING: Final = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 _MAKE: Final = re.compile(r"(?:^|`)make ([a-z][a-z-]*)", re.MULTILINE)
+_FILE: Final = re.compile(
+    r"`((?:connector|storage_service|tiering|src|tests|integration|benchmarks|examples)/[\w./]*)`"
+)
 _TARGET: Final = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 
 
@@ -54,6 +57,28 @@ def test_make_targets_exist(document: Path) -> None:
     targets = set(_TARGET.findall((ROOT / "Makefile").read_text()))
 
     assert set(_MAKE.findall(document.read_text())) <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_folders_exist(document: Path) -> None:
+    # The changelog names files as they were.
+    named = [] if document.name == "CHANGELOG.md" else _FILE.findall(document.read_text())
+
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_every_room_has_a_line_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(
+        re.findall(r"^\| `((?:connector|storage_service|tiering)/[\w/]*)`", text, re.MULTILINE)
+    )
+
+    rooms = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for top in ("connector", "storage_service", "tiering")
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert named == rooms
 
 
 def test_each_line_of_the_threat_model_names_a_test_that_exists() -> None:
