@@ -1,0 +1,113 @@
+"""What lake/ takes from pyiceberg that pyiceberg does not promise: listed, so that an upgrade of it
+begins with a look at each.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Final
+
+from tests.architecture.source_files import SourceFile, library_files
+
+_LIBRARY: Final = "pyiceberg"
+# Packages of it that are not in its API documentation: decoders, and helpers of its own.
+_INTERNAL: Final = ("pyiceberg.avro", "pyiceberg.utils")
+
+_LAKE: Final = "streamhouse.storage_service.lake."
+
+USED: Final = {
+    # Catalogs: what a commit sends or writes is decided before, or beside, the library's own steps.
+    "_ENV_CONFIG",
+    "_convert_orm_to_iceberg",
+    "_create_legacy_oauth2_auth_manager",
+    "_create_session",
+    "_create_table_row",
+    "_delete_old_metadata",
+    "_do_commit",
+    "_empty_table_metadata",
+    "_fetch_config",
+    "_handle_non_200_response",
+    "_load_file_io",
+    "_refresh_token",
+    "_resolve_table_location",
+    "_session",
+    "_supported_endpoints",
+    "_table",
+    "_update_and_stage_table",
+    "_write_metadata",
+    # Manifests, read and written with what is made of their schema once.
+    "_data",
+    "_inherit_from_manifest",
+    "_meta",
+    "_output_file",
+    "_schema",
+    "_spec",
+    "_write_header",
+    "pyiceberg.avro.codecs",
+    "pyiceberg.avro.decoder",
+    "pyiceberg.avro.file",
+    "pyiceberg.avro.reader",
+    "pyiceberg.avro.resolver",
+    "pyiceberg.avro.writer",
+    "pyiceberg.utils.schema_conversion",
+}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _users() -> Iterator[SourceFile]:
+    for file in library_files():
+        if any(name.partition(".")[0] == _LIBRARY for name in file.imports):
+            yield file
+
+
+def _imported(file: SourceFile) -> Iterator[str]:
+    """Yield private names that are imported, and modules without a promise."""
+    for node in file.nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_LIBRARY):
+            if (node.module or "").startswith(_INTERNAL):
+                yield node.module or ""
+            yield from (alias.name for alias in node.names if _is_private(alias.name))
+
+
+def _looked_up(file: SourceFile) -> Iterator[str]:
+    """Yield private attributes of objects that are not the file's own."""
+    own = {node.name for node in file.nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in file.nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own.add(node.attr)
+    for node in file.nodes:
+        if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+            yield node.attr
+
+
+def _overridden(file: SourceFile) -> Iterator[str]:
+    """Yield private methods of the library's classes that ours replace."""
+    module = importlib.import_module(file.module)
+    for kind in vars(module).values():
+        if not inspect.isclass(kind) or kind.__module__ != file.module:
+            continue
+        theirs = [base for base in kind.__mro__ if base.__module__.startswith(_LIBRARY)]
+        for name in vars(kind):
+            # Every abstract class has `_abc_impl`, from Python itself.
+            is_ours = _is_private(name) and name != "_abc_impl"
+            if is_ours and any(name in vars(base) for base in theirs):
+                yield name
+
+
+def test_private_names_of_the_lake_library_are_listed_and_used_by_the_lake_alone() -> None:
+    found = {
+        (name, file.module)
+        for file in _users()
+        for name in (*_imported(file), *_looked_up(file), *_overridden(file))
+    }
+
+    assert {name for name, _ in found} == USED
+    assert not [(name, user) for name, user in found if not user.startswith(_LAKE)]
