@@ -56,9 +56,13 @@ quickstart: java $(VENV)/.installed-quickstart ## Flights through service, Icebe
 
 # ---- Checking. ----
 
+# So many processes share the tests, a file at a time; conftest.py puts the long ones first.
+WORKERS ?= 2
+
 .PHONY: test
 test: java lint ## What CI runs: lint, all of tests/, and integration's end-to-end part
-	$(BIN)/python -m pytest tests integration -m "not integration or end_to_end"
+	$(BIN)/python -m pytest tests integration -m "not integration or end_to_end" \
+		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: unit
 unit: setup ## Only tests/, without what starts a process: the loop while working

@@ -1,0 +1,67 @@
+"""What every test needs. Fixtures of one part live beside that part's tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.python_process import end_forking, fork_from_now_on
+
+_ROOT: Final = Path(__file__).parent
+
+# Workers (`--numprocesses 2`) take the next file when they have run one: what takes long comes
+# first, so that they end together. Folders that are not named come last.
+_LONG_FIRST: Final = (
+    "integration", "tests/service", "tests/attack", "tests/torture", "tests/load",
+    "tests/simulation", "tests/property",
+)  # fmt: skip
+
+# No deadline: two shared cores make one slow example likely, and it says nothing about the code.
+settings.register_profile(
+    "default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Spark's workers run `python3` from PATH unless told otherwise, and a session reads this only
+# when it starts.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+# A Spark that lives for seconds spends them on its own start: a third less without the compiler
+# and the collector that pay after minutes.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop that runs a test that is a coroutine."""
+    return "asyncio"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.is_relative_to(_ROOT / "integration"):
+        item.add_marker(pytest.mark.integration)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What the others leave is read there.
+    items.sort(key=lambda item: item.path == _ROOT / "integration" / "test_every_lake.py")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    folders = (rank for rank, at in enumerate(_LONG_FIRST) if item.path.is_relative_to(_ROOT / at))
+    return next(folders, len(_LONG_FIRST))
+
+
+def pytest_configure() -> None:
+    fork_from_now_on()
+
+
+def pytest_unconfigure() -> None:
+    end_forking()
