@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import SCHEMA, make_rows, median, pyarrow_rewrite_seconds, report
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.lake_day import BUCKETS, LakeDay, live_day
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld
 
 FILES = 40
 FILE_ROWS = 50_000
@@ -29,7 +28,7 @@ COMMIT_BAR = 1.5
 def main() -> None:
     """Report both."""
     _compaction()
-    with tempfile.TemporaryDirectory() as folder, MaintenanceWorld(Path(folder)) as log_world:
+    with tempfile.TemporaryDirectory() as folder, LogTieringWorld(Path(folder)) as log_world:
         _report_day("log table", live_day(log_world, ROUNDS, max_age=SNAPSHOT_AGE))
         log_world.check_addresses()
     with tempfile.TemporaryDirectory() as folder, KeyTieringWorld(Path(folder)) as key_world:
@@ -40,7 +39,7 @@ def main() -> None:
 def _compaction() -> None:
     ratios, rates, limits = [], [], []
     for repeat in range(REPEATS + 1):
-        with tempfile.TemporaryDirectory() as folder, MaintenanceWorld(Path(folder)) as world:
+        with tempfile.TemporaryDirectory() as folder, LogTieringWorld(Path(folder)) as world:
             world.create_table(schema=SCHEMA)
             for number in range(FILES):
                 rows = make_rows(FILE_ROWS, first_id=number * FILE_ROWS)

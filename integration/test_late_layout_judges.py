@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
-from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.tiering_world import KeyTieringWorld
 
 pytestmark = pytest.mark.slow
 

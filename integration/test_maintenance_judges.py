@@ -18,7 +18,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
-from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.tiering_world import KeyTieringWorld
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,8 @@ from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.kv_rows import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 # Stock pyiceberg 0.12 reads a null list of structs as an empty one.
 TYPES = (*FLAT_TYPES, *NESTED_TYPES[:-1])

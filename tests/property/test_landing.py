@@ -46,9 +46,8 @@ from tests.support.faulty_catalog import (
     server_error_after_landed,
     well,
 )
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.lake_files import missing_files
-from tests.support.tiering_world import TieringWorld, rows
+from tests.support.tiering_world import KeyTieringWorld, TieringWorld, rows
 
 PATH = "db.t"
 LAKE_TABLES = (PATH, f"{PATH}$changelog", f"{PATH}$batch")

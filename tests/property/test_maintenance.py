@@ -22,9 +22,8 @@ from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.property.test_key_tiering import TYPES, partitionings
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.kv_rows import batches, table_rules
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 STEPS = (
     "rewrite-planned",

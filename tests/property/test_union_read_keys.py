@@ -27,8 +27,7 @@ from streamhouse.connector.stream.stream_position import Bootstrap
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.key_world import Address, KeyWorld
-from tests.support.union_world import die_in_round
+from tests.support.union_world import Address, KeyWorld, die_in_round
 
 BUCKETS = 2
 KEYS = 12

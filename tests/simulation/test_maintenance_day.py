@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.lake_day import BUCKETS, live_day
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +18,7 @@ ROUNDS = 80
 
 
 def test_a_log_table_stays_tidy(tmp_path: Path) -> None:
-    with MaintenanceWorld(tmp_path) as world:
+    with LogTieringWorld(tmp_path) as world:
         day = live_day(world, ROUNDS, max_age="50ms")
 
         world.check()

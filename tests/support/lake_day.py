@@ -9,8 +9,7 @@ from pathlib import Path
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round import TieringRound
-from tests.support.key_tiering_world import KeyTieringWorld
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld
 
 __all__ = ["LakeDay", "live_day"]
 
@@ -31,7 +30,7 @@ class LakeDay:
     files_on_disk: list[int] = field(default_factory=list)
 
 
-def live_day(world: MaintenanceWorld | KeyTieringWorld, rounds: int, *, max_age: str) -> LakeDay:
+def live_day(world: LogTieringWorld | KeyTieringWorld, rounds: int, *, max_age: str) -> LakeDay:
     """Run the rounds of a day by one worker; a primary key table gets updates of older rows."""
     properties = {"table.datalake.snapshot.max-age": max_age}
     if isinstance(world, KeyTieringWorld):
@@ -63,7 +62,7 @@ def live_day(world: MaintenanceWorld | KeyTieringWorld, rounds: int, *, max_age:
     return day
 
 
-def _write(world: MaintenanceWorld | KeyTieringWorld, number: int) -> None:
+def _write(world: LogTieringWorld | KeyTieringWorld, number: int) -> None:
     if not isinstance(world, KeyTieringWorld):
         for bucket in range(BUCKETS):
             world.append(ROWS, bucket=bucket)
@@ -74,7 +73,7 @@ def _write(world: MaintenanceWorld | KeyTieringWorld, number: int) -> None:
     world.upsert(*rows)
 
 
-def _look(world: MaintenanceWorld | KeyTieringWorld, day: LakeDay) -> None:
+def _look(world: LogTieringWorld | KeyTieringWorld, day: LakeDay) -> None:
     table = world.lake_table()
     snapshot = table.current_snapshot()
     assert snapshot is not None

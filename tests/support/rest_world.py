@@ -25,7 +25,7 @@ from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCata
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.control.iceberg_route import iceberg_error
-from tests.support.fake_tiering_service import FakeTieringService
+from tests.support.fake_service import FakeService
 from tests.support.tiering_world import TieringWorld
 
 __all__ = ["FakeLiveTables", "FrontWorld", "MemoryRestCatalog", "RestWorld"]
@@ -44,7 +44,7 @@ def _uri(host: str) -> str:
 class FakeLiveTables:
     """The tables of the service in memory, as the REST catalog asks for them."""
 
-    def __init__(self, service: FakeTieringService, service_id: str) -> None:
+    def __init__(self, service: FakeService, service_id: str) -> None:
         self._service = service
         self.service_id = service_id
         self.pinned: set[int] = set()

@@ -7,7 +7,7 @@ What the world does to a table (append, tier, expire, rewrite) never changes whi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,22 +18,27 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from streamhouse.connector.options.options import BATCH, as_options, read_options
 from streamhouse.connector.plan.union_read import read_table
 from streamhouse.storage_service.client import LogBatch, StorageClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
-from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, INSERT, UPDATE_AFTER
+from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.merge_engine import MergeRules
+from streamhouse.storage_service.model.partitioning import PartitionField
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from tests.support.fake_tiering_service import FakeTieringService
+from tests.support.kv_model import Change, Entry, KvModel
 from tests.support.layout_reads import read_layouts
 from tests.support.tiering_world import Killed, TieringWorld
 
-__all__ = ["FakeReadService", "ModelRow", "UnionWorld", "die_in_round"]
+__all__ = ["Address", "KeyWorld", "ModelRow", "UnionWorld", "die_in_round"]
 
 
 # Positions in a manifest's data file (Iceberg's spec, manifests).
 _LOWER_BOUNDS, _UPPER_BOUNDS = 10, 11
+
+Address = tuple[int, int]
+"""(bucket, offset)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,73 +51,6 @@ class ModelRow:
     values: tuple[Any, ...]
 
 
-class FakeReadService(FakeTieringService):
-    """The service in memory, with what reads ask of it beside what tiering asks."""
-
-    def __init__(self, catalog: LakeCatalog) -> None:
-        super().__init__(catalog)
-        self.pins: dict[str, int] = {}
-        self.questions = 0
-
-    def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
-        self.questions += 1
-        self.compare_history(path, table_id=self._table(path).info.table_id, covered=covered)
-
-    def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float) -> None:
-        self.pins[holder] = snapshot_id
-
-    def unpin_snapshot(self, path: str, *, holder: str) -> None:
-        self.pins.pop(holder, None)
-
-    def table_state(
-        self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
-    ) -> TableState:
-        return super().table_state(path)
-
-    def positions(self, path: str) -> dict[int, BucketPositions]:
-        return dict(self.table_state(path).positions)
-
-    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
-        """As the service: only what the log still holds counts."""
-        table = self._table(path)
-        found = {}
-        for bucket, at in self.positions(path).items():
-            late = [
-                max(batch.base_offset, table.log_starts[bucket])
-                for batch in table.batches[bucket]
-                if batch.timestamp_us >= timestamp_us and batch.end_offset > at.log_start_offset
-            ]
-            found[bucket] = min(late, default=at.high_watermark)
-        return found
-
-    def read_range(
-        self,
-        path: str,
-        bucket: int,
-        start: int,
-        end: int,
-        *,
-        columns: Sequence[str] | None = None,
-        page_bytes: int = 0,
-        schema_id: int | None = None,
-    ) -> Iterator[LogBatch]:
-        assert not schema_id, "the fake's tables never change their schema"
-        at = self.positions(path)[bucket]
-        if not at.log_start_offset <= start <= end <= at.high_watermark:
-            raise OffsetOutOfRangeError(
-                f"offset {start} of bucket {bucket} is outside [{at.log_start_offset},"
-                f" {at.high_watermark}]"
-            )
-        for batch in super().read_range(path, bucket, start, end):
-            data = batch.data if columns is None else batch.data.select(list(columns))
-            yield LogBatch(
-                bucket=bucket,
-                base_offset=batch.base_offset,
-                timestamp_us=batch.timestamp_us,
-                data=data,
-            )
-
-
 class UnionWorld(TieringWorld):
     """One table `db.t`, both tiers, and the rows it must have."""
 
@@ -120,7 +58,6 @@ class UnionWorld(TieringWorld):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.service: FakeReadService = FakeReadService(self.catalog)
         self.rows: list[ModelRow] = []
 
     @property
@@ -208,6 +145,112 @@ class UnionWorld(TieringWorld):
     def state(self) -> TableState:
         """One cut of the table."""
         return self.service.table_state(self.PATH)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The table after one write."""
+
+    timestamp_us: int
+    rows: dict[Address, dict[str, Any]]
+
+
+class KeyWorld(UnionWorld):
+    """One primary key table `db.t`, and a dict of rows beside.
+
+    Buckets are chosen by the test; each has a model of its own, which makes the changelog that
+    goes into the log, line by line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.models: list[KvModel] = []
+        self.moments: list[Moment] = []
+
+    def create_key_table(
+        self,
+        schema: pa.Schema,
+        *,
+        primary_key: Sequence[str] = ("id",),
+        bucket_count: int = 1,
+        partitioned_by: Sequence[str] = (),
+        properties: dict[str, str] | None = None,
+    ) -> TableInfo:
+        info = self.service.create_table(
+            TableDescriptor(
+                path=TablePath.parse(self.PATH),
+                schema=Schema.from_arrow(schema),
+                primary_key=tuple(primary_key),
+                bucket_count=bucket_count,
+                partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),
+                properties=properties or {},
+            )
+        )
+        rules = MergeRules.parse(
+            properties or {}, schema=info.schema, primary_key=tuple(primary_key), table=self.PATH
+        )
+        self.models = [KvModel(info.schema, tuple(primary_key), rules) for _ in range(bucket_count)]
+        return info
+
+    def write(self, bucket: int, changes: Sequence[Change]) -> list[Entry]:
+        """Apply changes to one bucket as one batch; return what that adds to the changelog."""
+        entries = self.models[bucket].apply(changes)
+        if entries:
+            self._log(bucket, entries)
+            rows = self.live_rows()
+            self.moments.append(Moment(self.service._now_us, rows))
+        return entries
+
+    def upsert(self, bucket: int, *rows: dict[str, Any]) -> list[Entry]:
+        return self.write(bucket, [("upsert", row) for row in rows])
+
+    def delete(self, bucket: int, *keys: dict[str, Any]) -> list[Entry]:
+        return self.write(bucket, [("delete", key) for key in keys])
+
+    def live_rows(self) -> dict[Address, dict[str, Any]]:
+        """The table as it must be read: the row of each live version by its address."""
+        return {
+            (bucket, offset): row
+            for bucket, model in enumerate(self.models)
+            for offset, row in model.rows.values()
+        }
+
+    def rows_at(self, ends: Mapping[int, int]) -> dict[Address, dict[str, Any]]:
+        """The table as it was when each bucket's changelog ended at `ends`."""
+        found = {}
+        for bucket, model in enumerate(self.models):
+            entries = model.log[: ends[bucket]]
+            retracted = {entry.retracts for entry in entries}
+            found |= {
+                (bucket, entry.offset): entry.row
+                for entry in entries
+                if entry.change_type in (INSERT, UPDATE_AFTER) and entry.offset not in retracted
+            }
+        return found
+
+    def changes(self) -> dict[Address, tuple[str, dict[str, Any]]]:
+        """The whole changelog: the change type and row of every line by its address."""
+        return {
+            (bucket, entry.offset): (CHANGE_TYPE_NAMES[entry.change_type], entry.row)
+            for bucket, model in enumerate(self.models)
+            for entry in model.log
+        }
+
+    def _log(self, bucket: int, entries: Sequence[Entry]) -> None:
+        table = self.service._table(self.PATH)
+        self.service._now_us += 1_000
+        lines = [
+            {**entry.row, "__change_type": entry.change_type, "__retracts": entry.retracts}
+            for entry in entries
+        ]
+        table.batches[bucket].append(
+            LogBatch(
+                bucket=bucket,
+                base_offset=entries[0].offset,
+                timestamp_us=self.service._now_us,
+                data=pa.RecordBatch.from_pylist(lines, schema=table.info.log_schema),
+            )
+        )
 
 
 def die_in_round(world: UnionWorld, step: str) -> None:

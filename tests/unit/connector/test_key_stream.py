@@ -22,7 +22,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
 )
-from tests.support.key_world import KeyWorld
+from tests.support.union_world import KeyWorld
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 ALL = ReadAllAvailable()
@@ -99,12 +99,12 @@ def test_the_snapshot_is_pinned_while_the_bootstrap_lasts(world: KeyWorld) -> No
     start = stream.initialOffset()
 
     middle = stream.latestOffset(start, ReadMaxRows(5))
-    pinned = dict(world.service.pins)
+    pinned = world.service.pinned_snapshots(world.PATH)
     drain(world, stream, middle)
 
     assert list(pinned.values()) == [snapshot_id]
     assert middle["bootstrap"]["snapshot_id"] == str(snapshot_id)
-    assert world.service.pins == {}
+    assert world.service.pinned_snapshots(world.PATH) == {}
 
 
 def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> None:
@@ -114,13 +114,13 @@ def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> Non
     middle = first.latestOffset(start, ReadMaxRows(5))
     next_end = first.latestOffset(middle, ReadMaxRows(5))
     before = changes(world, first, middle, next_end)
-    world.service.pins.clear()
+    world.service.clear_pins(world.PATH)
 
     world.upsert(0, {"id": 9, "n": 99}, {"id": 1, "n": 11})
     world.tier()
     second = reader(world, longPollMs="0")
     after = changes(world, second, middle, next_end)
-    pinned = dict(world.service.pins)
+    pinned = world.service.pinned_snapshots(world.PATH)
     batches, _ = drain(world, second, next_end)
 
     assert after == before

@@ -17,8 +17,7 @@ from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.key_tiering_world import KeyTieringWorld
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 BATCH = "db.t$batch"

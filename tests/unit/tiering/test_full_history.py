@@ -13,8 +13,7 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError, NotFoundError
 from streamhouse.tiering.round.round import HISTORY_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.key_tiering_world import KeyTieringWorld
-from tests.support.tiering_world import Killed, TieringWorld
+from tests.support.tiering_world import KeyTieringWorld, Killed, TieringWorld
 
 PROPERTIES = {"table.datalake.changelog": "true"}
 

@@ -12,8 +12,7 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from tests.support.key_tiering_world import KeyTieringWorld
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 HISTORY = "db.t$changelog"
 PROPERTIES = {

@@ -8,7 +8,7 @@ import pytest
 
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import IDLE_PAUSE_MS, Maintainer
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import LogTieringWorld
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -25,28 +25,28 @@ class _Clock:
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000 + 60_000
 
-    def maintainer(self, lake: MaintenanceWorld) -> Maintainer:
+    def maintainer(self, lake: LogTieringWorld) -> Maintainer:
         return lake.maintainer(clock_ms=lambda: self.now_ms)
 
 
-def _due_ms(lake: MaintenanceWorld) -> int | None:
+def _due_ms(lake: LogTieringWorld) -> int | None:
     due_us = lake.service.table_state("db.t").lake.maintenance_due_us
     return None if due_us is None else due_us // 1_000
 
 
-def _claim(lake: MaintenanceWorld) -> TieringAssignment:
+def _claim(lake: LogTieringWorld) -> TieringAssignment:
     answer = lake.service.claim_tiering("test", tables=["db.t"], include_idle=True)
     assert isinstance(answer, TieringAssignment)
     return answer
 
 
-def _look_after(lake: MaintenanceWorld, maintainer: Maintainer) -> None:
+def _look_after(lake: LogTieringWorld, maintainer: Maintainer) -> None:
     assert lake.round(_claim(lake), maintainer=maintainer).run().kind == "maintained"
 
 
 @pytest.mark.parametrize("is_same_worker", [True, False], ids=["same-worker", "another"])
 def test_its_snapshots_expire_and_its_orphans_go(
-    lake: MaintenanceWorld, is_same_worker: bool
+    lake: LogTieringWorld, is_same_worker: bool
 ) -> None:
     clock = _Clock()
     worker = clock.maintainer(lake)
@@ -89,7 +89,7 @@ def test_its_snapshots_expire_and_its_orphans_go(
     assert _due_ms(lake) is not None
 
 
-def test_what_a_reader_pins_is_tried_again_later(lake: MaintenanceWorld) -> None:
+def test_what_a_reader_pins_is_tried_again_later(lake: LogTieringWorld) -> None:
     clock = _Clock()
     worker = clock.maintainer(lake)
     lake.create_table(properties=FEW)
@@ -107,7 +107,7 @@ def test_what_a_reader_pins_is_tried_again_later(lake: MaintenanceWorld) -> None
     assert _due_ms(lake) == clock.now_ms + IDLE_PAUSE_MS
 
 
-def test_all_its_lake_tables_are_tidied(lake: MaintenanceWorld) -> None:
+def test_all_its_lake_tables_are_tidied(lake: LogTieringWorld) -> None:
     clock = _Clock()
     worker = clock.maintainer(lake)
     lake.create_table(
@@ -128,7 +128,7 @@ def test_all_its_lake_tables_are_tidied(lake: MaintenanceWorld) -> None:
         assert len(lake.lake_table(name).metadata.snapshots) == 1
 
 
-def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: MaintenanceWorld) -> None:
+def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: LogTieringWorld) -> None:
     ttl_ms = 10 * HOUR_MS
     sort = {"table.datalake.batch-layout.sort": "id"}
     lake.create_table(properties=sort | {"table.datalake.ttl": "10h"})
@@ -146,14 +146,14 @@ def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: Maintenan
     assert _due_ms(lake) == lake.service.now_ms + ttl_ms
 
 
-def test_without_auto_maintenance_nothing_is_due(lake: MaintenanceWorld) -> None:
+def test_without_auto_maintenance_nothing_is_due(lake: LogTieringWorld) -> None:
     lake.create_table(properties=FEW | {"table.datalake.auto-maintenance": "false"})
     lake.append(5)
     lake.round(lake.claim(), maintainer=_Clock().maintainer(lake)).run()
     assert _due_ms(lake) is None
 
 
-def test_a_plan_for_other_limits_is_made_anew(lake: MaintenanceWorld) -> None:
+def test_a_plan_for_other_limits_is_made_anew(lake: LogTieringWorld) -> None:
     worker = _Clock().maintainer(lake)
     lake.create_table(properties=FEW | {"table.datalake.target-file-bytes": "1kb"})
     for _ in range(9):

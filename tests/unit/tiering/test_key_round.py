@@ -15,8 +15,7 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.key_tiering_world import KeyTieringWorld
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 
 @pytest.fixture

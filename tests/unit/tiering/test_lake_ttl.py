@@ -17,18 +17,17 @@ from streamhouse.storage_service.model.lake import (
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
-from tests.support.maintenance_world import Address, MaintenanceWorld
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import Address, Killed, LogTieringWorld
 
 TTL_S = 100
 TTL = {"table.datalake.ttl": f"{TTL_S}s"}
 
 
-def _maintainer(lake: MaintenanceWorld, **more: Any) -> Maintainer:
+def _maintainer(lake: LogTieringWorld, **more: Any) -> Maintainer:
     return lake.maintainer(clock_ms=lambda: lake.service.now_ms, **more)
 
 
-def _ages_s(lake: MaintenanceWorld) -> dict[Address, float]:
+def _ages_s(lake: LogTieringWorld) -> dict[Address, float]:
     """(bucket, offset) -> age of every row in the lake."""
     found = lake.lake_table().scan().to_arrow()
     written = found["__timestamp"].cast("int64").to_pylist()
@@ -39,7 +38,7 @@ def _ages_s(lake: MaintenanceWorld) -> dict[Address, float]:
     }
 
 
-def test_rows_leave_in_time_and_never_early(lake: MaintenanceWorld) -> None:
+def test_rows_leave_in_time_and_never_early(lake: LogTieringWorld) -> None:
     lake.create_table(bucket_count=2, properties=TTL)
     maintainer = _maintainer(lake)
     counts = []
@@ -72,7 +71,7 @@ def test_rows_leave_in_time_and_never_early(lake: MaintenanceWorld) -> None:
     assert all(TIERED_OFFSETS_PROPERTY in s.additional_properties for s in removals)
 
 
-def test_a_file_with_one_young_row_stays(lake: MaintenanceWorld) -> None:
+def test_a_file_with_one_young_row_stays(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     lake.append(5)
     lake.service.sleep(TTL_S)
@@ -82,7 +81,7 @@ def test_a_file_with_one_young_row_stays(lake: MaintenanceWorld) -> None:
     lake.check()
 
 
-def test_a_partition_whose_rows_are_old_is_gone(lake: MaintenanceWorld) -> None:
+def test_a_partition_whose_rows_are_old_is_gone(lake: LogTieringWorld) -> None:
     lake.create_table(partitioned_by=["truncate(1000, id)"], properties=TTL)
     lake.tier_rows(1_000)
     lake.service.sleep(TTL_S / 2)
@@ -98,7 +97,7 @@ def test_a_partition_whose_rows_are_old_is_gone(lake: MaintenanceWorld) -> None:
     ]
 
 
-def test_deletes_of_rows_that_are_gone_go_with_them(lake: MaintenanceWorld) -> None:
+def test_deletes_of_rows_that_are_gone_go_with_them(lake: LogTieringWorld) -> None:
     lake.create_table(bucket_count=2, properties=TTL)
     lake.tier_rows(10, bucket=0)
     lake.service.sleep(TTL_S)
@@ -118,7 +117,7 @@ def test_deletes_of_rows_that_are_gone_go_with_them(lake: MaintenanceWorld) -> N
     assert len(lake.lake_table().inspect.delete_files()) == 1
 
 
-def test_a_table_may_lose_all_its_rows_and_go_on(lake: MaintenanceWorld) -> None:
+def test_a_table_may_lose_all_its_rows_and_go_on(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     lake.tier_rows(10)
     lake.service.sleep(TTL_S + 1)
@@ -134,7 +133,7 @@ def test_a_table_may_lose_all_its_rows_and_go_on(lake: MaintenanceWorld) -> None
 
 
 def test_an_overwritten_table_loses_old_rows_and_none_of_the_new_ones(
-    lake: MaintenanceWorld,
+    lake: LogTieringWorld,
 ) -> None:
     lake.create_table(properties=TTL)
     lake.tier_rows(10)
@@ -158,7 +157,7 @@ def test_an_overwritten_table_loses_old_rows_and_none_of_the_new_ones(
     assert not lake.service.table_state("db.t").has_overwritten_rows
 
 
-def test_a_table_that_nobody_writes_to_is_tidied_all_the_same(lake: MaintenanceWorld) -> None:
+def test_a_table_that_nobody_writes_to_is_tidied_all_the_same(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     lake.tier_rows(10)
     lake.service.sleep(TTL_S * 1.2)
@@ -175,7 +174,7 @@ def test_a_table_that_nobody_writes_to_is_tidied_all_the_same(lake: MaintenanceW
     assert lake.lake_table().metadata.current_snapshot_id == before
 
 
-def _idle_claim(lake: MaintenanceWorld) -> TieringAssignment:
+def _idle_claim(lake: LogTieringWorld) -> TieringAssignment:
     answer = lake.service.claim_tiering("test", tables=["db.t"], include_idle=True)
     assert isinstance(answer, TieringAssignment)
     return answer
@@ -186,12 +185,12 @@ BATCH = "db.t$batch"
 REMOVAL_STEPS = ("staged", "committed")
 
 
-def _aged(lake: MaintenanceWorld) -> dict[int, int]:
+def _aged(lake: LogTieringWorld) -> dict[int, int]:
     state = lake.service.table_state("db.t")
     return {b: at.expired_offset for b, at in state.positions.items() if at.expired_offset}
 
 
-def test_rows_leave_both_layouts(lake: MaintenanceWorld) -> None:
+def test_rows_leave_both_layouts(lake: LogTieringWorld) -> None:
     lake.create_table(properties={**TTL, **SORT})
     maintainer = _maintainer(lake)
     for _ in range(60):
@@ -211,7 +210,7 @@ def test_rows_leave_both_layouts(lake: MaintenanceWorld) -> None:
     assert state.batch.tiered_offsets == {0: 180}
 
 
-def test_rows_that_expired_are_masked_where_files_still_have_them(lake: MaintenanceWorld) -> None:
+def test_rows_that_expired_are_masked_where_files_still_have_them(lake: LogTieringWorld) -> None:
     lake.create_table(partitioned_by=["truncate(10, id)"], properties={**TTL, **SORT})
     # In the rows' own lake table the first ten have a file, in the layout all share one.
     lake.append(10)
@@ -230,7 +229,7 @@ def test_rows_that_expired_are_masked_where_files_still_have_them(lake: Maintena
     assert in_batch.positions[0].first_offset == 10
 
 
-def test_a_layout_that_lags_gets_no_rows_that_have_expired(lake: MaintenanceWorld) -> None:
+def test_a_layout_that_lags_gets_no_rows_that_have_expired(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     for _ in range(3):
         lake.service.sleep(TTL_S / 2)
@@ -249,7 +248,7 @@ def test_a_layout_that_lags_gets_no_rows_that_have_expired(lake: MaintenanceWorl
     assert state.batch.tiered_offsets == {0: 35}
 
 
-def test_a_layout_without_young_rows_is_filled_without_one(lake: MaintenanceWorld) -> None:
+def test_a_layout_without_young_rows_is_filled_without_one(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     lake.tier_rows(10)
     lake.service.sleep(TTL_S * 1.2)
@@ -267,7 +266,7 @@ def test_a_layout_without_young_rows_is_filled_without_one(lake: MaintenanceWorl
     assert lake.addresses(BATCH) == [(0, n) for n in range(10, 15)]
 
 
-def test_what_has_expired_is_said_by_every_snapshot_from_then_on(lake: MaintenanceWorld) -> None:
+def test_what_has_expired_is_said_by_every_snapshot_from_then_on(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     lake.tier_rows(10)
     lake.service.sleep(TTL_S * 1.2)
@@ -285,7 +284,7 @@ def test_what_has_expired_is_said_by_every_snapshot_from_then_on(lake: Maintenan
     assert _aged(lake) == {0: 10}
 
 
-def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: MaintenanceWorld) -> None:
+def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: LogTieringWorld) -> None:
     lake.create_table(properties=TTL)
     lake.service.sleep(TTL_S)
     lake.tier_rows(10)
@@ -303,7 +302,7 @@ def test_rows_of_a_clock_that_was_ahead_are_not_taken_for_old(lake: MaintenanceW
     ("step", "nth"),
     [("expiry-registered", 1), *((f"removal-{s}", n) for n in (1, 2) for s in REMOVAL_STEPS)],
 )
-def test_a_worker_may_die_between_the_layouts(lake: MaintenanceWorld, step: str, nth: int) -> None:
+def test_a_worker_may_die_between_the_layouts(lake: LogTieringWorld, step: str, nth: int) -> None:
     lake.create_table(properties={**TTL, **SORT})
     lake.tier_rows(10)
     lake.service.sleep(TTL_S * 1.2)
@@ -331,7 +330,7 @@ def test_a_worker_may_die_between_the_layouts(lake: MaintenanceWorld, step: str,
         assert lake.addresses(table) == [(0, n) for n in range(10, 20)]
 
 
-def test_without_it_rows_stay_for_ever(lake: MaintenanceWorld) -> None:
+def test_without_it_rows_stay_for_ever(lake: LogTieringWorld) -> None:
     lake.create_table(properties={"table.datalake.ttl": "forever"})
     lake.tier_rows(10)
     lake.service.sleep(1e9)
@@ -339,7 +338,7 @@ def test_without_it_rows_stay_for_ever(lake: MaintenanceWorld) -> None:
     lake.check()
 
 
-def test_rows_by_key_do_not_leave_with_their_files(lake: MaintenanceWorld) -> None:
+def test_rows_by_key_do_not_leave_with_their_files(lake: LogTieringWorld) -> None:
     """The service deletes those that have reached their time."""
     lake.create_table(primary_key=["id"], properties=TTL)
     assert lake.policy().ttl_us is None
@@ -347,7 +346,7 @@ def test_rows_by_key_do_not_leave_with_their_files(lake: MaintenanceWorld) -> No
 
 
 def test_rows_are_not_removed_from_files_that_another_engine_rewrote(
-    lake: MaintenanceWorld,
+    lake: LogTieringWorld,
 ) -> None:
     lake.create_table(properties=TTL)
     for _ in range(3):
@@ -373,7 +372,7 @@ def _dying(step: str) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("step", ["removal-staged", "removal-committed"])
-def test_a_worker_may_die_at_it(lake: MaintenanceWorld, step: str) -> None:
+def test_a_worker_may_die_at_it(lake: LogTieringWorld, step: str) -> None:
     lake.create_table(properties={**TTL, "table.datalake.snapshot.max-age": "1ms"})
     for _ in range(12):
         lake.tier_rows(5)
@@ -396,5 +395,5 @@ def test_a_worker_may_die_at_it(lake: MaintenanceWorld, step: str) -> None:
     assert kept == list(range(60, _positions(lake)[0].high_watermark))
 
 
-def _positions(lake: MaintenanceWorld) -> list[Any]:
+def _positions(lake: LogTieringWorld) -> list[Any]:
     return list(lake.service.table_state("db.t").positions.values())

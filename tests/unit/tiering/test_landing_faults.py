@@ -31,8 +31,8 @@ from tests.support.faulty_catalog import (
     server_error_after_landed,
     well,
 )
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.lake_files import missing_files
+from tests.support.tiering_world import KeyTieringWorld
 
 PROPERTIES = {
     "table.datalake.snapshot.max-age": "1ms",

@@ -14,9 +14,8 @@ from streamhouse.storage_service.errors import UnavailableError, UnsupportedErro
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_delete_files, equality_delete_file
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.kv_model import identity
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 OTHER = {

@@ -25,7 +25,7 @@ from tests.support.faulty_catalog import (
     lost_request,
     refused,
 )
-from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.tiering_world import KeyTieringWorld
 
 FAULTS = (refused, lost_answer, lost_request, late, catalog_dies)
 PROPERTIES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.support.key_tiering_world import KeyTieringWorld
+from tests.support.tiering_world import KeyTieringWorld
 
 SCHEMA = pa.schema(
     [

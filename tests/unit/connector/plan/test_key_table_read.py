@@ -13,7 +13,7 @@ from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.plan.row_form import table_columns
 from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
-from tests.support.key_world import KeyWorld
+from tests.support.union_world import KeyWorld
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 

@@ -13,9 +13,8 @@ from pyiceberg.exceptions import ForbiddenError
 
 from streamhouse.tiering.round.round import BATCH_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.key_tiering_world import KeyTieringWorld
 from tests.support.rest_world import RestWorld
-from tests.support.tiering_world import Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 OTHER = {

@@ -8,17 +8,15 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 
-from tests.support.key_tiering_world import KeyTieringWorld
-from tests.support.maintenance_world import MaintenanceWorld
 from tests.support.rest_world import RestWorld
-from tests.support.tiering_world import rows
+from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld, rows
 
 
 class _RestKeyWorld(RestWorld, KeyTieringWorld):
     pass
 
 
-class _RestMaintenanceWorld(RestWorld, MaintenanceWorld):
+class _RestMaintenanceWorld(RestWorld, LogTieringWorld):
     pass
 
 

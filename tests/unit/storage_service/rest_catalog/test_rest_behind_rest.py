@@ -21,7 +21,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
-from tests.support.fake_tiering_service import FakeTieringService
+from tests.support.fake_service import FakeService
 from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld
 from tests.support.table_changes import adding_column, change_of
 from tests.support.tiering_world import rows
@@ -250,7 +250,7 @@ def test_a_catalog_behind_is_asked_for_what_it_offers(front: FrontWorld, says: s
 
 def _commits(catalog: Catalog) -> TableCommits:
     described = LakeCatalog(name=catalog.name, properties={SERVICE_ID_PROPERTY: "0123"})
-    return TableCommits(catalog, FakeLiveTables(FakeTieringService(described), "0123"))
+    return TableCommits(catalog, FakeLiveTables(FakeService(described), "0123"))
 
 
 def test_a_catalog_that_changes_one_table_at_a_time_says_so() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.storage_service.errors import FencedError, StorageFailedError
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import LogTieringWorld
 
 SHORT = {
     "table.datalake.snapshot.max-age": "1ms",
@@ -13,14 +13,14 @@ SHORT = {
 }
 
 
-def test_nothing_is_done_to_a_table_without_rounds(lake: MaintenanceWorld) -> None:
+def test_nothing_is_done_to_a_table_without_rounds(lake: LogTieringWorld) -> None:
     lake.create_table()
     lake.append(5)
     lake.claim()
     assert lake.maintain(policy=lake.on_demand()).rewritten is None
 
 
-def test_rounds_maintain_their_table_and_tell_the_service(lake: MaintenanceWorld) -> None:
+def test_rounds_maintain_their_table_and_tell_the_service(lake: LogTieringWorld) -> None:
     lake.create_table(properties=SHORT)
     maintainer = lake.maintainer()
     for _ in range(30):
@@ -39,7 +39,7 @@ def test_rounds_maintain_their_table_and_tell_the_service(lake: MaintenanceWorld
     assert lake.claim().epoch == 31
 
 
-def test_auto_maintenance_can_be_switched_off(lake: MaintenanceWorld) -> None:
+def test_auto_maintenance_can_be_switched_off(lake: LogTieringWorld) -> None:
     lake.create_table(properties={**SHORT, "table.datalake.auto-maintenance": "false"})
     maintainer = lake.maintainer()
     for _ in range(10):
@@ -53,7 +53,7 @@ def test_auto_maintenance_can_be_switched_off(lake: MaintenanceWorld) -> None:
     "error", [StorageFailedError("disk full"), FencedError("lost"), ValueError("a bug")]
 )
 def test_a_failure_of_maintenance_is_not_one_of_the_round(
-    lake: MaintenanceWorld, error: Exception
+    lake: LogTieringWorld, error: Exception
 ) -> None:
     lake.create_table()
     steps: list[str] = []
@@ -81,7 +81,7 @@ def test_a_failure_of_maintenance_is_not_one_of_the_round(
     assert lake.service.failures("db.t") == []
 
 
-def test_the_service_is_told_what_maintenance_has_left(lake: MaintenanceWorld) -> None:
+def test_the_service_is_told_what_maintenance_has_left(lake: LogTieringWorld) -> None:
     lake.create_table()
     step_that_fails = ["rewrite-staged"]
 
@@ -118,7 +118,7 @@ def test_the_service_is_told_what_maintenance_has_left(lake: MaintenanceWorld) -
     assert debt.maintenance_error == "StorageFailedError: disk full"
 
 
-def test_a_table_that_lags_behind_is_tiered_first(lake: MaintenanceWorld) -> None:
+def test_a_table_that_lags_behind_is_tiered_first(lake: LogTieringWorld) -> None:
     info = lake.create_table()
     for _ in range(9):
         lake.tier_rows(10)
@@ -128,7 +128,7 @@ def test_a_table_that_lags_behind_is_tiered_first(lake: MaintenanceWorld) -> Non
 
 
 def test_old_rows_leave_later_while_others_wait_in_the_log_but_they_do(
-    lake: MaintenanceWorld,
+    lake: LogTieringWorld,
 ) -> None:
     info = lake.create_table(properties={"table.datalake.ttl": "100s"})
     maintainer = lake.maintainer(clock_ms=lambda: lake.service.now_ms)
@@ -147,7 +147,7 @@ def test_old_rows_leave_later_while_others_wait_in_the_log_but_they_do(
 
 
 def test_old_lake_tables_get_the_properties_that_keep_metadata_small(
-    lake: MaintenanceWorld,
+    lake: LogTieringWorld,
 ) -> None:
     lake.create_table()
     lake.tier_rows(10)

@@ -12,7 +12,7 @@ from pyiceberg.types import LongType
 from streamhouse.storage_service.errors import CorruptDataError, FencedError, UnavailableError
 from streamhouse.storage_service.model.lake import TIERED_OFFSETS_PROPERTY
 from streamhouse.tiering.maintain.maintenance import Claim
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import LogTieringWorld
 
 
 def _live(table: Table) -> dict[ManifestContent, dict[str, tuple[int, int]]]:
@@ -33,7 +33,7 @@ def _live(table: Table) -> dict[ManifestContent, dict[str, tuple[int, int]]]:
     return found
 
 
-def test_small_files_become_one_a_bucket_in_a_replace_snapshot(lake: MaintenanceWorld) -> None:
+def test_small_files_become_one_a_bucket_in_a_replace_snapshot(lake: LogTieringWorld) -> None:
     lake.create_table(bucket_count=2)
     for _ in range(8):
         lake.append(30, bucket=0)
@@ -63,7 +63,7 @@ def test_small_files_become_one_a_bucket_in_a_replace_snapshot(lake: Maintenance
     assert table.scan(snapshot_id=before.snapshot_id).to_arrow().num_rows == 640
 
 
-def test_rounds_go_on_from_a_rewritten_table(lake: MaintenanceWorld) -> None:
+def test_rounds_go_on_from_a_rewritten_table(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(8):
         lake.tier_rows(10)
@@ -75,7 +75,7 @@ def test_rounds_go_on_from_a_rewritten_table(lake: MaintenanceWorld) -> None:
     lake.check()
 
 
-def test_files_keep_partition_schema_and_order(lake: MaintenanceWorld) -> None:
+def test_files_keep_partition_schema_and_order(lake: LogTieringWorld) -> None:
     lake.create_table(partitioned_by=["truncate(2, name)", "bucket(3, id)"], bucket_count=2)
     for _ in range(8):
         lake.append(40, bucket=0)
@@ -91,7 +91,7 @@ def test_files_keep_partition_schema_and_order(lake: MaintenanceWorld) -> None:
 
 
 def test_deleted_rows_are_folded_in_and_their_delete_files_removed(
-    lake: MaintenanceWorld,
+    lake: LogTieringWorld,
 ) -> None:
     lake.create_table()
     lake.tier_rows(100)
@@ -114,7 +114,7 @@ def test_deleted_rows_are_folded_in_and_their_delete_files_removed(
     lake.check()
 
 
-def test_a_file_whose_rows_are_all_deleted_leaves_nothing_behind(lake: MaintenanceWorld) -> None:
+def test_a_file_whose_rows_are_all_deleted_leaves_nothing_behind(lake: LogTieringWorld) -> None:
     lake.create_table()
     lake.tier_rows(10)
     lake.delete(*((0, n) for n in range(10)))
@@ -129,7 +129,7 @@ def test_a_file_whose_rows_are_all_deleted_leaves_nothing_behind(lake: Maintenan
     lake.check()
 
 
-def test_columns_of_other_engines_survive(lake: MaintenanceWorld) -> None:
+def test_columns_of_other_engines_survive(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(4):
         lake.tier_rows(10)
@@ -149,7 +149,7 @@ def test_columns_of_other_engines_survive(lake: MaintenanceWorld) -> None:
     lake.check()
 
 
-def test_a_deletion_during_a_rewrite_wins(lake: MaintenanceWorld) -> None:
+def test_a_deletion_during_a_rewrite_wins(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(8):
         lake.tier_rows(10)
@@ -170,7 +170,7 @@ def test_a_deletion_during_a_rewrite_wins(lake: MaintenanceWorld) -> None:
     assert len(lake.lake_table().inspect.files()) <= 2
 
 
-def test_a_foreign_compaction_during_a_rewrite_wins(lake: MaintenanceWorld) -> None:
+def test_a_foreign_compaction_during_a_rewrite_wins(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(8):
         lake.tier_rows(10)
@@ -187,7 +187,7 @@ def test_a_foreign_compaction_during_a_rewrite_wins(lake: MaintenanceWorld) -> N
     lake.check()
 
 
-def test_a_foreign_append_during_a_rewrite_does_not_hinder_it(lake: MaintenanceWorld) -> None:
+def test_a_foreign_append_during_a_rewrite_does_not_hinder_it(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(8):
         lake.tier_rows(10)
@@ -206,7 +206,7 @@ def test_a_foreign_append_during_a_rewrite_does_not_hinder_it(lake: MaintenanceW
     lake.check()
 
 
-def test_a_worker_that_lost_its_claim_replaces_nothing(lake: MaintenanceWorld) -> None:
+def test_a_worker_that_lost_its_claim_replaces_nothing(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(8):
         lake.tier_rows(10)
@@ -221,7 +221,7 @@ def test_a_worker_that_lost_its_claim_replaces_nothing(lake: MaintenanceWorld) -
     assert not list((lake.folder / "warehouse").rglob("rewrite-*/*"))
 
 
-def test_a_newer_epoch_in_the_lake_fences_maintenance(lake: MaintenanceWorld) -> None:
+def test_a_newer_epoch_in_the_lake_fences_maintenance(lake: LogTieringWorld) -> None:
     lake.create_table()
     for _ in range(8):
         lake.tier_rows(10)
@@ -243,7 +243,7 @@ def test_a_newer_epoch_in_the_lake_fences_maintenance(lake: MaintenanceWorld) ->
 
 
 def test_a_file_that_is_not_what_its_metadata_says_is_not_rewritten(
-    lake: MaintenanceWorld,
+    lake: LogTieringWorld,
 ) -> None:
     lake.create_table()
     for _ in range(8):
@@ -256,7 +256,7 @@ def test_a_file_that_is_not_what_its_metadata_says_is_not_rewritten(
     assert not list((lake.folder / "warehouse").rglob("rewrite-*/*"))
 
 
-def test_many_small_delete_files_become_few(lake: MaintenanceWorld) -> None:
+def test_many_small_delete_files_become_few(lake: LogTieringWorld) -> None:
     lake.create_table()
     lake.tier_rows(200)
     for n in range(9):

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from streamhouse.storage_service.lake.files.lake_filesystem import file_identity
-from tests.support.maintenance_world import MaintenanceWorld
+from tests.support.tiering_world import LogTieringWorld
 
 SHORT = {
     "table.datalake.snapshot.max-age": "1ms",
@@ -15,11 +15,11 @@ SHORT = {
 }
 
 
-def _lake_files(lake: MaintenanceWorld) -> set[str]:
+def _lake_files(lake: LogTieringWorld) -> set[str]:
     return {f"file://{path}" for path in (lake.folder / "warehouse").rglob("*") if path.is_file()}
 
 
-def test_old_snapshots_are_expired_and_their_files_deleted(lake: MaintenanceWorld) -> None:
+def test_old_snapshots_are_expired_and_their_files_deleted(lake: LogTieringWorld) -> None:
     lake.create_table(properties=SHORT)
     for _ in range(12):
         lake.tier_rows(10)
@@ -35,7 +35,7 @@ def test_old_snapshots_are_expired_and_their_files_deleted(lake: MaintenanceWorl
         assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows == 120
 
 
-def test_all_files_that_are_left_belong_to_a_snapshot(lake: MaintenanceWorld) -> None:
+def test_all_files_that_are_left_belong_to_a_snapshot(lake: LogTieringWorld) -> None:
     lake.create_table(properties={**SHORT, "table.datalake.snapshot.min-count": "1"})
     for _ in range(12):
         lake.tier_rows(10)
@@ -50,7 +50,7 @@ def test_all_files_that_are_left_belong_to_a_snapshot(lake: MaintenanceWorld) ->
     assert avro == {snapshot.manifest_list, *manifests}
 
 
-def test_age_counts_from_when_a_snapshot_was_replaced(lake: MaintenanceWorld) -> None:
+def test_age_counts_from_when_a_snapshot_was_replaced(lake: LogTieringWorld) -> None:
     lake.create_table(properties={**SHORT, "table.datalake.snapshot.max-age": "1h"})
     lake.tier_rows(10)
     lake.tier_rows(10)
@@ -66,7 +66,7 @@ def test_age_counts_from_when_a_snapshot_was_replaced(lake: MaintenanceWorld) ->
     assert lake.maintain(late, policy=lake.on_demand()).expired.snapshots == 2
 
 
-def test_pinned_tagged_and_branched_snapshots_stay_readable(lake: MaintenanceWorld) -> None:
+def test_pinned_tagged_and_branched_snapshots_stay_readable(lake: LogTieringWorld) -> None:
     lake.create_table(properties=SHORT)
     ids = [lake.tier_rows(10).snapshot_id for _ in range(12)]
     lake.service.pin_snapshot("db.t", ids[3], holder="reader")
@@ -90,7 +90,7 @@ def test_pinned_tagged_and_branched_snapshots_stay_readable(lake: MaintenanceWor
     lake.check()
 
 
-def test_a_snapshot_pinned_while_it_expires_keeps_its_files(lake: MaintenanceWorld) -> None:
+def test_a_snapshot_pinned_while_it_expires_keeps_its_files(lake: LogTieringWorld) -> None:
     lake.create_table(properties=SHORT)
     ids = [lake.tier_rows(10).snapshot_id for _ in range(12)]
     planned = list(lake.lake_table().scan(snapshot_id=ids[4]).plan_files())
@@ -104,7 +104,7 @@ def test_a_snapshot_pinned_while_it_expires_keeps_its_files(lake: MaintenanceWor
     assert all(Path(t.file.file_path.removeprefix("file://")).exists() for t in planned)
 
 
-def test_orphans_go_when_they_are_old_and_nothing_else_does(lake: MaintenanceWorld) -> None:
+def test_orphans_go_when_they_are_old_and_nothing_else_does(lake: LogTieringWorld) -> None:
     lake.create_table(properties=SHORT)
     for _ in range(3):
         lake.tier_rows(10)

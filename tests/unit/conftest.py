@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the lake room."""
+"""The worlds of tests that tier to a lake."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.maintenance_world import MaintenanceWorld
-from tests.support.tiering_world import TieringWorld
+from tests.support.tiering_world import LogTieringWorld, TieringWorld
 
 
 @pytest.fixture
@@ -18,6 +17,6 @@ def world(tmp_path: Path) -> Iterator[TieringWorld]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Iterator[MaintenanceWorld]:
-    with MaintenanceWorld(tmp_path) as opened:
+def lake(tmp_path: Path) -> Iterator[LogTieringWorld]:
+    with LogTieringWorld(tmp_path) as opened:
         yield opened

@@ -1,6 +1,6 @@
-"""A storage service in memory, as far as tiering sees it: logs, positions, claims, lake state.
+"""A storage service in memory, as tiering and reads see it: logs, positions, claims, lake state.
 
-It keeps the promises of the real one that tiering relies on: offsets are dense, an epoch is handed
+It keeps the promises of the real one that they rely on: offsets are dense, an epoch is handed
 out once, a stale epoch is refused, tiered offsets never go back. Time stands still unless told.
 """
 
@@ -36,7 +36,7 @@ from streamhouse.storage_service.model.table_state import (
     TieringReport,
 )
 
-__all__ = ["FakeTieringService"]
+__all__ = ["FakeService"]
 
 LEASE_MS = 60_000
 
@@ -64,20 +64,21 @@ class _FakeTable:
         return blake2b(repr((bucket, offset, below)).encode(), digest_size=8).hexdigest()
 
 
-class FakeTieringService:
-    """Satisfies `TieringClient`, and the reading half that tasks use; `with` closes nothing."""
+class FakeService:
+    """Satisfies `TieringClient` and what reads ask of a client; `with` closes nothing."""
 
     def __init__(self, catalog: LakeCatalog) -> None:
         self.endpoint = "memory:"
         self.heartbeats = 0
         self.reads = 0
+        self.questions = 0
         self._catalog = catalog
         self._tables: dict[str, _FakeTable] = {}
         self._next_table_id = 1
         self._now_us = 1_700_000_000_000_000
         self._lock = threading.RLock()
 
-    def __enter__(self) -> FakeTieringService:
+    def __enter__(self) -> FakeService:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,6 +154,10 @@ class FakeTieringService:
         """End the lease of a dead worker."""
         self._table(path).holder = ""
 
+    def clear_pins(self, path: str) -> None:
+        """Forget the pins, as when their time is over."""
+        self._table(path).pins.clear()
+
     def set_lake(self, path: str, lake: LakeState) -> None:
         self._table(path).lake = lake
 
@@ -166,7 +171,7 @@ class FakeTieringService:
         """Return what the lake table is made of, as reported last."""
         return self._table(path).debt
 
-    # -- what tiering asks -----------------------------------------------------------------------
+    # -- what tiering and reads ask --------------------------------------------------------------
 
     def lake_catalog(self) -> LakeCatalog:
         return self._catalog
@@ -177,7 +182,9 @@ class FakeTieringService:
     def describe_table(self, path: str) -> TableInfo:
         return self._table(path).info
 
-    def table_state(self, path: str) -> TableState:
+    def table_state(
+        self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
+    ) -> TableState:
         table = self._table(path)
         return TableState(
             table=table.info,
@@ -193,6 +200,22 @@ class FakeTieringService:
             },
             lake=table.lake,
         )
+
+    def positions(self, path: str) -> dict[int, BucketPositions]:
+        return dict(self.table_state(path).positions)
+
+    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
+        """As the service: only what the log still holds counts."""
+        table = self._table(path)
+        found = {}
+        for bucket, at in self.positions(path).items():
+            late = [
+                max(batch.base_offset, table.log_starts[bucket])
+                for batch in table.batches[bucket]
+                if batch.timestamp_us >= timestamp_us and batch.end_offset > at.log_start_offset
+            ]
+            found[bucket] = min(late, default=at.high_watermark)
+        return found
 
     def claim_tiering(
         self,
@@ -248,6 +271,10 @@ class FakeTieringService:
                 epoch = max(table.lake.tiering_epoch, covered.epoch)
                 table.lake = replace(table.lake, tiering_epoch=epoch)
             return {b: table.fingerprint(b, offset) for b, offset in (offsets or {}).items()}
+
+    def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
+        self.questions += 1
+        self.compare_history(path, table_id=self._table(path).info.table_id, covered=covered)
 
     def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
         with self._lock:
@@ -325,8 +352,12 @@ class FakeTieringService:
         assert not schema_id, "the fake's tables never change their schema"
         self.reads += 1
         table = self._table(path)
-        if start < table.log_starts[bucket]:
-            raise OffsetOutOfRangeError(f"offset {start} of bucket {bucket}")
+        at = self.positions(path)[bucket]
+        if not at.log_start_offset <= start <= end <= at.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"offset {start} of bucket {bucket} is outside [{at.log_start_offset},"
+                f" {at.high_watermark}]"
+            )
         for batch in list(table.batches[bucket]):
             first, last = max(start, batch.base_offset), min(end, batch.end_offset)
             if first < last:
