@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,14 +44,16 @@ def artifacts(tmp_path: Path) -> Path:
 
 
 def test_tables_workers_and_errors_are_drawn(tmp_path: Path, artifacts: Path) -> None:
-    arguments = ("--status-interval-ms", "100")
-    with ServiceProcess(tmp_path / "data", *arguments) as service:
+    with ServiceProcess(tmp_path / "data") as service:
         with StorageClient(service.endpoint) as client:
             client.create_table("orders", SCHEMA, bucket_count=3)
             client.create_table("customers", SCHEMA, primary_key=["id"])
             rows = pa.table({"id": range(1000), "name": ["x"] * 1000}, schema=SCHEMA)
             client.append("orders", rows)
             client.upsert("customers", rows)
+            # Tables are shown once they have been measured, every few seconds.
+            while len(client.status()["tables"]) < 2:
+                time.sleep(0.1)
             claimed = client.claim_tiering("worker-1", tables=["orders"], force=True)
             client.fail_tiering("orders", epoch=claimed.epoch, error="the catalog is <b>away</b>")
             claimed = client.claim_tiering("worker-2", tables=["orders"], force=True)

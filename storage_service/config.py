@@ -38,6 +38,11 @@ ANY_HOST: Final = "*"
 """As an allowed host: every name is this service's."""
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
 _MIB: Final = 1 << 20
+MEMORY: Final = "Memory limits"
+CONNECTIONS: Final = "Connection limits"
+TABLES: Final = "Table limits"
+THREADS: Final = "Threads"
+LAKE: Final = "Tiering and catalog"
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # What opening files needs, wherever the catalog is.
@@ -47,14 +52,22 @@ _FILE_PROPERTIES: Final = (
 )
 
 
-def _limit(default: int, unit: str, text: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "help": text})
+def _option(section: str, default: int, unit: str, text: str) -> Any:
+    return field(default=default, metadata={"section": section, "unit": unit, "help": text})
+
+
+def _fixed(default: int, unit: str, text: str) -> Any:
+    return _option("", default, unit, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigOption:
-    """One numeric setting, as the command line and the documentation show it."""
+    """One limit, as the command line and the documentation show it.
 
+    `section` is where the command line lists it; without one it has no option.
+    """
+
+    section: str
     name: str
     default: int
     unit: str
@@ -99,157 +112,202 @@ class ServiceConfig:
     catalog_access: str = "direct"
     disk_bytes_max: int | None = None
 
-    body_bytes_max: int = _limit(64 * _MIB, "bytes", "Largest body of an append.")
-    control_body_bytes_max: int = _limit(
-        4 * _MIB, "bytes", "Largest JSON body, such as a table's descriptor."
-    )
-    append_rows_max: int = _limit(4_000_000, "rows", "Most rows in one append request.")
-    append_batches_max: int = _limit(4_096, "batches", "Most record batches in one append request.")
-    batch_bytes_max: int = _limit(32 * _MIB, "bytes", "Largest record batch of an append.")
-    bodies_bytes_max: int = _limit(
+    body_bytes_max: int = _option(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
+    bodies_bytes_max: int = _option(
+        MEMORY,
         512 * _MIB,
         "bytes",
         "Most memory for request bodies that are being received or handled; others wait for room.",
     )
-    answers_bytes_max: int = _limit(
+    answers_bytes_max: int = _option(
+        MEMORY,
         512 * _MIB,
         "bytes",
         "Most memory for answers that are being built or have not left; a caller holds at most as"
         " much as is left for the others.",
     )
-    body_read_timeout_ms: int = _limit(30_000, "ms", "How long receiving a request body may take.")
-    fetch_bytes_max: int = _limit(
-        64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger one is lowered to it."
+    commit_queue_bytes_max: int = _option(
+        MEMORY, 256 * _MIB, "bytes", "Most appended bytes waiting for the disk; more are refused."
     )
-    fetch_wait_ms_max: int = _limit(
-        60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
-    )
-    connections_max: int = _limit(
-        10_000,
-        "connections",
-        "Most open connections; for a new one more, the one idle for longest is closed.",
-    )
-    address_connections_max: int = _limit(
-        8_000, "connections", "Most open connections from one client address."
-    )
-    open_requests_max: int = _limit(
-        5_000, "requests", "Most requests in progress, waiting ones included."
-    )
-    waiting_fetches_max: int = _limit(4_000, "requests", "Most long polls waiting for new rows.")
-    subscriptions_max: int = _limit(1_000, "subscriptions", "Most open subscriptions.")
-    subscription_heartbeat_ms: int = _limit(
-        3_000, "ms", "How often a subscription without new rows gets an empty answer."
-    )
-    subscription_page_bytes_max: int = _limit(
-        1 * _MIB, "bytes", "Most bytes a subscription reads ahead of what its client has taken."
-    )
-    keep_alive_timeout_ms: int = _limit(
-        75_000, "ms", "How long a connection may be idle, or take to send a request's headers."
-    )
-    answer_stall_timeout_ms: int = _limit(
-        60_000, "ms", "How long an answer waits for a client that does not read it."
-    )
-    drain_timeout_ms: int = _limit(
-        15_000, "ms", "How long a stopping service waits for requests in progress."
-    )
-    commit_queue_bytes_max: int = _limit(
-        256 * _MIB, "bytes", "Most appended bytes waiting for the disk; more are refused."
-    )
-    databases_max: int = _limit(1_000, "databases", "Most databases.")
-    tables_max: int = _limit(1_000, "tables", "Most tables.")
-    buckets_max: int = _limit(
-        8_192, "buckets", "Most buckets over all tables; each has files open."
-    )
-    spread_rows_min: int = _limit(
-        2_000, "rows", "Fewest rows a bucket gets when the service spreads an append evenly."
-    )
-    # Decoding 1 MiB takes 0.3 ms; waking a thread for it costs more than that on a busy machine.
-    inline_bytes_max: int = _limit(
-        1 * _MIB, "bytes", "Larger appends and fetches are handled off the event loop."
-    )
-    worker_threads: int = _limit(
-        4, "threads", "Threads for appends and fetches that are handled off the event loop."
-    )
-    key_threads: int = _limit(
-        2, "threads", "Threads that write to primary key tables; a table stays with one."
-    )
-    key_cache_bytes_max: int = _limit(
-        256 * _MIB,
-        "bytes",
-        "Most memory for the rows that one bucket of a primary key table keeps at hand.",
-    )
-    catalog_threads: int = _limit(4, "threads", "Threads that answer requests to `/iceberg`.")
-    catalog_requests_max: int = _limit(
-        64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
-    )
-    catalog_timeout_ms: int = _limit(
-        60_000,
-        "ms",
-        "How long a request to a REST catalog waits for its answer: of this service to one behind"
-        " it, of tiering workers and readers to the one they are given.",
-    )
-    key_memory_bytes_max: int = _limit(
+    key_memory_bytes_max: int = _option(
+        MEMORY,
         2_048 * _MIB,
         "bytes",
         "Most memory for the rows that all primary key tables keep at hand together, and for what"
         " waits for RocksDB; shared by their buckets.",
     )
-    lookup_keys_max: int = _limit(1_000_000, "keys", "Most keys in one lookup.")
-    lookup_rows_max: int = _limit(
+    key_cache_bytes_max: int = _option(
+        MEMORY,
+        256 * _MIB,
+        "bytes",
+        "Most memory for the rows that one bucket of a primary key table keeps at hand.",
+    )
+    connections_max: int = _option(
+        CONNECTIONS,
+        10_000,
+        "connections",
+        "Most open connections; for a new one more, the one idle for longest is closed.",
+    )
+    open_requests_max: int = _option(
+        CONNECTIONS, 5_000, "requests", "Most requests in progress, waiting ones included."
+    )
+    keep_alive_timeout_ms: int = _option(
+        CONNECTIONS,
+        75_000,
+        "ms",
+        "How long a connection may be idle, or take to send a request's headers.",
+    )
+    body_read_timeout_ms: int = _option(
+        CONNECTIONS, 30_000, "ms", "How long receiving a request body may take."
+    )
+    answer_stall_timeout_ms: int = _option(
+        CONNECTIONS, 60_000, "ms", "How long an answer waits for a client that does not read it."
+    )
+    drain_timeout_ms: int = _option(
+        CONNECTIONS, 15_000, "ms", "How long a stopping service waits for requests in progress."
+    )
+    tables_max: int = _option(TABLES, 1_000, "tables", "Most tables.")
+    buckets_max: int = _option(
+        TABLES, 8_192, "buckets", "Most buckets over all tables; each has files open."
+    )
+    retention_interval_ms: int = _option(
+        TABLES, 60_000, "ms", "How often expired log segments are deleted."
+    )
+    disk_check_interval_ms: int = _option(
+        TABLES, 1_000, "ms", "How often what rows take is compared with --disk-max."
+    )
+    transaction_bytes_max: int = _option(
+        TABLES,
+        128 << 30,
+        "bytes",
+        "Most staged bytes of all tables that are not committed or aborted.",
+    )
+    transaction_timeout_ms: int = _option(
+        TABLES, 3_600_000, "ms", "How long a transaction may be idle, unless it says so itself."
+    )
+    worker_threads: int = _option(
+        THREADS,
+        4,
+        "threads",
+        "Threads for appends and fetches that are handled off the event loop.",
+    )
+    key_threads: int = _option(
+        THREADS, 2, "threads", "Threads that write to primary key tables; a table stays with one."
+    )
+    catalog_threads: int = _option(
+        THREADS, 4, "threads", "Threads that answer requests to `/iceberg`."
+    )
+    tiering_lease_ms: int = _option(
+        LAKE, 30_000, "ms", "How long a tiering round stays claimed after its last heartbeat."
+    )
+    tiering_backoff_ms_min: int = _option(
+        LAKE, 1_000, "ms", "Pause of a table after a failed round."
+    )
+    catalog_timeout_ms: int = _option(
+        LAKE,
+        60_000,
+        "ms",
+        "How long a request to a REST catalog waits for its answer: of this service to one behind"
+        " it, of tiering workers and readers to the one they are given.",
+    )
+
+    # No option: nobody has needed another value. Tests make them small, to reach them.
+    # Room for a table of 2,000 columns and 10,000 nested fields.
+    control_body_bytes_max: int = _fixed(
+        4 * _MIB, "bytes", "Largest JSON body, such as a table's descriptor."
+    )
+    # A body of 64 MiB has so many rows of 16 bytes.
+    append_rows_max: int = _fixed(4_000_000, "rows", "Most rows in one append request.")
+    # Each is a frame of its own, which costs more than its rows when they are few.
+    append_batches_max: int = _fixed(4_096, "batches", "Most record batches in one append request.")
+    # Half of a body: who reads a batch decodes it at once.
+    batch_bytes_max: int = _fixed(32 * _MIB, "bytes", "Largest record batch of an append.")
+    # As much as the largest body, so that any batch can be read.
+    fetch_bytes_max: int = _fixed(
+        64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger one is lowered to it."
+    )
+    # Less than `keep_alive_timeout_ms`, after which a silent connection is closed.
+    fetch_wait_ms_max: int = _fixed(
+        60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
+    )
+    # One address leaves a fifth of all connections to the others.
+    address_connections_max: int = _fixed(
+        8_000, "connections", "Most open connections from one client address."
+    )
+    # Long polls leave a fifth of all requests to the others.
+    waiting_fetches_max: int = _fixed(4_000, "requests", "Most long polls waiting for new rows.")
+    # With `subscription_page_bytes_max` they hold a gigabyte at most.
+    subscriptions_max: int = _fixed(1_000, "subscriptions", "Most open subscriptions.")
+    # Often enough to notice a client that has gone.
+    subscription_heartbeat_ms: int = _fixed(
+        3_000, "ms", "How often a subscription without new rows gets an empty answer."
+    )
+    # See `subscriptions_max`.
+    subscription_page_bytes_max: int = _fixed(
+        1 * _MIB, "bytes", "Most bytes a subscription reads ahead of what its client has taken."
+    )
+    # As many as tables.
+    databases_max: int = _fixed(1_000, "databases", "Most databases.")
+    # Fewer rows in a frame cost more than their spreading gains.
+    spread_rows_min: int = _fixed(
+        2_000, "rows", "Fewest rows a bucket gets when the service spreads an append evenly."
+    )
+    # Decoding 1 MiB takes 0.3 ms; waking a thread for it costs more than that on a busy machine.
+    inline_bytes_max: int = _fixed(
+        1 * _MIB, "bytes", "Larger appends and fetches are handled off the event loop."
+    )
+    # Sixteen for each thread at the default.
+    catalog_requests_max: int = _fixed(
+        64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
+    )
+    # They are answered in one piece, so fewer than the rows of an append.
+    lookup_keys_max: int = _fixed(1_000_000, "keys", "Most keys in one lookup.")
+    # Prefixes say nothing of how many rows they have, so fewer than keys.
+    lookup_rows_max: int = _fixed(
         100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."
     )
-    transactions_open_max: int = _limit(
+    # So many writers of one table at once, those that died included.
+    transactions_open_max: int = _fixed(
         1_000, "transactions", "Most transactions of one table that are not committed or aborted."
     )
-    transaction_parts_max: int = _limit(100_000, "parts", "Most staged parts of one transaction.")
-    transaction_table_bytes_max: int = _limit(
+    # A part is what one task of a Spark job stages.
+    transaction_parts_max: int = _fixed(100_000, "parts", "Most staged parts of one transaction.")
+    # Half of what all tables may have.
+    transaction_table_bytes_max: int = _fixed(
         64 << 30, "bytes", "Most staged bytes of one table that are not committed or aborted."
     )
-    transaction_bytes_max: int = _limit(
-        128 << 30, "bytes", "Most staged bytes of all tables that are not committed or aborted."
-    )
-    transaction_timeout_ms: int = _limit(
-        3_600_000, "ms", "How long a transaction may be idle, unless it says so itself."
-    )
-    transaction_timeout_ms_max: int = _limit(
+    # A day: longer ones hold staged rows for writers that are gone.
+    transaction_timeout_ms_max: int = _fixed(
         86_400_000, "ms", "The longest idle time that a transaction may ask for."
     )
-    transaction_cleanup_interval_ms: int = _limit(
-        10_000, "ms", "How often transactions that have timed out are dropped."
-    )
-    transaction_outcomes_max: int = _limit(
+    # As many as may be open at once.
+    transaction_outcomes_max: int = _fixed(
         1_000,
         "outcomes",
         "Outcomes remembered of each table: so many applications keep their latest version, and so"
         " many of the latest commits can be repeated.",
     )
-    transaction_chunk_bytes: int = _limit(
+    # Small beside `commit_queue_bytes_max`, so that rows of others go in between.
+    transaction_chunk_bytes: int = _fixed(
         8 * _MIB, "bytes", "A commit is stored in pieces of this size; others write in between."
     )
-    transaction_rehearsed_rows_max: int = _limit(
+    # They are planned in memory, all at once.
+    transaction_rehearsed_rows_max: int = _fixed(
         1_000_000,
         "rows",
         "Most rows of a transaction that updates named columns or aggregates: it is tried in memory"
         " before it is decided.",
     )
-    disk_check_interval_ms: int = _limit(
-        1_000, "ms", "How often what rows take is compared with --disk-max."
-    )
-    retention_interval_ms: int = _limit(60_000, "ms", "How often expired log segments are deleted.")
-    tiering_lease_ms: int = _limit(
-        30_000, "ms", "How long a tiering round stays claimed after its last heartbeat."
-    )
-    tiering_backoff_ms_min: int = _limit(1_000, "ms", "Pause of a table after a failed round.")
-    tiering_backoff_ms_max: int = _limit(
+    # A lake that is back is tiered to within a minute.
+    tiering_backoff_ms_max: int = _fixed(
         60_000, "ms", "Longest pause of a table after repeatedly failed rounds."
     )
-    grants_check_interval_ms: int = _limit(
+    # A look costs one stat; a revoked token is refused a second later.
+    grants_check_interval_ms: int = _fixed(
         1_000, "ms", "How often requests look whether the grants file has changed."
     )
-    status_interval_ms: int = _limit(
-        5_000, "ms", "How often the status page's rates and lags are measured."
-    )
-    metrics_tables_max: int = _limit(
+    # Each table is several time series, of which Prometheus should not have too many.
+    metrics_tables_max: int = _fixed(
         200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
     )
 
@@ -257,16 +315,15 @@ class ServiceConfig:
     """Whether one damaged table keeps the service from starting."""
 
     def __post_init__(self) -> None:
-        for option in self.options():
-            if getattr(self, option.name) < 1:
-                raise InvalidRequestError(f"{option.flag} must be at least 1 {option.unit}")
+        for limit in self.limits():
+            if getattr(self, limit.name) < 1:
+                raise InvalidRequestError(f"{limit.flag} must be at least 1 {limit.unit}")
         for small, large in (
             ("batch_bytes_max", "body_bytes_max"),
             ("body_bytes_max", "bodies_bytes_max"),
             ("fetch_bytes_max", "answers_bytes_max"),
             ("body_bytes_max", "commit_queue_bytes_max"),
             ("tiering_backoff_ms_min", "tiering_backoff_ms_max"),
-            ("transaction_table_bytes_max", "transaction_bytes_max"),
             ("transaction_timeout_ms", "transaction_timeout_ms_max"),
         ):
             if getattr(self, small) > getattr(self, large):
@@ -307,18 +364,24 @@ class ServiceConfig:
             raise InvalidRequestError("TLS needs both --tls-cert and --tls-key")
 
     @classmethod
-    def options(cls) -> list[ConfigOption]:
-        """Every numeric setting, in the order of the documentation."""
+    def limits(cls) -> list[ConfigOption]:
+        """Every limit, in the order of the documentation: those with an option first."""
         return [
             ConfigOption(
+                section=f.metadata["section"],
                 name=f.name,
-                default=int(f.default),  # type: ignore[arg-type]  # _limit always gives an int
+                default=int(f.default),  # type: ignore[arg-type]  # a limit's default is an int
                 unit=f.metadata["unit"],
                 help=f.metadata["help"],
             )
             for f in dataclasses.fields(cls)
             if "unit" in f.metadata
         ]
+
+    @classmethod
+    def options(cls) -> list[ConfigOption]:
+        """Those limits that the command line has an option for."""
+        return [limit for limit in cls.limits() if limit.section]
 
     @classmethod
     def from_texts(cls, limits: Mapping[str, str], **settings: Any) -> ServiceConfig:

@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
@@ -71,6 +71,8 @@ from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, 
 __all__ = ["Appended", "TabletManager"]
 
 _logger = logging.getLogger(__name__)
+# Often beside the shortest time-outs that make sense, which are minutes.
+_TRANSACTION_TIMEOUTS_MS: Final = 10_000
 
 
 class TabletManager:
@@ -226,7 +228,7 @@ class TabletManager:
             Job(name="mending", every_ms=upkeep_ms, look=self.mending.mend),
             Job(
                 name="transaction_timeouts",
-                every_ms=config.transaction_cleanup_interval_ms,
+                every_ms=_TRANSACTION_TIMEOUTS_MS,
                 look=self.transactions.drop_expired,
             ),
             Job(

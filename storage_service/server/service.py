@@ -43,7 +43,7 @@ from streamhouse.storage_service.server.http.memory_return import (
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
-from streamhouse.storage_service.server.status.status import StatusSampler
+from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
 
 __all__ = ["Service"]
 
@@ -56,7 +56,7 @@ _SUBSCRIPTION_END_S: Final = 1.0
 # A caller alone may have seven eighths of all requests; of two each has less than a half.
 _SHARE_OF_FREE: Final = 7
 _NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
-_LIMITS: Final = frozenset(option.name for option in ServiceConfig.options())
+_LIMITS: Final = frozenset(option.name for option in ServiceConfig.limits())
 
 
 class Service:
@@ -73,7 +73,7 @@ class Service:
         self.manager = manager
         self.metrics = metrics
         metrics.show_limits(
-            {option.name: getattr(config, option.name) for option in config.options()}
+            {option.name: getattr(config, option.name) for option in config.limits()}
         )
         self.foreign_requests = ForeignRequests(config)
         self.access = AccessControl(config)
@@ -83,7 +83,7 @@ class Service:
             strangers=manager.strangers,
             coordinator=manager.tiering,
             runtime=manager.runtime,
-            interval_ms=config.status_interval_ms,
+            interval_ms=STATUS_INTERVAL_MS,
             tables_max=config.metrics_tables_max,
         )
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
@@ -117,7 +117,7 @@ class Service:
         return [
             Job(
                 name="status",
-                every_ms=self.config.status_interval_ms,
+                every_ms=STATUS_INTERVAL_MS,
                 look=self.status.sample,
                 is_eager=True,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,7 +37,8 @@ def _client(service: ServiceProcess, name: str) -> StreamhouseClient:
 
 
 def _list_until_refused(client: StreamhouseClient) -> None:
-    for _ in range(10_000):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         client.list_tables()
 
 
@@ -45,7 +47,7 @@ def test_each_token_does_what_it_is_granted_until_the_file_changes(tmp_path: Pat
     admin, worker = '"admin:*"', '"write:service", "read:default.*"'
     _write(grants, admin=admin, worker=worker, reader='"read:default.t"')
     arguments = (
-        *("--grants", str(grants), "--grants-check-interval-ms", "1"),
+        *("--grants", str(grants)),
         "--catalog-property=s3.secret-access-key=of-the-lake",
     )
     with ServiceProcess(tmp_path / "data", *arguments) as service:
@@ -63,9 +65,10 @@ def test_each_token_does_what_it_is_granted_until_the_file_changes(tmp_path: Pat
             with pytest.raises(ForbiddenError, match="no grant 'write:service'"):
                 client.claim_tiering("me")
 
-            # The file is looked at every ms, or when a loaded machine comes to it.
+            # The file is looked at every second, or when a loaded machine comes to it.
             grants.write_text("broken")
-            for _ in range(10_000):
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
                 assert client.list_tables() == ["default.t"]
                 if "event=grants_not_reloaded" in service.log_text():
                     break

@@ -116,8 +116,9 @@ def _peak_mib(service: ServiceProcess) -> float:
 
 async def test_large_bodies_are_taken_one_by_one_and_memory_stays_bounded(tmp_path: Path) -> None:
     """Thirty bodies of almost 64 MB at once, of which the service takes what it may hold."""
-    rows = pa.record_batch([pa.array(range(7 * _MIB // 2), pa.int64())], schema=SCHEMA)
-    whole = append_body(SCHEMA, [(0, 0, rows), (0, 0, rows)])
+    ids = pa.array(range(7 * _MIB // 4), pa.int64())
+    rows = pa.record_batch({"id": ids, "other": ids})
+    whole = append_body(rows.schema, [(0, 0, rows), (0, 0, rows)])
     assert 55 * _MIB < len(whole) < 64 * _MIB
 
     async def one(endpoint: str) -> int:
@@ -131,9 +132,9 @@ async def test_large_bodies_are_taken_one_by_one_and_memory_stays_bounded(tmp_pa
     async def all_at_once(endpoint: str) -> list[int]:
         return list(await asyncio.gather(*(one(endpoint) for _ in range(12))))
 
-    arguments = ("--bodies-bytes-max", "128mb", "--append-rows-max", "8000000")
+    arguments = ("--bodies-bytes-max", "128mb")
     with ServiceProcess(tmp_path, *arguments) as service, StorageClient(service.endpoint) as client:
-        client.create_table("t", SCHEMA)
+        client.create_table("t", rows.schema)
         before = _peak_mib(service)
         statuses = await all_at_once(service.endpoint)
         rows_there = client.positions("t")[0].high_watermark

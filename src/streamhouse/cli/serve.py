@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -15,6 +15,7 @@ from streamhouse.storage_service.config import (
     CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
     DEFAULT_PORT,
+    ConfigOption,
     ServiceConfig,
 )
 from streamhouse.storage_service.model.lake import (
@@ -30,19 +31,69 @@ from streamhouse.storage_service.secret_sources import catalog_properties_from, 
 if TYPE_CHECKING:
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket, LakeRows
 
-__all__ = ["command"]
+__all__ = ["command", "help_sections"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+# What `--help` shows under which heading, by the options' names here; the limits follow.
+_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Service": ("data_dir", "host", "port", "log_level"),
+    "Access": ("token_file", "grants_file", "allowed_hosts"),
+    "TLS": ("tls_certificate_file", "tls_key_file", "tls_key_password_file"),
+    "Lake": (
+        *("catalog_name", "catalog_properties", "catalog_access"),
+        *("warehouse", "lake_credentials", "tiering"),
+    ),
+    "Disk and damage": ("disk_max", "is_strict", "rebuild"),
+}
+
+
+class _ServeCommand(click.Command):
+    """Shows its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write every section, and what is in none at the end."""
+        records = {p.name: record for p in self.params if (record := p.get_help_record(ctx))}
+        for title, names in help_sections().items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names])
+        with formatter.section("Other"):
+            formatter.write_dl([*records.values(), *self._help_record(ctx)])
+
+    def _help_record(self, ctx: click.Context) -> list[tuple[str, str]]:
+        option = self.get_help_option(ctx)
+        record = None if option is None else option.get_help_record(ctx)
+        return [] if record is None else [record]
+
+
+def help_sections() -> dict[str, list[str]]:
+    """Return which options the help shows under which heading."""
+    sections = {title: list(names) for title, names in _SECTIONS.items()}
+    for option in ServiceConfig.options():
+        sections.setdefault(option.section, []).append(option.name)
+    return sections
+
+
 def _limit_options(command: _F) -> _F:
     for option in reversed(ServiceConfig.options()):
-        text = f"{option.help} [default: {option.default} {option.unit}]"
+        text = f"{option.help} [{_short(option)}]"
         command = click.option(option.flag, option.name, metavar="N", help=text)(command)
     return command
 
 
-@click.command("serve")
+def _short(option: ConfigOption) -> str:
+    """Return the default as one would write it: `64mb` instead of 67108864."""
+    if option.unit == "bytes":
+        for size, unit in ((1 << 30, "gb"), (1 << 20, "mb")):
+            if option.default % size == 0:
+                return f"{option.default // size}{unit}"
+    if option.unit == "ms" and option.default % 1_000 == 0:
+        return f"{option.default // 1_000}s"
+    return f"{option.default}"
+
+
+@click.command("serve", cls=_ServeCommand)
 @click.option(
     "--data-dir",
     required=True,

@@ -21,12 +21,14 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["StatusSampler"]
+__all__ = ["STATUS_INTERVAL_MS", "StatusSampler"]
 
 _logger = logging.getLogger(__name__)
 
+# Rates over less are noise, and a page that is older is not watched.
+STATUS_INTERVAL_MS: Final = 5_000
 SAMPLES_MAX: Final = 120
-"""Samples kept of each table: ten minutes at the default interval."""
+"""Samples kept of each table: ten minutes."""
 
 _SEPARATORS: Final = (",", ":")
 _ROUND_FACTS: Final = ("round_ms", "untiered_rows", "lease_left_ms", "progress")

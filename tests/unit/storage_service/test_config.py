@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from streamhouse.cli.serve import command
+from streamhouse.cli.serve import command, help_sections
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP
@@ -21,7 +22,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
     [
         ("body_bytes_max", "128mb", 128 << 20),
         ("body_bytes_max", "67108864", 67_108_864),
-        ("fetch_wait_ms_max", "30s", 30_000),
+        ("drain_timeout_ms", "30s", 30_000),
         ("tables_max", "7", 7),
     ],
 )
@@ -37,7 +38,7 @@ def test_settings_are_read_in_their_unit(tmp_path: Path, name: str, text: str, v
         ("tables_max", "many", "--tables-max = 'many' must be a number of tables"),
         ("tables_max", "0", "--tables-max must be at least 1 tables"),
         ("body_bytes_max", "1light", "--body-bytes-max = '1light' must be a size"),
-        ("batch_bytes_max", "65mb", "batch_bytes_max = 68157440 must not exceed body_bytes_max"),
+        ("body_bytes_max", "16mb", "batch_bytes_max = 33554432 must not exceed body_bytes_max"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -47,11 +48,21 @@ def test_a_bad_value_is_refused_by_name(tmp_path: Path, name: str, text: str, me
 
 def test_a_batch_larger_than_a_frame_holds_is_refused(tmp_path: Path) -> None:
     sizes = dict.fromkeys(
-        ("batch_bytes_max", "body_bytes_max", "bodies_bytes_max", "commit_queue_bytes_max"), "2gb"
+        ("batch_bytes_max", "body_bytes_max", "bodies_bytes_max", "commit_queue_bytes_max"), 2 << 30
     )
 
     with pytest.raises(InvalidRequestError, match="the most that a frame of the log holds"):
-        ServiceConfig.from_texts(sizes, data_dir=tmp_path)
+        ServiceConfig(data_dir=tmp_path, **sizes)
+
+
+@pytest.mark.parametrize("name", ["lookup_keys_max", "metrics_tables_max"])
+def test_a_limit_without_an_option_is_no_setting(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnknownOptionError, match=f"the service has no setting '{name}'"):
+        ServiceConfig.from_texts({name: "1"}, data_dir=tmp_path)
+
+    answer = CliRunner().invoke(command, [f"--{name.replace('_', '-')}", "1"])
+    assert answer.exit_code == 2
+    assert f"No such option '--{name.replace('_', '-')}'" in answer.output
 
 
 def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
@@ -130,6 +141,23 @@ def test_every_limit_is_documented_as_it_is() -> None:
         (option.flag, str(option.default), option.unit, option.help)
         for option in ServiceConfig.options()
     ]
+
+
+def test_every_limit_without_an_option_is_documented_as_it_is() -> None:
+    assert _documented("limit", "value", "unit", "meaning") == [
+        (limit.name, str(limit.default), limit.unit, limit.help)
+        for limit in ServiceConfig.limits()
+        if not limit.section
+    ]
+
+
+def test_the_help_shows_every_option_under_one_heading() -> None:
+    shown = [name for names in help_sections().values() for name in names]
+
+    assert sorted(shown) == sorted(str(parameter.name) for parameter in command.params)
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert all(f"{heading}:" in text for heading in help_sections())
+    assert all(parameter.opts[0] in text for parameter in command.params)
 
 
 def test_every_table_property_is_documented_as_it_is() -> None:

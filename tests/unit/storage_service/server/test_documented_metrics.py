@@ -39,7 +39,7 @@ async def test_every_setting_has_its_metric_or_none_on_purpose(tmp_path: Path) -
     section = TEXT[TEXT.index("## Limits and their metrics") :]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M))
 
-    assert list(rows) == [option.name for option in ServiceConfig.options()]
+    assert list(rows) == [limit.name for limit in ServiceConfig.limits()]
     named = {name for text in rows.values() for name in re.findall(r"`(\w+)`", text)}
     assert named <= set(await _metrics(tmp_path))
     assert all("`" in text or text.startswith("none: ") for text in rows.values())
