@@ -19,6 +19,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 
 __all__ = ["Bootstrap", "StreamPosition", "advance"]
 
@@ -41,7 +42,7 @@ class Bootstrap:
         """Return the form Spark keeps; a snapshot id is a string because it exceeds 2**53."""
         return {
             "snapshot_id": str(self.snapshot_id),
-            "ends": {str(bucket): end for bucket, end in sorted(self.ends.items())},
+            "ends": buckets_to_json(self.ends),
             "pin": self.pin,
         }
 
@@ -50,7 +51,7 @@ class Bootstrap:
         """Read what `to_json` wrote."""
         return cls(
             snapshot_id=int(value["snapshot_id"]),
-            ends={int(bucket): int(end) for bucket, end in value["ends"].items()},
+            ends=offsets_from_json(value["ends"]),
             pin=str(value["pin"]),
         )
 
@@ -68,7 +69,7 @@ class StreamPosition:
         value: dict[str, Any] = {
             "version": POSITION_VERSION,
             "table_id": self.table_id,
-            "offsets": {str(bucket): offset for bucket, offset in sorted(self.offsets.items())},
+            "offsets": buckets_to_json(self.offsets),
         }
         if self.bootstrap is not None:
             value |= {"version": BOOTSTRAP_VERSION, "bootstrap": self.bootstrap.to_json()}
@@ -109,7 +110,7 @@ class StreamPosition:
             bootstrap = value["bootstrap"] if version == BOOTSTRAP_VERSION else None
             found = cls(
                 table_id=int(value["table_id"]),
-                offsets={int(b): int(offset) for b, offset in value["offsets"].items()},
+                offsets=offsets_from_json(value["offsets"]),
                 bootstrap=None if bootstrap is None else Bootstrap.from_json(bootstrap),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.wire.arrow_body import (
@@ -211,7 +212,7 @@ def _cut(
 
 def offsets_to_text(offsets: Mapping[int, int]) -> str:
     """Return bucket -> offset as the JSON object that query parameters carry."""
-    return json.dumps({str(bucket): offset for bucket, offset in sorted(offsets.items())})
+    return json.dumps(buckets_to_json(offsets))
 
 
 def lookup(

@@ -24,7 +24,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.lake_coverage import LakeDivergence
-from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.offsets import BucketPositions, offsets_from_json
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema, canonical_type, type_to_json
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
@@ -171,7 +171,7 @@ class TableCalls:
             f"/v1/tables/{TablePath.parse(path)}/offsets",
             query={"timestamp_us": str(timestamp_us)},
         )
-        return {int(b): int(offset) for b, offset in answer["offsets"].items()}
+        return offsets_from_json(answer["offsets"])
 
     def count(self, path: str) -> int:
         """Return how many rows the table has, exactly."""

@@ -9,6 +9,7 @@ from typing import Any
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 
@@ -105,7 +106,7 @@ class TieringCalls:
                 "table": str(path),
                 "table_id": table_id,
                 "lake": None if covered is None else covered.to_json(),
-                "offsets": {str(b): offset for b, offset in (offsets or {}).items()},
+                "offsets": buckets_to_json(offsets or {}),
             },
             is_repeatable=True,
         )

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -127,9 +128,9 @@ class SideLakeState:
         return {
             "snapshot_id": str(self.snapshot_id),
             "table_uuid": self.table_uuid,
-            "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
-            "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
-            "fingerprints": {str(b): said for b, said in sorted(self.fingerprints.items())},
+            "tiered_offsets": buckets_to_json(self.tiered_offsets),
+            "truncated_offsets": buckets_to_json(self.truncated_offsets),
+            "fingerprints": buckets_to_json(self.fingerprints),
         }
 
     @classmethod
@@ -138,10 +139,8 @@ class SideLakeState:
         return cls(
             snapshot_id=int(value["snapshot_id"]),
             table_uuid=str(value["table_uuid"]),
-            tiered_offsets={int(b): int(e) for b, e in value["tiered_offsets"].items()},
-            truncated_offsets={
-                int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
-            },
+            tiered_offsets=offsets_from_json(value["tiered_offsets"]),
+            truncated_offsets=offsets_from_json(value.get("truncated_offsets", {})),
             fingerprints=_fingerprints_from_json(value),
         )
 
@@ -195,17 +194,17 @@ class LakeState:
             "table_uuid": self.table_uuid,
             "tiering_epoch": self.tiering_epoch,
             "tiering_worker": self.tiering_worker,
-            "tiered_offsets": {str(b): end for b, end in sorted(self.tiered_offsets.items())},
+            "tiered_offsets": buckets_to_json(self.tiered_offsets),
             "tiered_at_us": self.tiered_at_us,
             "changelog": None if self.changelog is None else self.changelog.to_json(),
             "batch": None if self.batch is None else self.batch.to_json(),
             "batch_tiered_at_us": self.batch_tiered_at_us,
             "batch_since_epoch": self.batch_since_epoch,
-            "truncated_offsets": {str(b): o for b, o in sorted(self.truncated_offsets.items())},
-            "expired_offsets": {str(b): o for b, o in sorted(self.expired_offsets.items())},
+            "truncated_offsets": buckets_to_json(self.truncated_offsets),
+            "expired_offsets": buckets_to_json(self.expired_offsets),
             "maintenance_due_us": self.maintenance_due_us,
             "altered_in_epoch": self.altered_in_epoch,
-            "fingerprints": {str(b): said for b, said in sorted(self.fingerprints.items())},
+            "fingerprints": buckets_to_json(self.fingerprints),
             "diverged": self.diverged,
         }
 
@@ -219,16 +218,14 @@ class LakeState:
             table_uuid=value.get("table_uuid"),
             tiering_epoch=int(value.get("tiering_epoch", 0)),
             tiering_worker=str(value.get("tiering_worker", "")),
-            tiered_offsets={int(b): int(e) for b, e in value.get("tiered_offsets", {}).items()},
+            tiered_offsets=offsets_from_json(value.get("tiered_offsets", {})),
             tiered_at_us=value.get("tiered_at_us"),
             changelog=None if changelog is None else SideLakeState.from_json(changelog),
             batch=None if batch is None else SideLakeState.from_json(batch),
             batch_tiered_at_us=value.get("batch_tiered_at_us"),
             batch_since_epoch=int(value.get("batch_since_epoch", 0)),
-            truncated_offsets={
-                int(b): int(o) for b, o in value.get("truncated_offsets", {}).items()
-            },
-            expired_offsets={int(b): int(o) for b, o in value.get("expired_offsets", {}).items()},
+            truncated_offsets=offsets_from_json(value.get("truncated_offsets", {})),
+            expired_offsets=offsets_from_json(value.get("expired_offsets", {})),
             maintenance_due_us=value.get("maintenance_due_us"),
             altered_in_epoch=int(value.get("altered_in_epoch", 0)),
             fingerprints=_fingerprints_from_json(value),
@@ -300,17 +297,17 @@ class LakeCatalog:
 
 def tiered_offsets_to_property(tiered_offsets: Mapping[int, int]) -> str:
     """Return the value of the snapshot property `streamhouse.tiered-offsets`."""
-    return json.dumps({str(b): e for b, e in sorted(tiered_offsets.items())})
+    return json.dumps(buckets_to_json(tiered_offsets))
 
 
 def tiered_offsets_from_property(value: str) -> dict[int, int]:
     """Read the value of the snapshot property `streamhouse.tiered-offsets`."""
-    return {int(b): int(e) for b, e in json.loads(value).items()}
+    return offsets_from_json(json.loads(value))
 
 
 def fingerprints_to_property(fingerprints: Mapping[int, str]) -> str:
     """Return the value of the snapshot property `streamhouse.log-fingerprints`."""
-    return json.dumps({str(b): said for b, said in sorted(fingerprints.items())})
+    return json.dumps(buckets_to_json(fingerprints))
 
 
 def fingerprints_from_property(value: str) -> dict[int, str]:

@@ -31,6 +31,7 @@ from streamhouse.storage_service.model.lake import (
     tiered_offsets_from_property,
     tiered_offsets_to_property,
 )
+from streamhouse.storage_service.model.offsets import buckets_to_json
 
 __all__ = [
     "BucketDivergence",
@@ -62,8 +63,8 @@ class CoveredOffsets:
         """Return the JSON form of what says which history it is of."""
         return {
             "epoch": self.epoch,
-            "tiered_offsets": {str(b): end for b, end in self.tiered_offsets.items()},
-            "fingerprints": {str(b): said for b, said in self.fingerprints.items()},
+            "tiered_offsets": buckets_to_json(self.tiered_offsets),
+            "fingerprints": buckets_to_json(self.fingerprints),
         }
 
 

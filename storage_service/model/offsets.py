@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["BucketPositions", "OffsetRange", "further", "truncated_offsets"]
+__all__ = [
+    "BucketPositions",
+    "OffsetRange",
+    "buckets_to_json",
+    "further",
+    "offsets_from_json",
+    "truncated_offsets",
+]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +87,13 @@ def truncated_offsets(positions: Mapping[int, BucketPositions]) -> dict[int, int
 def further(old: Mapping[int, int], new: Mapping[int, int]) -> dict[int, int]:
     """Return of each bucket that either names the offset that is further."""
     return {b: max(old.get(b, 0), new.get(b, 0)) for b in sorted({*old, *new})}
+
+
+def buckets_to_json(values: Mapping[int, _T]) -> dict[str, _T]:
+    """Return bucket -> value as JSON has it, where every key is text."""
+    return {str(bucket): value for bucket, value in sorted(values.items())}
+
+
+def offsets_from_json(value: Mapping[str, Any]) -> dict[int, int]:
+    """Read bucket -> offset from its JSON form."""
+    return {int(bucket): int(offset) for bucket, offset in value.items()}

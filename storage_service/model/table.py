@@ -21,6 +21,7 @@ from streamhouse.storage_service.model.merge_engine import (
     MergeRules,
     is_merge_property,
 )
+from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.partitioning import BatchLayout, PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
@@ -345,7 +346,7 @@ class TableInfo:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form used on the wire and on disk."""
         adopted_from = {
-            str(table_id): {str(bucket): end for bucket, end in sorted(ends.items())}
+            str(table_id): buckets_to_json(ends)
             for table_id, ends in sorted(self.adopted_from.items())
         }
         return {
@@ -354,7 +355,7 @@ class TableInfo:
             "table_id": self.table_id,
             "schema_id": self.schema_id,
             "created_at_us": self.created_at_us,
-            "nodes": {str(b): node for b, node in sorted(self.nodes.items())},
+            "nodes": buckets_to_json(self.nodes),
             "schema_versions": {
                 str(schema_id): schema.to_json()
                 for schema_id, schema in sorted(self.schema_versions.items())
@@ -387,7 +388,7 @@ class TableInfo:
                 schema_id: descriptor.schema,
             },
             adopted_from={
-                int(table_id): {int(bucket): int(end) for bucket, end in ends.items()}
+                int(table_id): offsets_from_json(ends)
                 for table_id, ends in value.get("adopted_from", {}).items()
             },
         )

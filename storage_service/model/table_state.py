@@ -10,7 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from streamhouse.storage_service.model.lake import LakeDebt, LakeRole, LakeState, SideLakeState
-from streamhouse.storage_service.model.offsets import BucketPositions, truncated_offsets
+from streamhouse.storage_service.model.offsets import (
+    BucketPositions,
+    buckets_to_json,
+    offsets_from_json,
+    truncated_offsets,
+)
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = [
@@ -178,17 +183,17 @@ class TieringReport:
             "epoch": self.epoch,
             "lake_snapshot_id": str(self.snapshot_id),
             "lake_table_uuid": self.table_uuid,
-            "tiered_offsets": {str(b): end for b, end in self.tiered_offsets.items()},
+            "tiered_offsets": buckets_to_json(self.tiered_offsets),
             "changelog": None if self.changelog is None else self.changelog.to_json(),
             "batch": None if self.batch is None else self.batch.to_json(),
             "keep_lease": self.keep_lease,
             "debt": None if self.debt is None else self.debt.to_json(),
             "truncated_offsets": None
             if self.truncated_offsets is None
-            else {str(b): start for b, start in self.truncated_offsets.items()},
+            else buckets_to_json(self.truncated_offsets),
             "maintenance_due_us": self.maintenance_due_us,
-            "expired_offsets": {str(b): end for b, end in self.expired_offsets.items()},
-            "fingerprints": {str(b): said for b, said in self.fingerprints.items()},
+            "expired_offsets": buckets_to_json(self.expired_offsets),
+            "fingerprints": buckets_to_json(self.fingerprints),
         }
 
     @classmethod
@@ -201,20 +206,16 @@ class TieringReport:
             epoch=int(value["epoch"]),
             snapshot_id=int(value["lake_snapshot_id"]),
             table_uuid=str(value["lake_table_uuid"]),
-            tiered_offsets=_offsets(value["tiered_offsets"]),
+            tiered_offsets=offsets_from_json(value["tiered_offsets"]),
             changelog=None if changelog is None else SideLakeState.from_json(changelog),
             batch=None if batch is None else SideLakeState.from_json(batch),
-            truncated_offsets=None if truncated is None else _offsets(truncated),
-            expired_offsets=_offsets(value.get("expired_offsets", {})),
+            truncated_offsets=None if truncated is None else offsets_from_json(truncated),
+            expired_offsets=offsets_from_json(value.get("expired_offsets", {})),
             fingerprints={int(b): str(said) for b, said in value.get("fingerprints", {}).items()},
             debt=None if debt is None else LakeDebt.from_json(debt),
             keep_lease=bool(value.get("keep_lease", False)),
             maintenance_due_us=value.get("maintenance_due_us"),
         )
-
-
-def _offsets(value: Mapping[Any, Any]) -> dict[int, int]:
-    return {int(bucket): int(offset) for bucket, offset in value.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

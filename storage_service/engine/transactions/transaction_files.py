@@ -37,6 +37,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.staged_part import StagedPart, encode_part
+from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
     TransactionOperation,
@@ -137,7 +138,7 @@ class Decision:
             "transaction": self.spec.to_json(),
             "parts": list(self.parts),
             "parts_digest": self.parts_digest,
-            "starts": {str(b): start for b, start in self.starts.items()},
+            "starts": buckets_to_json(self.starts),
             "result": self.result.to_json(),
             "is_truncating": self.is_truncating,
             "number": self.number,
@@ -150,7 +151,7 @@ class Decision:
             spec=TransactionSpec.from_json(value["transaction"]),
             parts=tuple(value["parts"]),
             parts_digest=value["parts_digest"],
-            starts={int(b): int(start) for b, start in value["starts"].items()},
+            starts=offsets_from_json(value["starts"]),
             result=CommitResult.from_json(value["result"]),
             is_truncating=bool(value.get("is_truncating", False)),
             number=int(value.get("number", 0)),
@@ -525,12 +526,12 @@ def next_decision_number(own: Iterable[Decision], *, folded: int, where: Path) -
 
 
 def _truncated_to_json(offsets: Mapping[int, int], timestamp_us: int) -> dict[str, Any]:
-    return {"offsets": {str(b): o for b, o in offsets.items()}, "timestamp_us": timestamp_us}
+    return {"offsets": buckets_to_json(offsets), "timestamp_us": timestamp_us}
 
 
 def _truncated_from_json(value: Mapping[str, Any]) -> tuple[dict[int, int], int]:
     try:
-        return {int(b): int(o) for b, o in value["offsets"].items()}, int(value["timestamp_us"])
+        return offsets_from_json(value["offsets"]), int(value["timestamp_us"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataError(f"no offsets at which rows begin: {error!r}") from error
 

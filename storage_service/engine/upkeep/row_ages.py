@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.offsets import buckets_to_json
 
 __all__ = ["RowAges"]
 
@@ -52,7 +53,7 @@ class RowAges:
             added = _new_marks(tablet, known[-1].offset if known else 0, times, now_us=now_us)
             marks[bucket] = _thinned([*known, *added], old_us=old_us, step_us=step_us)
         if any(marks[bucket] != self._marks.get(bucket) for bucket in marks):
-            self._file.save({str(bucket): kept for bucket, kept in marks.items()})
+            self._file.save(buckets_to_json(marks))
             self._marks = marks
 
     def end_before(self, bucket: int, tablet: LogTablet, timestamp_us: int) -> int:

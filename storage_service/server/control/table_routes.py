@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.model.table_state import BucketSizes, TableSizes
 from streamhouse.storage_service.server.caller import SERVICE, Level
@@ -114,7 +115,7 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
     ) -> dict[str, dict[str, int]]:
         time_us = integer("timestamp_us", timestamp_us, least=0)
         found = await service.manager.offsets_for_timestamp(service.table(path), time_us)
-        return {"offsets": {str(bucket): offset for bucket, offset in found.items()}}
+        return {"offsets": buckets_to_json(found)}
 
     @routes.answers("How many bytes the service keeps of the table.")
     async def table_sizes(path: TableName) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePin
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
 from streamhouse.storage_service.errors import TableDamagedError
+from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.table_state import TieringReport
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
@@ -73,7 +74,7 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
             covered=None if body.lake is None else body.lake.covered(),
             offsets=body.offsets,
         )
-        return {"fingerprints": {str(bucket): said for bucket, said in found.items()}}
+        return {"fingerprints": buckets_to_json(found)}
 
     @routes.answers("Give a claim back after a failed round.")
     async def fail(body: FailTiering) -> dict[str, Any]:
