@@ -30,12 +30,12 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
-from streamhouse.storage_service.server.data.append_route import (
+from streamhouse.storage_service.server.data.row_routing import KeyRequest, routed_writes
+from streamhouse.storage_service.server.data.write_route import (
     AppendRequest,
     routed_batches,
     written_version,
 )
-from streamhouse.storage_service.server.data.key_write_route import KeyRequest, routed_writes
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
 

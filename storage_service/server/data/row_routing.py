@@ -26,7 +26,7 @@ from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.data.append_route import writer_id_of
+from streamhouse.storage_service.server.data.write_route import writer_id_of
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names
 from streamhouse.storage_service.server.service import Service
