@@ -37,10 +37,13 @@ from streamhouse.storage_service.server.data.key_read_route import (
     answer_row,
     row_in_memory,
 )
-from streamhouse.storage_service.server.data.row_routing import answer_delete, answer_upsert
 from streamhouse.storage_service.server.data.stage_route import answer_stage
 from streamhouse.storage_service.server.data.subscribe_route import answer_subscribe
-from streamhouse.storage_service.server.data.write_route import answer_append
+from streamhouse.storage_service.server.data.write_route import (
+    answer_append,
+    answer_delete,
+    answer_upsert,
+)
 from streamhouse.storage_service.server.http.answer_memory import SMALL_ANSWER_BYTES
 from streamhouse.storage_service.server.http.http_exchange import (
     EXCHANGE_KEY,

@@ -1,107 +1,151 @@
-"""POST .../upsert and .../delete: changes by primary key, answered once they are visible."""
+"""Reading the body of a write: decoded, checked, and cut into what goes to each bucket.
+
+A body that is wrong anywhere is refused before anything of it is stored. No I/O; on any thread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
-    UnsupportedError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.model.bucketing import (
+    buckets_for_rows,
+    split_by_bucket,
+    split_evenly,
+)
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.lake_limits import LakeLimits
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.schema_change import in_current_version
+from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.data.write_route import writer_id_of
-from streamhouse.storage_service.server.http.http_exchange import HttpExchange
-from streamhouse.storage_service.server.http.parameters import column_names
-from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.wire.arrow_body import (
+    decode_append_body,
+    encode_payload,
+    peek_schema,
+)
 from streamhouse.storage_service.wire.request_stream import RequestBatch, open_request
 
-__all__ = ["KeyRequest", "answer_delete", "answer_upsert", "routed_writes"]
+__all__ = ["RowsRequest", "routed_batches", "routed_writes", "written_version"]
 
 Operations = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRequest:
-    """What reading a body needs to know besides it; plain values, for any thread."""
+class RowsRequest:
+    """What reading a body needs to know besides it; plain values, for any thread.
+
+    Rows of a table without a key are spread over its buckets from `first_bucket` on.
+    """
 
     table: TableInfo
     verb: str
     writer_id: int
     config: ServiceConfig
+    first_bucket: int = 0
 
     @property
     def what(self) -> str:
-        return f"{self.verb} of '{self.table.path}'"
+        """What errors begin with."""
+        return f"{self.verb} {'to' if self.verb == 'append' else 'of'} '{self.table.path}'"
 
 
-async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Upsert the request's rows, or apply its changes; `columns` makes a partial update."""
-    query = exchange.query(["writer_id", "columns"])
-    columns = column_names(query.get("columns"), service.table(path).info)
-    writer_id = writer_id_of(exchange, query.get("writer_id"))
-    await _write(exchange, service, path=path, verb="upsert", columns=columns, writer_id=writer_id)
+def written_version(body: bytes, table: TableInfo) -> int:
+    """Return the version of the table's schema that a body's rows have; the current if unclear."""
+    if len(table.schema_versions) == 1:
+        return table.schema_id
+    given = peek_schema(body)
+    return table.schema_id if given is None else version_of(table, given)
 
 
-async def answer_delete(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Delete the rows whose keys the request has."""
-    writer_id = writer_id_of(exchange, exchange.query(["writer_id"]).get("writer_id"))
-    await _write(exchange, service, path=path, verb="delete", columns=None, writer_id=writer_id)
-
-
-async def _write(
-    exchange: HttpExchange,
-    service: Service,
-    *,
-    path: str,
-    verb: str,
-    columns: Sequence[str] | None,
-    writer_id: int,
-) -> None:
-    """All of the request happens or nothing, also when its client has gone away meanwhile."""
-    table = service.table(path)
-    config = service.config
-    if not isinstance(table, KeyTable):
-        raise UnsupportedError(
-            f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
-            " appended to it"
-        )
-    async with service.rows_body(exchange) as body:
-        request = KeyRequest(table=table.info, verb=verb, writer_id=writer_id, config=config)
-        if len(body) > config.inline_bytes_max:
-            writes = await service.run_blocking(routed_writes, body, request)
-        else:
-            writes = routed_writes(body, request)
-        appended = await service.manager.write_keys(
-            table, writes, columns=columns, writer_id=writer_id
-        )
-    service.metrics.appended_rows.inc(sum(end - start for start, end in appended.ranges.values()))
-    await exchange.answer_json(
-        {
-            "buckets": {str(b): [start, end] for b, (start, end) in appended.ranges.items()},
-            "timestamp_us": appended.timestamp_us,
-        }
+def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
+    """Read the body of an append; return its batches, each with its bucket."""
+    table, config = request.table, request.config
+    schema_id = written_version(body, table)
+    parts = decode_append_body(
+        body,
+        table.schema_version(schema_id),
+        table=str(table.path),
+        rows_max=config.append_rows_max,
+        batch_bytes_max=config.batch_bytes_max,
+        batches_max=config.append_batches_max,
     )
+    limits = LakeLimits.of_table(table, schema_id)
+    routed: list[RoutedBatch] = []
+    for part in parts:
+        _check_sequence(part, request)
+        limits.check(part.batch, table=str(table.path))
+        if part.bucket is None:
+            routed.extend(_spread(part, request, schema_id))
+        else:
+            _check_bucket(part, part.bucket, request, schema_id)
+            routed.append(
+                RoutedBatch(
+                    bucket=part.bucket,
+                    row_count=part.batch.num_rows,
+                    payload=part.payload,
+                    schema_id=schema_id,
+                    writer_id=request.writer_id,
+                    sequence=part.sequence,
+                )
+            )
+    return routed
 
 
-def routed_writes(body: bytes, request: KeyRequest) -> list[KeyWrite]:
-    """Read the body; return its changes by bucket, each bucket's in the order of the body."""
+def _check_bucket(part: RequestBatch, bucket: int, request: RowsRequest, schema_id: int) -> None:
+    table = request.table
+    count = table.bucket_count
+    _check_is_bucket(table, bucket)
+    key = table.bucket_key_of(schema_id)
+    if not key or count == 1:
+        return
+    # A row in a bucket that is not its own would break the lake's partitioning for ever.
+    wrong = (buckets_for_rows(part.batch, key, count) != bucket).nonzero()[0]
+    if len(wrong):
+        raise SchemaMismatchError(
+            f"{request.what}: row {int(wrong[0])} of the batch for bucket {bucket}"
+            f" belongs to another bucket by the bucket key {', '.join(key)}"
+        )
+
+
+def _spread(part: RequestBatch, request: RowsRequest, schema_id: int) -> list[RoutedBatch]:
+    table, config = request.table, request.config
+    key = table.bucket_key_of(schema_id)
+    if key:
+        rows = split_by_bucket(part.batch, key, table.bucket_count)
+    else:
+        rows = split_evenly(
+            part.batch,
+            table.bucket_count,
+            first_bucket=request.first_bucket,
+            rows_min=config.spread_rows_min,
+        )
+    return [
+        RoutedBatch(
+            bucket=bucket,
+            row_count=batch.num_rows,
+            payload=part.payload if batch is part.batch else encode_payload(batch),
+            schema_id=schema_id,
+        )
+        for bucket, batch in rows.items()
+    ]
+
+
+def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
+    """Read the body of an upsert or delete; return the changes of each bucket, in their order."""
     config = request.config
     stream = open_request(
         body,
@@ -110,57 +154,31 @@ def routed_writes(body: bytes, request: KeyRequest) -> list[KeyWrite]:
         batch_bytes_max=config.batch_bytes_max,
         batches_max=config.append_batches_max,
     )
-    parts: list[_Piece] = []
-    sequences: dict[int, int] = {}
+    parts: list[tuple[int | None, KeyWrite]] = []
+    numbered: set[int] = set()
     for part in stream.batches():
-        _check_sequence(part, request, sequences)
+        _check_sequence(part, request)
+        if part.sequence and part.bucket in numbered:
+            raise InvalidRequestError(
+                f"{request.what}: two batches with a sequence are for bucket {part.bucket}; send"
+                " one a bucket"
+            )
+        if part.sequence and part.bucket is not None:
+            numbered.add(part.bucket)
         if part.batch.num_rows:
             rows, operations = _operations(part.batch, request)
             if request.verb == "upsert":
                 rows = in_current_version(request.table, rows)
-            parts.append(_Piece(part.bucket, rows, operations))
-    pieces: dict[int, list[_Piece]] = {}
+            write = KeyWrite(part.bucket or 0, rows, operations, part.sequence)
+            parts.append((part.bucket, write))
+    pieces: dict[int, list[KeyWrite]] = {}
     for piece in _by_bucket(parts, request):
-        assert piece.bucket is not None
         pieces.setdefault(piece.bucket, []).append(piece)
-    return [
-        _joined(bucket, found, sequence=sequences.get(bucket, 0))
-        for bucket, found in sorted(pieces.items())
-    ]
-
-
-class _Piece(NamedTuple):
-    """Rows of a request, for one bucket once it is known; `numbers` are theirs in the request."""
-
-    bucket: int | None
-    rows: pa.RecordBatch
-    operations: Operations | None
-    numbers: npt.NDArray[np.int64] | None = None
-
-
-def _check_sequence(part: RequestBatch, request: KeyRequest, sequences: dict[int, int]) -> None:
-    if bool(part.sequence) != bool(request.writer_id):
-        raise InvalidRequestError(
-            f"{request.what}: a batch with a sequence needs the parameter writer_id, and with"
-            " writer_id every batch needs a sequence from 1 on"
-        )
-    if not part.sequence:
-        return
-    if part.bucket is None:
-        raise InvalidRequestError(
-            f"{request.what}: a batch with a sequence must name its bucket, because sequences"
-            " count per bucket"
-        )
-    if part.bucket in sequences:
-        raise InvalidRequestError(
-            f"{request.what}: two batches with a sequence are for bucket {part.bucket}; send one"
-            " a bucket"
-        )
-    sequences[part.bucket] = part.sequence
+    return [_joined(pieces[bucket]) for bucket in sorted(pieces)]
 
 
 def _operations(
-    batch: pa.RecordBatch, request: KeyRequest
+    batch: pa.RecordBatch, request: RowsRequest
 ) -> tuple[pa.RecordBatch, Operations | None]:
     """Return the rows without their change types, and what each of them does."""
     if request.verb == "delete":
@@ -173,7 +191,7 @@ def _operations(
     return batch.remove_column(position), operations
 
 
-def _only_keys(batch: pa.RecordBatch, request: KeyRequest) -> pa.RecordBatch:
+def _only_keys(batch: pa.RecordBatch, request: RowsRequest) -> pa.RecordBatch:
     key = request.table.descriptor.primary_key
     for name in batch.schema.names:
         if name not in key:
@@ -185,50 +203,60 @@ def _only_keys(batch: pa.RecordBatch, request: KeyRequest) -> pa.RecordBatch:
     return batch
 
 
-def _by_bucket(parts: Sequence[_Piece], request: KeyRequest) -> Iterator[_Piece]:
-    """Yield the rows of each bucket, each bucket's in the order of the body."""
+def _by_bucket(
+    parts: Sequence[tuple[int | None, KeyWrite]], request: RowsRequest
+) -> Iterator[KeyWrite]:
+    """Yield the rows of each bucket, each bucket's in the order of the body.
+
+    Parts say for which bucket they are; None lets the keys decide.
+    """
     table = request.table
     count = table.bucket_count
-    for part in parts:
-        if part.bucket is not None and not 0 <= part.bucket < count:
-            raise BucketNotFoundError(
-                f"table '{table.path}' has no bucket {part.bucket}; its buckets are 0..{count - 1}"
-            )
+    for bucket, _ in parts:
+        if bucket is not None:
+            _check_is_bucket(table, bucket)
     if count == 1 or not parts:
-        yield from (part._replace(bucket=0) for part in parts)
+        yield from (write for _, write in parts)
         return
-    numbers = _bucket_numbers(parts, table)
+    rows = [write.rows for _, write in parts]
+    has_own = any(bucket is not None for bucket, _ in parts)
+    numbers = _bucket_numbers(rows, table, is_each_numbered=has_own)
     start = 0
-    for part in parts:
-        own = numbers[start : start + part.rows.num_rows]
-        if part.bucket is None:
-            yield from _split(part, own, start)
+    for bucket, write in parts:
+        own = numbers[start : start + write.rows.num_rows]
+        if bucket is None:
+            yield from _split(write, own, start)
         else:
             # A key in two buckets would be two rows.
-            wrong = np.flatnonzero(own != part.bucket)
+            wrong = np.flatnonzero(own != bucket)
             if len(wrong):
                 raise SchemaMismatchError(
-                    f"{request.what}: row {int(wrong[0])} of the batch for bucket {part.bucket}"
+                    f"{request.what}: row {int(wrong[0])} of the batch for bucket {bucket}"
                     f" belongs to bucket {int(own[wrong[0]])}"
                 )
-            yield part
-        start += part.rows.num_rows
+            yield write
+        start += write.rows.num_rows
 
 
-def _split(part: _Piece, buckets: npt.NDArray[np.int32], start: int) -> Iterator[_Piece]:
-    """Yield the rows of each bucket; the first row of `part` has the number `start`."""
+def _split(write: KeyWrite, buckets: npt.NDArray[np.int32], start: int) -> Iterator[KeyWrite]:
+    """Yield the rows of each bucket; the first row of `write` has the number `start`."""
     for bucket in distinct(buckets):
         chosen = np.flatnonzero(buckets == bucket)
-        operations = None if part.operations is None else part.operations[chosen]
-        yield _Piece(int(bucket), part.rows.take(pa.array(chosen)), operations, chosen + start)
+        operations = None if write.operations is None else write.operations[chosen]
+        rows = write.rows.take(pa.array(chosen))
+        yield KeyWrite(int(bucket), rows, operations, row_numbers=chosen + start)
 
 
-def _bucket_numbers(parts: Sequence[_Piece], table: TableInfo) -> npt.NDArray[np.int32]:
-    """Return the bucket of every row of all parts; raises for a key that is none."""
-    keys = [_key_columns(part.rows, table) for part in parts]
+def _bucket_numbers(
+    parts: Sequence[pa.RecordBatch], table: TableInfo, *, is_each_numbered: bool
+) -> npt.NDArray[np.int32]:
+    """Return the bucket of every row of all parts; raises for a key that is none.
+
+    Rows that came for a bucket are counted in what came for it: each part is numbered from 0 then.
+    """
+    keys = [_key_columns(rows, table) for rows in parts]
     key = table.schema.select(table.descriptor.primary_key, table=str(table.path))
-    if any(part.bucket is not None for part in parts):
-        # Rows that came for a bucket are counted in what came for it.
+    if is_each_numbered:
         conformed = [conform(rows, key, table=str(table.path)) for rows in keys]
         whole = pa.concat_batches(conformed)
     else:
@@ -241,17 +269,36 @@ def _key_columns(rows: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
     return rows.select([i for i, name in enumerate(rows.schema.names) if name in key])
 
 
-def _joined(bucket: int, pieces: Sequence[_Piece], *, sequence: int) -> KeyWrite:
+def _joined(pieces: Sequence[KeyWrite]) -> KeyWrite:
+    """Return the pieces of one bucket, which have no sequence if they are several, as one write."""
     if len(pieces) == 1:
-        _, rows, operations, numbers = pieces[0]
-        return KeyWrite(bucket, rows, operations, sequence, numbers)
-    rows = pa.concat_batches([piece.rows for piece in pieces])
+        return pieces[0]
     given = [piece.operations for piece in pieces if piece.operations is not None]
-    known = [piece.numbers for piece in pieces if piece.numbers is not None]
+    known = [piece.row_numbers for piece in pieces if piece.row_numbers is not None]
     return KeyWrite(
-        bucket,
-        rows,
+        pieces[0].bucket,
+        pa.concat_batches([piece.rows for piece in pieces]),
         np.concatenate(given) if given else None,
-        sequence,
-        np.concatenate(known) if len(known) == len(pieces) else None,
+        row_numbers=np.concatenate(known) if len(known) == len(pieces) else None,
     )
+
+
+def _check_sequence(part: RequestBatch, request: RowsRequest) -> None:
+    if bool(part.sequence) != bool(request.writer_id):
+        raise InvalidRequestError(
+            f"{request.what}: a batch with a sequence needs the parameter writer_id, and with"
+            " writer_id every batch needs a sequence from 1 on"
+        )
+    if part.sequence and part.bucket is None:
+        raise InvalidRequestError(
+            f"{request.what}: a batch with a sequence must name its bucket, because sequences"
+            " count per bucket"
+        )
+
+
+def _check_is_bucket(table: TableInfo, bucket: int) -> None:
+    if not 0 <= bucket < table.bucket_count:
+        raise BucketNotFoundError(
+            f"table '{table.path}' has no bucket {bucket}; its buckets are"
+            f" 0..{table.bucket_count - 1}"
+        )

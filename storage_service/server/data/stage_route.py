@@ -30,10 +30,10 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
-from streamhouse.storage_service.server.data.row_routing import KeyRequest, routed_writes
-from streamhouse.storage_service.server.data.write_route import (
-    AppendRequest,
+from streamhouse.storage_service.server.data.row_routing import (
+    RowsRequest,
     routed_batches,
+    routed_writes,
     written_version,
 )
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
@@ -82,19 +82,15 @@ def _read(
 ) -> _Staged:
     """Decode, check and route the body. On any thread."""
     if not table.is_primary_key_table:
-        schema_id = written_version(body, table)
-        request = AppendRequest(
-            table=table,
-            schema_id=schema_id,
-            writer_id=0,
-            spread_first_bucket=first_bucket,
-            config=config,
+        request = RowsRequest(
+            table=table, verb="append", writer_id=0, config=config, first_bucket=first_bucket
         )
-        return _Staged(table.log_schema_of(schema_id), routed_batches(body, request))
+        schema = table.log_schema_of(written_version(body, table))
+        return _Staged(schema, routed_batches(body, request))
     is_delete = spec.operation is TransactionOperation.DELETE
     verb = TransactionOperation.DELETE if is_delete else TransactionOperation.UPSERT
     writes = routed_writes(
-        body, KeyRequest(table=table, verb=str(verb), writer_id=0, config=config)
+        body, RowsRequest(table=table, verb=str(verb), writer_id=0, config=config)
     )
     rules = table_rules(table)
     for write in writes:
