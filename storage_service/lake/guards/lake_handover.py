@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from pyiceberg.manifest import write_manifest_list
 from pyiceberg.table import Table
-from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    AssertCurrentSchemaId,
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    SetPropertiesUpdate,
-    SetSnapshotRefUpdate,
-)
+from pyiceberg.table.update import AssertCurrentSchemaId
 
 from streamhouse.storage_service.errors import CommitConflictError, UnknownOutcomeError
-from streamhouse.storage_service.lake.landing import StagedChange, land
-from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
-from streamhouse.storage_service.model.lake import (
-    COMMIT_USER,
-    COMMIT_USER_PROPERTY,
-    SERVICE_ID_PROPERTY,
-    TIERED_OFFSETS_PROPERTY,
-    TIERED_SEQUENCE_PROPERTY,
-    TIERING_EPOCH_PROPERTY,
-    LakeRole,
-    tiered_offsets_to_property,
+from streamhouse.storage_service.lake.commits.staged_snapshot import (
+    Operation,
+    SnapshotChanges,
+    stage_snapshot,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, begin_properties
+from streamhouse.storage_service.lake.landing import StagedChange, land
+from streamhouse.storage_service.lake.snapshots.coverage import round_properties, table_properties
+from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeRole
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 
 __all__ = ["NewOwner", "hand_over"]
 
@@ -47,14 +32,6 @@ class NewOwner:
     service_id: str
     table_id: int
     epoch: int
-
-    def properties(self, covered: CoveredOffsets, role: LakeRole) -> dict[str, str]:
-        """Return what snapshot and table say alike of a lake table that covers as much."""
-        return begin_properties(covered) | {
-            role.owner_property: str(self.table_id),
-            TIERING_EPOCH_PROPERTY: str(self.epoch),
-            TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.tiered_offsets),
-        }
 
 
 def hand_over(
@@ -73,100 +50,55 @@ def hand_over(
         CommitConflictError: the table is not as it was loaded any more; it stays as it is.
         UnknownOutcomeError: it may be adopted, or may still become so.
     """
-    name = ".".join(table.name())
+    said = round_properties(
+        table_id=owner.table_id, covered=replace(covered, epoch=owner.epoch), role=role
+    )
+    more = {SERVICE_ID_PROPERTY: owner.service_id, **(also or {})}
+    change = _HandOver(seen=table.metadata_location, said=said, more=more)
     try:
-        snapshot_id = land(
-            table, _HandOver(table, owner, role, covered, also or {}), attempts_max=ATTEMPTS_MAX
-        )
+        snapshot_id = land(table, change, attempts_max=ATTEMPTS_MAX)
     except UnknownOutcomeError as error:
         raise UnknownOutcomeError(
-            f"lake table '{name}' may have been adopted; try again: {error}"
+            f"lake table '{'.'.join(table.name())}' may have been adopted; try again: {error}"
         ) from error
     assert snapshot_id is not None, "it has a snapshot"
     return snapshot_id
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _HandOver:
-    """A hand-over, for the loop that lands it: to the table exactly as it was looked at."""
+    """A hand-over, for the loop that lands it: to the table exactly as it was `seen`.
 
-    def __init__(
-        self,
-        table: Table,
-        owner: NewOwner,
-        role: LakeRole,
-        covered: CoveredOffsets,
-        also: Mapping[str, str],
-    ) -> None:
-        self._seen = table.metadata_location
-        self._owned = owner.properties(covered, role)
-        self._properties = {**self._owned, SERVICE_ID_PROPERTY: owner.service_id, **also}
+    `said` are the properties of its snapshot, `more` those of the table besides.
+    """
+
+    seen: str
+    said: Mapping[str, str]
+    more: Mapping[str, str]
 
     def stage(self, table: Table) -> StagedChange:
         """Raise `CommitConflictError` when the table has changed."""
-        if table.metadata_location != self._seen:
+        if table.metadata_location != self.seen:
             raise CommitConflictError(
                 f"lake table '{'.'.join(table.name())}' was changed while it was adopted, perhaps"
                 " by a service that still runs: see that it is stopped, and try again"
             )
-        metadata = table.metadata
-        snapshot = _staged(table, self._owned)
-        branch = {"snapshot-id": snapshot.snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}
-        base = {"ref": MAIN_BRANCH, "snapshot-id": snapshot.parent_snapshot_id}
-        sequence = {TIERED_SEQUENCE_PROPERTY: str(snapshot.sequence_number)}
-        assert snapshot.sequence_number is not None, "it was given one"
-        return StagedChange(
-            updates=(
-                AddSnapshotUpdate(snapshot=snapshot),
-                SetSnapshotRefUpdate.model_validate(branch),
-                SetPropertiesUpdate(updates={**self._properties, **sequence}),
-            ),
-            requirements=(
-                AssertTableUUID(uuid=metadata.table_uuid),
-                AssertRefSnapshotId.model_validate(base),
-                # The description that comes with it is of these columns.
-                AssertCurrentSchemaId.model_validate(
-                    {"current-schema-id": metadata.current_schema_id}
-                ),
-            ),
-            snapshot_id=snapshot.snapshot_id,
-            parent_id=snapshot.parent_snapshot_id,
-            sequence_number=snapshot.sequence_number,
-            metadata_paths=(snapshot.manifest_list,),
+        staged = stage_snapshot(
+            table,
+            SnapshotChanges(operation=Operation.APPEND),
+            summary=self.said,
+            table_properties=lambda number: {
+                **table_properties(self.said, sequence_number=number),
+                **self.more,
+            },
+        )
+        # The description that comes with it is of these columns.
+        columns = {"current-schema-id": table.metadata.current_schema_id}
+        return replace(
+            staged,
+            requirements=(*staged.requirements, AssertCurrentSchemaId.model_validate(columns)),
         )
 
     def is_done(self) -> bool:
         """Nothing but its snapshot shows that it landed."""
         return False
-
-
-def _staged(table: Table, properties: Mapping[str, str]) -> Snapshot:
-    """Write the manifest list of a snapshot with the files of the current one."""
-    metadata = table.metadata
-    parent = metadata.snapshot_by_name(MAIN_BRANCH)
-    assert parent is not None, "it covers offsets"
-    snapshot_id = metadata.new_snapshot_id()
-    sequence_number = metadata.next_sequence_number()
-    location = table.location_provider().new_metadata_location(
-        f"snap-{snapshot_id}-0-{uuid.uuid4()}.avro"
-    )
-    with write_manifest_list(
-        format_version=2,
-        output_file=table.io.new_output(location),
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=parent.snapshot_id,
-        sequence_number=sequence_number,
-        avro_compression="deflate",
-    ) as writer:
-        writer.add_manifests(manifests_of(table.io, parent))
-    said = {COMMIT_USER_PROPERTY: COMMIT_USER, **properties}
-    summary = update_snapshot_summaries(Summary(Operation.APPEND, **said), parent.summary)
-    return Snapshot.model_validate(
-        {
-            "snapshot-id": snapshot_id,
-            "parent-snapshot-id": parent.snapshot_id,
-            "manifest-list": location,
-            "sequence-number": sequence_number,
-            "summary": summary,
-            "schema-id": metadata.current_schema_id,
-        }
-    )
