@@ -1,21 +1,42 @@
 """pyiceberg's REST catalog with what it lacks: no request waits for ever, none goes in circles.
 
-For all who open a lake catalog: the service, tiering, and readers on a driver.
+For all who open a lake catalog: the service, tiering, and readers on a driver. It also commits to
+several tables together, which the catalog's server makes atomic: it is asked with this service's
+own credentials, never with those of the caller, and an answer that is not known to be a refusal
+leaves the outcome unknown.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import PY_CATALOG_IMPL, TYPE
-from pyiceberg.catalog.rest import AUTH, SNAPSHOT_LOADING_MODE, SSL, RestCatalog
+from pyiceberg.catalog.rest import (
+    AUTH,
+    DEFAULT_ENDPOINTS,
+    SNAPSHOT_LOADING_MODE,
+    SSL,
+    VIEW_ENDPOINTS,
+    Endpoint,
+    HttpMethod,
+    RestCatalog,
+)
 from pyiceberg.catalog.rest.auth import AUTH_MANAGER, AuthManager
+from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    UnauthorizedError,
+)
 from pyiceberg.io import PY_IO_IMPL
-from requests import ConnectTimeout, PreparedRequest, ReadTimeout, Response, Session
+from pyiceberg.table import CommitTableRequest
+from requests import ConnectTimeout, HTTPError, PreparedRequest, ReadTimeout, Response, Session
 from requests.adapters import BaseAdapter
 
 from streamhouse.storage_service.model.lake import (
@@ -24,12 +45,30 @@ from streamhouse.storage_service.model.lake import (
     is_rest_catalog,
 )
 
-__all__ = ["LakeRestCatalog", "passed_through", "with_rest_catalog"]
+__all__ = [
+    "LakeRestCatalog",
+    "commit_many",
+    "offers_commit_many",
+    "passed_through",
+    "with_rest_catalog",
+]
 
 _TIMEOUT_MS_DEFAULT: Final = 60_000
 # Only who opens a catalog says these: code that is loaded, and files of this machine.
 _OWN_ALONE: Final = (AUTH, AUTH_MANAGER, SSL, PY_CATALOG_IMPL, PY_IO_IMPL)
 _CONNECT_S_MAX: Final = 10.0
+
+_COMMIT_PATH: Final = "transactions/commit"
+_COMMIT_ENDPOINT: Final = Endpoint(
+    http_method=HttpMethod.POST, path=f"/v1/{{prefix}}/{_COMMIT_PATH}"
+)
+_COMMIT_OUTCOMES: Final[dict[int, type[Exception]]] = {
+    404: NoSuchTableError,
+    409: CommitFailedException,
+    500: CommitStateUnknownException,
+    502: CommitStateUnknownException,
+    504: CommitStateUnknownException,
+}
 
 _passed: ContextVar[tuple[str, ...]] = ContextVar("passed", default=())
 
@@ -131,3 +170,32 @@ class _WatchedAdapter(BaseAdapter):
 
     def close(self) -> None:
         self._inner.close()
+
+
+def offers_commit_many(catalog: RestCatalog) -> bool:
+    """Whether the catalog's server says that it commits several tables together.
+
+    A server that does not say what it offers does, by the protocol.
+    """
+    offered = catalog._supported_endpoints
+    return _COMMIT_ENDPOINT in offered or offered - VIEW_ENDPOINTS == DEFAULT_ENDPOINTS
+
+
+def commit_many(catalog: RestCatalog, changes: Sequence[CommitTableRequest]) -> None:
+    """Change all tables or none; raises what pyiceberg's own commit of one table raises."""
+    commits = ",".join(change.model_dump_json() for change in changes)
+    body = f'{{"table-changes":[{commits}]}}'.encode()
+    try:
+        _post(catalog, body)
+    except (AuthorizationExpiredError, UnauthorizedError):
+        # Credentials that have run out are made anew, once; what is refused for them did nothing.
+        catalog._refresh_token()
+        _post(catalog, body)
+
+
+def _post(catalog: RestCatalog, body: bytes) -> None:
+    response = catalog._session.post(catalog.url(_COMMIT_PATH), data=body)
+    try:
+        response.raise_for_status()
+    except HTTPError as error:
+        _handle_non_200_response(error, _COMMIT_OUTCOMES)

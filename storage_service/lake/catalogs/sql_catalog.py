@@ -29,11 +29,12 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 from pyiceberg.typedef import Identifier
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
 from streamhouse.storage_service.lake.catalogs.rest_catalog import with_rest_catalog
-from streamhouse.storage_service.lake.catalogs.sql_listing import metadata_locations
 from streamhouse.storage_service.model.lake import LakeCatalog
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
@@ -75,7 +76,16 @@ class LakeSqlCatalog(SqlCatalog):
 
     def metadata_locations(self) -> dict[Identifier, str]:
         """Return every table's current metadata file, without opening one."""
-        return metadata_locations(self)
+        columns = select(
+            IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
+        ).where(IcebergTables.catalog_name == self.name)
+        with Session(self.engine) as session:
+            rows = session.execute(columns).all()
+        return {
+            (*self.identifier_to_tuple(str(namespace)), str(name)): str(location)
+            for namespace, name, location in rows
+            if location is not None
+        }
 
     def commit_table(
         self,

@@ -18,17 +18,30 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AssertCurrentSchemaId
 
 from streamhouse.storage_service.errors import (
+    CommitConflictError,
     FencedError,
     TableExistsError,
     TableNotFoundError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.lake.commits.staged_snapshot import (
+    Operation,
+    SnapshotChanges,
+    stage_snapshot,
+)
 from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.lake.guards.lake_handover import NewOwner, hand_over
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
-from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
+from streamhouse.storage_service.lake.landing import StagedChange, land
+from streamhouse.storage_service.lake.snapshots.coverage import (
+    ancestors_of,
+    facts_of,
+    round_properties,
+    table_properties,
+)
 from streamhouse.storage_service.lake.snapshots.table_files import check_taken_over
 from streamhouse.storage_service.lake.tables.description import (
     TABLE_PROPERTY,
@@ -53,6 +66,7 @@ __all__ = ["AdoptableLake", "find_adoptable"]
 QUIET_MS: Final = 10 * 60 * 1000
 """A lake table that another service tiered to less than this ago may still be in use."""
 
+ATTEMPTS_MAX: Final = 3
 _ELSE: Final = "import it as another table, which copies the rows"
 
 
@@ -107,7 +121,7 @@ class AdoptableLake:
             created_at_us=now_us,
             adopted_from={**self.described.adopted_from, self.owner_id: dict(ends)},
         )
-        owner = NewOwner(
+        owner = _NewOwner(
             service_id=self.service_id,
             table_id=table_id,
             epoch=self._last_epoch() + 1,
@@ -305,3 +319,82 @@ def _last_round(metadata: TableMetadata) -> tuple[CoveredOffsets, Snapshot] | No
         if said is not None:
             return said, snapshot
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewOwner:
+    """Whose lake tables become."""
+
+    service_id: str
+    table_id: int
+    epoch: int
+
+
+def hand_over(
+    table: Table,
+    owner: _NewOwner,
+    role: LakeRole,
+    *,
+    covered: CoveredOffsets,
+    also: Mapping[str, str] | None = None,
+) -> int:
+    """Commit and return the new snapshot's id; `also` are more properties of the table.
+
+    `covered` is what the current snapshot covers, and so will the new one.
+
+    Raises:
+        CommitConflictError: the table is not as it was loaded any more; it stays as it is.
+        UnknownOutcomeError: it may be adopted, or may still become so.
+    """
+    said = round_properties(
+        table_id=owner.table_id, covered=replace(covered, epoch=owner.epoch), role=role
+    )
+    more = {SERVICE_ID_PROPERTY: owner.service_id, **(also or {})}
+    change = _HandOver(seen=table.metadata_location, said=said, more=more)
+    try:
+        snapshot_id = land(table, change, attempts_max=ATTEMPTS_MAX)
+    except UnknownOutcomeError as error:
+        raise UnknownOutcomeError(
+            f"lake table '{'.'.join(table.name())}' may have been adopted; try again: {error}"
+        ) from error
+    assert snapshot_id is not None, "it has a snapshot"
+    return snapshot_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HandOver:
+    """A hand-over, for the loop that lands it: to the table exactly as it was `seen`.
+
+    `said` are the properties of its snapshot, `more` those of the table besides.
+    """
+
+    seen: str
+    said: Mapping[str, str]
+    more: Mapping[str, str]
+
+    def stage(self, table: Table) -> StagedChange:
+        """Raise `CommitConflictError` when the table has changed."""
+        if table.metadata_location != self.seen:
+            raise CommitConflictError(
+                f"lake table '{'.'.join(table.name())}' was changed while it was adopted, perhaps"
+                " by a service that still runs: see that it is stopped, and try again"
+            )
+        staged = stage_snapshot(
+            table,
+            SnapshotChanges(operation=Operation.APPEND),
+            summary=self.said,
+            table_properties=lambda number: {
+                **table_properties(self.said, sequence_number=number),
+                **self.more,
+            },
+        )
+        # The description that comes with it is of these columns.
+        columns = {"current-schema-id": table.metadata.current_schema_id}
+        return replace(
+            staged,
+            requirements=(*staged.requirements, AssertCurrentSchemaId.model_validate(columns)),
+        )
+
+    def is_done(self) -> bool:
+        """Nothing but its snapshot shows that it landed."""
+        return False

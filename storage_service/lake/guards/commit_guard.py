@@ -3,7 +3,9 @@
 A commit is judged by the table's metadata before and after it, not by the updates it is made of,
 so nothing slips through by another spelling. After every commit that passes:
 - the current snapshot covers the same offsets as before, or a round of the current epoch says so
-- the columns, partition specs and properties that tiering and union reads go by are in place
+- the columns, partition specs and properties that tiering and union reads go by are in place: the
+  table's columns and the system columns keep id, name and type, unless the service's own table was
+  altered that way first; other engines may add columns that can be null
 - the snapshots that readers have pinned are there
 Which rows files hold is looked at in `added_files.py`.
 """
@@ -13,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import pyarrow as pa
+from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import DecimalType, DoubleType, IcebergType, LongType, NestedField
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
-from streamhouse.storage_service.lake.guards.schema_guard import check_schema
 from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, table_described_by
 from streamhouse.storage_service.model import lake_coverage
@@ -35,6 +39,8 @@ from streamhouse.storage_service.model.lake import (
     LakeRole,
 )
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = [
     "check_commit",
@@ -88,7 +94,7 @@ def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveT
         raise ForbiddenError(f"{where}: its uuid must stay {base.table_uuid}")
     if new.location != base.location:
         raise ForbiddenError(f"{where}: its location must stay '{base.location}'")
-    check_schema(where, base.schema(), new.schema(), live.info)
+    _check_schema(where, base.schema(), new.schema(), live.info)
     _check_specs(where, base, new)
     is_round = bool(_round_snapshots(base, new, live))
     _check_kept_properties(where, base.properties, new.properties)
@@ -126,6 +132,61 @@ def _round_snapshots(base: TableMetadata, new: TableMetadata, live: LiveTable) -
         if (found := _read(facts_of(snapshot).properties, live)) is not None
         and found.epoch == live.lake.tiering_epoch
     ]
+
+
+def _check_schema(where: str, base: IcebergSchema, new: IcebergSchema, table: TableInfo) -> None:
+    """Refuse a schema that tiering could not write with or union reads could not read by."""
+    after = {field.field_id: field for field in new.fields}
+    columns = {column.column_id: column for column in table.schema.columns}
+    system = {*(field.name for field in LAKE_SYSTEM_FIELDS), CHANGE_TYPE_COLUMN, RETRACTS_COLUMN}
+    for field in base.fields:
+        column = columns.get(field.field_id)
+        if column is None and field.name not in system:
+            continue
+        found = after.get(field.field_id)
+        if found is None:
+            raise ForbiddenError(
+                f"{where}: column '{field.name}' must stay; drop it from the streamhouse table"
+            )
+        if found.name != field.name and (column is None or found.name != column.name):
+            raise ForbiddenError(
+                f"{where}: column '{field.name}' must keep its name, not become '{found.name}';"
+                " rename it in the streamhouse table"
+            )
+        wanted = None if column is None else column.type
+        if found.field_type != field.field_type and not _is_widened_to(found.field_type, wanted):
+            raise ForbiddenError(
+                f"{where}: column '{field.name}' must stay {field.field_type}, not become"
+                f" {found.field_type}; alter the streamhouse table"
+            )
+    _check_added(where, base, new)
+
+
+def _check_added(where: str, base: IcebergSchema, new: IcebergSchema) -> None:
+    before = {field.field_id: field for field in base.fields}
+    for field in new.fields:
+        if field.required and not _was_required(before.get(field.field_id)):
+            raise ForbiddenError(
+                f"{where}: column '{field.name}' must be optional, because tiering writes rows"
+                " without it"
+            )
+
+
+def _was_required(field: NestedField | None) -> bool:
+    return field is not None and field.required
+
+
+def _is_widened_to(iceberg_type: IcebergType, wanted: pa.DataType | None) -> bool:
+    """Whether a column became what the service's table already says: types that Iceberg widens."""
+    if wanted is None:
+        return False
+    if isinstance(iceberg_type, DecimalType):
+        return bool(wanted == pa.decimal128(iceberg_type.precision, iceberg_type.scale))
+    if isinstance(iceberg_type, LongType):
+        return bool(wanted == pa.int64())
+    if isinstance(iceberg_type, DoubleType):
+        return bool(wanted == pa.float64())
+    return False
 
 
 def _check_specs(where: str, base: TableMetadata, new: TableMetadata) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.schema import Schema
@@ -40,6 +41,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.lake.catalogs.guarded_catalog import check_updates, guard_of
+from streamhouse.storage_service.lake.catalogs.rest_catalog import commit_many, offers_commit_many
 from streamhouse.storage_service.lake.catalogs.sql_catalog import LakeSqlCatalog
 from streamhouse.storage_service.lake.catalogs.sql_commits import StagedCommit, commit_staged
 from streamhouse.storage_service.lake.errors import catalog_errors, sentence_of
@@ -169,14 +171,6 @@ class TableCommits:
 
     def _commit_through(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
         """Commit through a catalog that is itself a REST catalog, asserting what was checked."""
-        # A service with another catalog does not load the HTTP library.
-        from pyiceberg.catalog.rest import RestCatalog
-
-        from streamhouse.storage_service.lake.catalogs.rest_commits import (
-            commit_many,
-            offers_commit_many,
-        )
-
         catalog = self._catalog
         one_by_one = f"catalog '{catalog.name}' commits one table at a time: "
         if not isinstance(catalog, RestCatalog):
