@@ -38,6 +38,7 @@ from streamhouse.storage_service.lake.guards.live_tables import LiveTables
 from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.lake.snapshots.coverage import (
     ancestors_of,
+    covered_offsets,
     facts_of,
     round_properties,
     table_properties,
@@ -48,7 +49,6 @@ from streamhouse.storage_service.lake.tables.description import (
     description_of,
     table_described_by,
 )
-from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
@@ -271,12 +271,7 @@ def _described(metadata: TableMetadata, path: TablePath) -> TableInfo:
 
 def _rounds_of(metadata: TableMetadata, table: TableInfo, where: str) -> tuple[CoveredOffsets, int]:
     """Return which offsets the rows cover, and when the last round was (0: long ago)."""
-    owner = str(table.table_id)
-    covered = lake_coverage.covered_offsets(
-        (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
-        metadata.properties,
-        is_owner=lambda properties: properties.get(TABLE_ID_PROPERTY) == owner,
-    )
+    covered = covered_offsets(metadata, table_id=table.table_id)
     if covered is None or set(covered.tiered_offsets) != set(range(table.bucket_count)):
         raise UnsupportedError(
             f"{where} does not say up to which offset it has the rows of each of"

@@ -23,9 +23,8 @@ from pyiceberg.types import DecimalType, DoubleType, IcebergType, LongType, Nest
 
 from streamhouse.storage_service.errors import FencedError, ForbiddenError, UnsupportedError
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
-from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, facts_of
+from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, covered_for, facts_of
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, table_described_by
-from streamhouse.storage_service.model import lake_coverage
 from streamhouse.storage_service.model.lake import (
     EXPIRED_OFFSETS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
@@ -38,7 +37,7 @@ from streamhouse.storage_service.model.lake import (
     TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, offsets_said_by
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 
@@ -306,14 +305,12 @@ def _check_pins(where: str, base: TableMetadata, new: TableMetadata, live: LiveT
 
 
 def _covered(metadata: TableMetadata, live: LiveTable) -> CoveredOffsets | None:
-    return lake_coverage.covered_offsets(
-        (facts_of(snapshot) for snapshot in ancestors_of(metadata)),
-        metadata.properties,
-        is_owner=lambda properties: owner_of(properties) == live.info.table_id,
+    return covered_for(
+        metadata, is_owner=lambda properties: owner_of(properties) == live.info.table_id
     )
 
 
 def _read(properties: Mapping[str, str], live: LiveTable) -> CoveredOffsets | None:
     if owner_of(properties) != live.info.table_id:
         return None
-    return lake_coverage.offsets_said_by(properties)
+    return offsets_said_by(properties)

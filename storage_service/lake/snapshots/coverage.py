@@ -5,7 +5,7 @@ The rule is `model/lake_coverage.py`'s; here is what a round writes, and how it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -34,6 +34,7 @@ from streamhouse.storage_service.model.lake_coverage import (
 __all__ = [
     "CoveredOffsets",
     "ancestors_of",
+    "covered_for",
     "covered_offsets",
     "facts_of",
     "has_ancestor",
@@ -110,12 +111,26 @@ def covered_offsets(
     `role` is the lake table's. None when no round of `table_id` is in it; a `table_id` of None is
     any, for who knows the lake table by its uuid.
     """
-    return lake_coverage.covered_offsets(
-        (facts_of(found) for found in ancestors_of(metadata, snapshot)),
-        metadata.properties,
+    return covered_for(
+        metadata,
+        snapshot=snapshot,
         is_owner=lambda properties: (
             table_id is None or properties.get(role.owner_property) == str(table_id)
         ),
+    )
+
+
+def covered_for(
+    metadata: TableMetadata,
+    *,
+    is_owner: Callable[[Mapping[str, str]], bool],
+    snapshot: Snapshot | None = None,
+) -> CoveredOffsets | None:
+    """Return what a snapshot covers, as `covered_offsets`, of an owner told by properties."""
+    return lake_coverage.covered_offsets(
+        (facts_of(found) for found in ancestors_of(metadata, snapshot)),
+        metadata.properties,
+        is_owner=is_owner,
     )
 
 
