@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.lake.files.field_ids import children_of
 from streamhouse.storage_service.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,
@@ -28,7 +29,6 @@ from streamhouse.storage_service.lake.files.partition_layout import (
     PartitionValues,
     split_by_partition,
 )
-from streamhouse.storage_service.lake.tables.field_ids import children_of
 from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 

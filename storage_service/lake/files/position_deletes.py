@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.lake.files.bounds import integer_range
+from streamhouse.storage_service.lake.files.field_ids import FIELD_ID_KEY
 from streamhouse.storage_service.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,
 )
 from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
-from streamhouse.storage_service.lake.tables.field_ids import FIELD_ID_KEY
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
 
 __all__ = [

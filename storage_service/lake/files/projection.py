@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.lake.tables.field_ids import children_of
+from streamhouse.storage_service.lake.files.field_ids import children_of
 
 __all__ = ["project"]
 

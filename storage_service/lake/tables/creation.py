@@ -29,14 +29,14 @@ from pyiceberg.table.update import (
 )
 
 from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.lake.files.partition_layout import (
-    LakePartitionField,
-    lake_partitioning,
-)
-from streamhouse.storage_service.lake.tables.field_ids import (
+from streamhouse.storage_service.lake.files.field_ids import (
     FieldPath,
     assign_nested_ids,
     lake_arrow_schema,
+)
+from streamhouse.storage_service.lake.files.partition_layout import (
+    LakePartitionField,
+    lake_partitioning,
 )
 from streamhouse.storage_service.lake.tables.schema import (
     known_nested_ids,

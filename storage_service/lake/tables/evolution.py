@@ -26,12 +26,12 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.types import NestedField
 
-from streamhouse.storage_service.lake.files.partition_layout import lake_partitioning
-from streamhouse.storage_service.lake.landing import StagedChange, land
-from streamhouse.storage_service.lake.tables.field_ids import (
+from streamhouse.storage_service.lake.files.field_ids import (
     NESTED_FIELD_ID_FIRST,
     assign_nested_ids,
 )
+from streamhouse.storage_service.lake.files.partition_layout import lake_partitioning
+from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.lake.tables.schema import (
     description_properties,
     known_nested_ids,

@@ -39,13 +39,13 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
-from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
-from streamhouse.storage_service.lake.tables.field_ids import (
+from streamhouse.storage_service.lake.files.field_ids import (
     FIELD_ID_KEY,
     FieldPath,
     lake_arrow_schema,
 )
+from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
+from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,

@@ -20,9 +20,9 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from streamhouse.storage_service.lake.files.field_ids import assign_nested_ids, lake_arrow_schema
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.parquet_writer import FileFormat
-from streamhouse.storage_service.lake.tables.field_ids import assign_nested_ids, lake_arrow_schema
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.tiering.tasks import lake_task, log_chunks

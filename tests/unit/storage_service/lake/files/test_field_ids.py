@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.lake.tables.field_ids import (
+from streamhouse.storage_service.lake.files.field_ids import (
     FIELD_ID_KEY,
     NESTED_FIELD_ID_FIRST,
     assign_nested_ids,
