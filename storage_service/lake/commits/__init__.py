@@ -1,1 +1,4 @@
-"""Commits to lake tables: a round's snapshot, expiry, and the files nobody needs."""
+"""Commits to lake tables: a round's snapshot, replacements, expiry, and the files nobody needs.
+
+The doors are `committer.IcebergLakeTable`, `replacement`, `expiry` and `orphans`.
+"""
