@@ -12,15 +12,12 @@ A death before the last leaves files that nobody refers to, which orphan removal
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamhouse.storage_service.errors import (
     CorruptDataError,
-    StreamhouseError,
-    UnknownOutcomeError,
 )
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
@@ -78,7 +75,7 @@ class Rewrite:
             StreamhouseError: nothing was replaced; a later maintenance plans anew.
         """
         folder = f"{self.lake_table.data_location}/rewrite-{self.epoch:06d}-{uuid.uuid4().hex[:12]}"
-        try:
+        with self.filesystem.attempt_in(folder):
             results = self._write(folder)
             merged = self._merge_deletes(folder)
             self.checkpoint("files-rewritten")
@@ -98,17 +95,10 @@ class Rewrite:
                 check_lease=self.check_lease,
                 checkpoint=self.checkpoint,
             )
-        except UnknownOutcomeError:
-            # The files may be part of the table.
-            raise
-        except StreamhouseError:
-            with contextlib.suppress(StreamhouseError):
-                self.filesystem.delete_folder(folder)
-            raise
         self.checkpoint("rewrite-committed")
         written: list[WrittenFile | WrittenDeletes] = [*merged]
         written += [file for result in results for file in result.files]
-        self._drop_leftovers(folder, {file.path for file in written})
+        self.filesystem.delete_leftovers(folder, kept={file.path for file in written})
         plan = self.plan
         return Rewritten(
             snapshot_id=snapshot_id,
@@ -181,10 +171,3 @@ class Rewrite:
         paths = [file.path for group in self.plan.groups for file in group.files]
         paths += [deletes.path for deletes in self.plan.dropped]
         return paths + [deletes.path for merge in self.plan.merges for deletes in merge]
-
-    def _drop_leftovers(self, folder: str, kept: Collection[str]) -> None:
-        """Delete what attempts left that were not the ones that counted (retries, speculation)."""
-        with contextlib.suppress(StreamhouseError):
-            for path in self.filesystem.list_folder(folder):
-                if path not in kept:
-                    self.filesystem.delete(path)

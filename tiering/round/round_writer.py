@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import TypeVar
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     StreamhouseError,
-    UnknownOutcomeError,
 )
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
@@ -105,7 +103,7 @@ class RoundWriter:
             self.checkpoint(step_prefix + step)
 
         folder = f"{lake_table.data_location}/round-{self.epoch:06d}-{uuid.uuid4().hex[:12]}"
-        try:
+        with self.files.attempt_in(folder):
             results = write(folder)
             checkpoint("files-written")
             self.lease.check()
@@ -125,25 +123,14 @@ class RoundWriter:
                 fingerprints=self.fingerprints(plan.target_offsets),
             )
             snapshot_id = lake_table.commit(commit, checkpoint=checkpoint)
-        except UnknownOutcomeError:
-            # The files may be part of the table.
-            raise
-        except StreamhouseError:
-            with contextlib.suppress(StreamhouseError):
-                self.files.delete_folder(folder)
-            raise
         checkpoint("committed")
         return LandedFiles(snapshot_id=snapshot_id, folder=folder, results=tuple(results))
 
     def drop_leftovers(self, landed: LandedFiles) -> None:
         """Delete what attempts left that were not the ones that counted (retries, speculation)."""
-        if not landed.folder:
-            return
-        kept = {path for result in landed.results for path in result.paths}
-        with contextlib.suppress(StreamhouseError):
-            for path in self.files.list_folder(landed.folder):
-                if path not in kept:
-                    self.files.delete(path)
+        if landed.folder:
+            kept = {path for result in landed.results for path in result.paths}
+            self.files.delete_leftovers(landed.folder, kept=kept)
 
     def _write(
         self, lake_table: IcebergLakeTable, plan: RoundPlan, folder: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
 
@@ -214,6 +215,31 @@ class LakeFilesystem:
             # A straggling task may just have put another file there: it keeps its folder.
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+    @contextlib.contextmanager
+    def attempt_in(self, folder: str) -> Iterator[None]:
+        """Within the block files are written to `folder` and committed; if that fails they go.
+
+        Files of a commit that may have landed stay (`UnknownOutcomeError`).
+        """
+        try:
+            yield
+        except UnknownOutcomeError:
+            raise
+        except StreamhouseError:
+            with contextlib.suppress(StreamhouseError):
+                self.delete_folder(folder)
+            raise
+
+    def delete_leftovers(self, folder: str, *, kept: Collection[str]) -> None:
+        """Delete what is in `folder` besides `kept`, as far as that can be done.
+
+        It is of attempts that were not the ones that counted: retries, speculation.
+        """
+        with contextlib.suppress(StreamhouseError):
+            for path in self.list_folder(folder):
+                if path not in kept:
+                    self.delete(path)
 
     def _remote(self) -> Any:
         if self._s3 is None:
