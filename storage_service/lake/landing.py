@@ -51,7 +51,7 @@ from streamhouse.storage_service.lake.attempts import (
 )
 from streamhouse.storage_service.lake.errors import lake_errors, sentence_of
 
-__all__ = ["ATTEMPTS_MAX", "Change", "StagedChange", "land", "pause", "reload"]
+__all__ = ["ATTEMPTS_MAX", "Change", "StagedChange", "land", "land_snapshot", "pause", "reload"]
 
 _logger = logging.getLogger(__name__)
 
@@ -108,6 +108,19 @@ def land(
             the table is gone, `UnavailableError` when no attempt succeeded.
     """
     return _Landing(table, change, before_send).run(attempts_max)
+
+
+def land_snapshot(
+    table: Table,
+    change: Change,
+    *,
+    before_send: Callable[[], None] = lambda: None,
+    attempts_max: int = ATTEMPTS_MAX,
+) -> int:
+    """Land, as `land`, a change that has a snapshot or is refused; return the snapshot's id."""
+    snapshot_id = land(table, change, before_send=before_send, attempts_max=attempts_max)
+    assert snapshot_id is not None, "it has a snapshot, or is refused"
+    return snapshot_id
 
 
 def pause(failures: int) -> None:

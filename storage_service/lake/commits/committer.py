@@ -29,7 +29,7 @@ from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile
 from streamhouse.storage_service.lake.files.position_deletes import WrittenDeletes
 from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
-from streamhouse.storage_service.lake.landing import StagedChange, land
+from streamhouse.storage_service.lake.landing import StagedChange, land_snapshot
 from streamhouse.storage_service.lake.snapshots.coverage import (
     CoveredOffsets,
     covered_offsets,
@@ -221,9 +221,9 @@ class IcebergLakeTable:
             role=self.role,
         )
         change = _RoundChange(self, commit, files, properties)
-        snapshot_id = land(self._table, change, before_send=lambda: checkpoint("manifests-written"))
-        assert snapshot_id is not None, "a round has something to commit, or is fenced"
-        return snapshot_id
+        return land_snapshot(
+            self._table, change, before_send=lambda: checkpoint("manifests-written")
+        )
 
 
 @dataclass(slots=True)

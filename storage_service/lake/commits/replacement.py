@@ -29,7 +29,7 @@ from streamhouse.storage_service.lake.commits.staged_snapshot import (
 from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile
 from streamhouse.storage_service.lake.files.position_deletes import WrittenDeletes
 from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
-from streamhouse.storage_service.lake.landing import StagedChange, land
+from streamhouse.storage_service.lake.landing import StagedChange, land_snapshot
 from streamhouse.storage_service.lake.snapshots.coverage import round_properties, table_properties
 from streamhouse.storage_service.lake.snapshots.inventory import Inventory, path_bounds
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
@@ -99,9 +99,7 @@ def commit_replacement(
         base_sequence=replacement.base.sequence_number,
         expired_offsets=replacement.expired_offsets,
     )
-    snapshot_id = land(table, change, before_send=before_send)
-    assert snapshot_id is not None, "it has a snapshot, or is refused"
-    return snapshot_id
+    return land_snapshot(table, change, before_send=before_send)
 
 
 def seal(
@@ -116,9 +114,7 @@ def seal(
     if covered is not None and covered.epoch == epoch:
         return None
     change = _Replacement(lake_table, SnapshotChanges(operation=Operation.REPLACE), epoch=epoch)
-    snapshot_id = land(lake_table.iceberg, change, before_send=check_lease)
-    assert snapshot_id is not None, "it has a snapshot, or is refused"
-    return snapshot_id
+    return land_snapshot(lake_table.iceberg, change, before_send=check_lease)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from streamhouse.storage_service.lake.commits.staged_snapshot import (
 )
 from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
-from streamhouse.storage_service.lake.landing import StagedChange, land
+from streamhouse.storage_service.lake.landing import StagedChange, land_snapshot
 from streamhouse.storage_service.lake.snapshots.coverage import (
     ancestors_of,
     covered_offsets,
@@ -347,13 +347,11 @@ def hand_over(
     more = {SERVICE_ID_PROPERTY: owner.service_id, **(also or {})}
     change = _HandOver(seen=table.metadata_location, said=said, more=more)
     try:
-        snapshot_id = land(table, change, attempts_max=ATTEMPTS_MAX)
+        return land_snapshot(table, change, attempts_max=ATTEMPTS_MAX)
     except UnknownOutcomeError as error:
         raise UnknownOutcomeError(
             f"lake table '{'.'.join(table.name())}' may have been adopted; try again: {error}"
         ) from error
-    assert snapshot_id is not None, "it has a snapshot"
-    return snapshot_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
