@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import pyarrow as pa
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema as IcebergSchema
 from pyiceberg.table.sorting import (
@@ -20,32 +19,11 @@ from pyiceberg.table.sorting import (
     SortOrder,
 )
 from pyiceberg.transforms import IdentityTransform, parse_transform
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
 
-from streamhouse.storage_service.lake.files.field_ids import (
-    FIELD_ID_KEY,
-    FieldPath,
-    lake_arrow_schema,
-)
+from streamhouse.storage_service.lake.files.field_ids import FieldPath, lake_arrow_schema
 from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
+from streamhouse.storage_service.lake.tables.types import iceberg_field, nested_fields
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
@@ -79,18 +57,6 @@ METADATA_PROPERTIES: Final = {
 """Properties of every lake table; maintenance gives them to those made without."""
 
 SORT_ORDER_ID: Final = 1
-_SIMPLE_TYPES: Final[dict[pa.DataType, IcebergType]] = {
-    pa.bool_(): BooleanType(),
-    pa.int32(): IntegerType(),
-    pa.int64(): LongType(),
-    pa.float32(): FloatType(),
-    pa.float64(): DoubleType(),
-    pa.string(): StringType(),
-    pa.binary(): BinaryType(),
-    pa.date32(): DateType(),
-    pa.timestamp("us", tz="UTC"): TimestamptzType(),
-    pa.timestamp("us"): TimestampType(),
-}
 
 
 def lake_schema(
@@ -112,51 +78,12 @@ def lake_schema(
         TIMESTAMP_COLUMN: "When the row was written to the Streamhouse log.",
     }
     fields = [
-        _field(field, doc=comments[field.name])
+        iceberg_field(field, doc=comments[field.name])
         for field in lake_arrow_schema(schema, nested_ids, role=role)
     ]
     keys = {column.name: column.column_id for column in schema.columns}
     identifier = [] if role is LakeRole.CHANGES else [keys[name] for name in primary_key]
     return IcebergSchema(*fields, schema_id=0, identifier_field_ids=identifier)
-
-
-def _field(field: pa.Field, *, doc: str | None = None) -> NestedField:
-    return NestedField(
-        field_id=_id(field),
-        name=field.name,
-        field_type=_type(field.type),
-        required=not field.nullable,
-        doc=doc,
-    )
-
-
-def _id(field: pa.Field) -> int:
-    return int(field.metadata[FIELD_ID_KEY])
-
-
-def _type(data_type: pa.DataType) -> IcebergType:
-    if data_type in _SIMPLE_TYPES:
-        return _SIMPLE_TYPES[data_type]
-    if pa.types.is_decimal(data_type):
-        return DecimalType(data_type.precision, data_type.scale)
-    if pa.types.is_list(data_type):
-        element = data_type.value_field
-        return ListType(
-            element_id=_id(element),
-            element_type=_type(element.type),
-            element_required=not element.nullable,
-        )
-    if pa.types.is_map(data_type):
-        key, value = data_type.key_field, data_type.item_field
-        return MapType(
-            key_id=_id(key),
-            key_type=_type(key.type),
-            value_id=_id(value),
-            value_type=_type(value.type),
-            value_required=not value.nullable,
-        )
-    assert pa.types.is_struct(data_type), data_type
-    return StructType(*[_field(field) for field in data_type])
 
 
 def lake_partition_spec(
@@ -228,20 +155,8 @@ def description_properties(
 
 def known_nested_ids(schema: IcebergSchema) -> dict[FieldPath, int]:
     """Return the ids of all fields inside nested columns of a lake table's schema."""
-    ids: dict[FieldPath, int] = {}
-    for field in schema.fields:
-        _collect(field.field_type, (field.field_id,), ids)
-    return ids
-
-
-def _collect(iceberg_type: IcebergType, path: FieldPath, ids: dict[FieldPath, int]) -> None:
-    children: tuple[NestedField, ...] = ()
-    if isinstance(iceberg_type, StructType):
-        children = iceberg_type.fields
-    elif isinstance(iceberg_type, ListType):
-        children = (iceberg_type.element_field,)
-    elif isinstance(iceberg_type, MapType):
-        children = (iceberg_type.key_field, iceberg_type.value_field)
-    for child in children:
-        ids[(*path, child.name)] = child.field_id
-        _collect(child.field_type, (*path, child.name), ids)
+    return {
+        (field.field_id, *path): inner.field_id
+        for field in schema.fields
+        for path, inner in nested_fields(field.field_type)
+    }

@@ -1,4 +1,4 @@
-"""Which columns of any Iceberg table Streamhouse reads, and as what; on the driver only."""
+"""Types of Arrow as Iceberg's and back, and which columns of any Iceberg table can be read."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from pyiceberg.types import (
 )
 
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.lake.files.field_ids import FIELD_ID_KEY
 from streamhouse.storage_service.model.schema import RESERVED_COLUMNS, Column
 
-__all__ = ["readable_columns"]
+__all__ = ["iceberg_field", "nested_fields", "readable_columns"]
 
 _SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
     BooleanType: pa.bool_(),
@@ -40,11 +41,54 @@ _SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
     DoubleType: pa.float64(),
     StringType: pa.string(),
     BinaryType: pa.binary(),
-    FixedType: pa.binary(),
     DateType: pa.date32(),
     TimestamptzType: pa.timestamp("us", tz="UTC"),
     TimestampType: pa.timestamp("us"),
 }
+
+
+_SIMPLE_KINDS: Final = {data_type: kind() for kind, data_type in _SIMPLE_TYPES.items()}
+_READ_TYPES: Final = _SIMPLE_TYPES | {FixedType: pa.binary()}
+
+
+def iceberg_field(field: pa.Field, *, doc: str | None = None) -> NestedField:
+    """Return a field that carries its id, and so do all fields inside it."""
+    return NestedField(
+        field_id=_id(field),
+        name=field.name,
+        field_type=_iceberg_type(field.type),
+        required=not field.nullable,
+        doc=doc,
+    )
+
+
+def _id(field: pa.Field) -> int:
+    return int(field.metadata[FIELD_ID_KEY])
+
+
+def _iceberg_type(data_type: pa.DataType) -> IcebergType:
+    if data_type in _SIMPLE_KINDS:
+        return _SIMPLE_KINDS[data_type]
+    if pa.types.is_decimal(data_type):
+        return DecimalType(data_type.precision, data_type.scale)
+    if pa.types.is_list(data_type):
+        element = data_type.value_field
+        return ListType(
+            element_id=_id(element),
+            element_type=_iceberg_type(element.type),
+            element_required=not element.nullable,
+        )
+    if pa.types.is_map(data_type):
+        key, value = data_type.key_field, data_type.item_field
+        return MapType(
+            key_id=_id(key),
+            key_type=_iceberg_type(key.type),
+            value_id=_id(value),
+            value_type=_iceberg_type(value.type),
+            value_required=not value.nullable,
+        )
+    assert pa.types.is_struct(data_type), data_type
+    return StructType(*[iceberg_field(field) for field in data_type])
 
 
 def readable_columns(
@@ -80,7 +124,7 @@ def readable_columns(
 
 
 def _arrow_type(iceberg_type: IcebergType) -> pa.DataType:
-    simple = _SIMPLE_TYPES.get(type(iceberg_type))
+    simple = _READ_TYPES.get(type(iceberg_type))
     if simple is not None:
         return simple
     if isinstance(iceberg_type, DecimalType):
@@ -100,7 +144,7 @@ def _arrow_field(field: NestedField) -> pa.Field:
 
 def _check_defaults(field: NestedField) -> None:
     # Files that are older than the column have its default, not null.
-    nested = (inner for _, inner in _nested(field.field_type, ()))
+    nested = (inner for _, inner in nested_fields(field.field_type))
     if any(one.initial_default is not None for one in (field, *nested)):
         raise UnsupportedError("it was added with a default value")
 
@@ -113,7 +157,7 @@ def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None
         for other in version.fields:
             if other.field_id != field.field_id:
                 continue
-            for path, inner in _nested(other.field_type, ()):
+            for path, inner in nested_fields(other.field_type):
                 same_name = names.setdefault(inner.field_id, path) == path
                 if not same_name or ids.setdefault(path, inner.field_id) != inner.field_id:
                     raise UnsupportedError(
@@ -121,9 +165,10 @@ def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None
                     )
 
 
-def _nested(
-    iceberg_type: IcebergType, path: tuple[str, ...]
+def nested_fields(
+    iceberg_type: IcebergType, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], NestedField]]:
+    """Yield every field inside a type, with the names that lead to it; depth first."""
     children: tuple[NestedField, ...] = ()
     if isinstance(iceberg_type, StructType):
         children = iceberg_type.fields
@@ -133,4 +178,4 @@ def _nested(
         children = (iceberg_type.key_field, iceberg_type.value_field)
     for child in children:
         yield (*path, child.name), child
-        yield from _nested(child.field_type, (*path, child.name))
+        yield from nested_fields(child.field_type, (*path, child.name))
