@@ -31,7 +31,8 @@ from streamhouse.storage_service.lake.files.position_deletes import WrittenDelet
 from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
 from streamhouse.storage_service.lake.landing import StagedChange, land_snapshot
 from streamhouse.storage_service.lake.snapshots.coverage import round_properties, table_properties
-from streamhouse.storage_service.lake.snapshots.inventory import Inventory, path_bounds
+from streamhouse.storage_service.lake.snapshots.inventory import Inventory
+from streamhouse.storage_service.lake.snapshots.live_files import path_bounds
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
 
 __all__ = ["LakeReplacement", "commit_replacement", "seal"]

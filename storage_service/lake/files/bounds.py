@@ -59,8 +59,10 @@ def statistics_key(path: tuple[str, ...]) -> str:
 # -- of manifests: Iceberg's single-value serialisation (spec, appendix D) -------------------------
 
 
-def integer_bound(raw: bytes) -> int:
-    """Return the bound of an integer, date or timestamp column."""
+def integer_bound(raw: bytes | None) -> int | None:
+    """Return the bound of an integer, date or timestamp column; None is not known."""
+    if raw is None:
+        return None
     if len(raw) not in _INTEGER_BYTES:
         raise CorruptDataError(f"a manifest's bound of integers has {len(raw)} bytes")
     return int.from_bytes(raw, "little", signed=True)

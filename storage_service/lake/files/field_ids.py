@@ -27,7 +27,10 @@ from streamhouse.storage_service.model.lake_limits import NESTED_FIELD_ID_FIRST
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = [
+    "BUCKET_FIELD_ID",
     "NESTED_FIELD_ID_FIRST",
+    "OFFSET_FIELD_ID",
+    "TIMESTAMP_FIELD_ID",
     "FieldPath",
     "assign_nested_ids",
     "children_of",
@@ -39,6 +42,9 @@ FieldPath = tuple[int | str, ...]
 """Column id, then names downwards: (3, 'element', 'city')."""
 
 FIELD_ID_KEY: Final = b"PARQUET:field_id"
+BUCKET_FIELD_ID, OFFSET_FIELD_ID, TIMESTAMP_FIELD_ID = (
+    SYSTEM_FIELD_ID_FIRST + position for position in range(len(LAKE_SYSTEM_FIELDS))
+)
 
 
 def children_of(data_type: pa.DataType) -> list[pa.Field]:

@@ -6,7 +6,6 @@ file has of its data files.
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,11 +28,9 @@ from streamhouse.storage_service.lake.errors import lake_errors
 from streamhouse.storage_service.lake.files.deleted_positions import data_paths_of
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
+from streamhouse.storage_service.lake.snapshots.live_files import SystemBounds, path_bounds
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
-from streamhouse.storage_service.model.lake import (
-    ORPHANS_REMOVED_PROPERTY,
-    SYSTEM_FIELD_ID_FIRST,
-)
+from streamhouse.storage_service.model.lake import ORPHANS_REMOVED_PROPERTY
 
 __all__ = [
     "Head",
@@ -42,13 +39,8 @@ __all__ = [
     "LiveDeletes",
     "LiveFile",
     "head_of",
-    "path_bounds",
 ]
 
-_BUCKET_ID: Final = SYSTEM_FIELD_ID_FIRST
-_OFFSET_ID: Final = SYSTEM_FIELD_ID_FIRST + 1
-_TIMESTAMP_ID: Final = SYSTEM_FIELD_ID_FIRST + 2
-_PATH_ID: Final = 2_147_483_546
 # What is remembered of a table between two looks; beyond it manifests are read again.
 FILES_REMEMBERED_MAX: Final = 50_000
 
@@ -199,16 +191,6 @@ class InventoryReader:
         return data_paths_of(self._filesystem, file.file_path) if known is None else known
 
 
-def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
-    """Return the least and greatest data path a delete file names, None where not known."""
-    lower = (file.lower_bounds or {}).get(_PATH_ID)
-    upper = (file.upper_bounds or {}).get(_PATH_ID)
-    return (
-        None if lower is None else lower.decode("utf-8", "replace"),
-        None if upper is None else upper.decode("utf-8", "replace"),
-    )
-
-
 def _values(record: Record) -> PartitionValues:
     """Return a partition's values in the order of its spec."""
     return tuple(record[position] for position in range(len(record)))
@@ -240,23 +222,19 @@ def _fixed_partitions(table: Table, deletes: Iterable[DataFile]) -> set[_Partiti
 
 
 def _live_file(file: DataFile) -> LiveFile:
-    lower: Mapping[int, bytes] = file.lower_bounds or {}
-    upper: Mapping[int, bytes] = file.upper_bounds or {}
-    bucket, offset = lower.get(_BUCKET_ID), lower.get(_OFFSET_ID)
-    last, written = upper.get(_OFFSET_ID), upper.get(_TIMESTAMP_ID)
-    begun = lower.get(_TIMESTAMP_ID)
-    is_one_bucket = bucket is not None and bucket == upper.get(_BUCKET_ID) and offset is not None
+    bounds = SystemBounds.of(file.lower_bounds, file.upper_bounds)
+    first, last = bounds.first_offset, bounds.last_offset
     return LiveFile(
         path=file.file_path,
         spec_id=file.spec_id,
         partition=_values(file.partition),
-        bucket=struct.unpack("<i", bucket)[0] if is_one_bucket and bucket is not None else None,
-        start_offset=0 if offset is None else struct.unpack("<q", offset)[0],
+        bucket=None if first is None else bounds.bucket,
+        start_offset=first or 0,
         size_bytes=file.file_size_in_bytes,
         row_count=file.record_count,
-        end_offset=None if last is None else struct.unpack("<q", last)[0] + 1,
-        first_timestamp_us=None if begun is None else struct.unpack("<q", begun)[0],
-        last_timestamp_us=None if written is None else struct.unpack("<q", written)[0],
+        end_offset=None if last is None else last + 1,
+        first_timestamp_us=bounds.first_timestamp_us,
+        last_timestamp_us=bounds.last_timestamp_us,
         is_fixed=file.file_format is not FileFormat.PARQUET,
     )
 

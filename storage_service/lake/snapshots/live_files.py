@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,11 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.files.bounds import integer_bound
+from streamhouse.storage_service.lake.files.field_ids import (
+    BUCKET_FIELD_ID,
+    OFFSET_FIELD_ID,
+    TIMESTAMP_FIELD_ID,
+)
 from streamhouse.storage_service.lake.files.position_deletes import PATH_FIELD_ID, LakeFile
 from streamhouse.storage_service.lake.snapshots.manifests import (
     ManifestRow,
@@ -37,7 +42,6 @@ from streamhouse.storage_service.lake.snapshots.manifests import (
     live_rows,
     manifests_of,
 )
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST
 
 __all__ = [
     "DeleteEntry",
@@ -46,6 +50,7 @@ __all__ = [
     "LiveFiles",
     "LiveFilesCache",
     "ManifestFiles",
+    "SystemBounds",
     "added_files",
     "data_files",
     "delete_files",
@@ -57,8 +62,6 @@ FILES_KEPT_MAX: Final = 200_000
 _ADDED: Final = "#added"
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**63 - 1
-_BUCKET_ID: Final = SYSTEM_FIELD_ID_FIRST
-_OFFSET_ID: Final = SYSTEM_FIELD_ID_FIRST + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +283,34 @@ def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
     )
 
 
+class SystemBounds(NamedTuple):
+    """What the bounds of one data file say of its system columns; None is not known.
+
+    `bucket` is that of all its rows, None too if it has or may have several.
+    """
+
+    bucket: int | None
+    first_offset: int | None
+    last_offset: int | None
+    first_timestamp_us: int | None
+    last_timestamp_us: int | None
+
+    @classmethod
+    def of(
+        cls, lower: Mapping[int, bytes] | None, upper: Mapping[int, bytes] | None
+    ) -> SystemBounds:
+        """Read the bounds of a manifest's entry."""
+        lower, upper = lower or {}, upper or {}
+        bucket = lower.get(BUCKET_FIELD_ID)
+        return cls(
+            None if bucket != upper.get(BUCKET_FIELD_ID) else integer_bound(bucket),
+            integer_bound(lower.get(OFFSET_FIELD_ID)),
+            integer_bound(upper.get(OFFSET_FIELD_ID)),
+            integer_bound(lower.get(TIMESTAMP_FIELD_ID)),
+            integer_bound(upper.get(TIMESTAMP_FIELD_ID)),
+        )
+
+
 class _BucketFiles:
     """The data files of one manifest, by bucket; those that have several are `shared`."""
 
@@ -287,14 +318,15 @@ class _BucketFiles:
         self.by_bucket: dict[int, list[LakeFile]] = defaultdict(list)
         self.shared: list[LakeFile] = []
         for row in live_rows(io, manifest):
-            bucket = _only_bucket(row)
+            bounds = SystemBounds.of(row.lower_bounds, row.upper_bounds)
+            bucket, first, last = bounds.bucket, bounds.first_offset, bounds.last_offset
             file = LakeFile(
                 path=row.path,
                 file_format=row.format,
                 spec_id=manifest.partition_spec_id,
                 partition=row.partition,
-                first_offset=_offset(row.lower_bounds, unknown=0),
-                last_offset=_offset(row.upper_bounds, unknown=_HIGHEST - 1),
+                first_offset=0 if first is None else first,
+                last_offset=_HIGHEST - 1 if last is None else last,
                 is_shared=bucket is None,
             )
             (self.shared if bucket is None else self.by_bucket[bucket]).append(file)
@@ -304,17 +336,6 @@ class _BucketFiles:
         for members in self.by_bucket.values():
             yield from members
         yield from self.shared
-
-
-def _only_bucket(row: ManifestRow) -> int | None:
-    """Return the bucket of all rows of a file, None if it has or may have several."""
-    first, last = row.lower_bounds.get(_BUCKET_ID), row.upper_bounds.get(_BUCKET_ID)
-    return None if first is None or first != last else integer_bound(first)
-
-
-def _offset(bounds: Mapping[int, bytes], *, unknown: int) -> int:
-    bound = bounds.get(_OFFSET_ID)
-    return unknown if bound is None else integer_bound(bound)
 
 
 class LiveFiles:
