@@ -24,6 +24,7 @@ from streamhouse.storage_service.lake.guards.table_commits import (
     TableCommits,
     commit_request,
 )
+from streamhouse.storage_service.model.units import parse_boolean
 from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,
@@ -170,10 +171,7 @@ class TableRoutes:
 
     def drop(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
         """Drop a table, with `purgeRequested` its files too."""
-        purge = request.query.get("purgeRequested", "false").lower()
-        if purge not in ("true", "false"):
-            raise InvalidRequestError(f"purgeRequested = '{purge[:20]}' must be true or false")
-        if purge == "true":
+        if parse_boolean(request.query.get("purgeRequested", "false"), name="purgeRequested"):
             self._tables.purge(identifier)
         else:
             self._tables.drop(identifier)
