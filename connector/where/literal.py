@@ -38,6 +38,7 @@ from streamhouse.connector.where.text import parse_date, parse_double, parse_tim
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.lake.files.bounds import PlainValue
 from streamhouse.storage_service.model.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.lake_limits import decimal_of
 
 __all__ = [
     "DateOf",
@@ -290,7 +291,9 @@ def _double_cut(domain: _Domain, value: float) -> tuple[int, int]:
         low, high = domain.lowest, domain.highest + 1
         while low < high:
             middle = (low + high) // 2
-            if is_reached(float(_decimal(middle, domain.scale)) if domain.scale else float(middle)):
+            if is_reached(
+                float(decimal_of(middle, domain.scale)) if domain.scale else float(middle)
+            ):
                 high = middle
             else:
                 low = middle + 1
@@ -299,17 +302,11 @@ def _double_cut(domain: _Domain, value: float) -> tuple[int, int]:
     return first(lambda double: double >= value), first(lambda double: double > value)
 
 
-def _decimal(unscaled: int, scale: int) -> Decimal:
-    # Built from digits: arithmetic would round to the context's precision.
-    sign = 1 if unscaled < 0 else 0
-    return Decimal((sign, tuple(int(digit) for digit in str(abs(unscaled))), -scale))
-
-
 def _node_of_cut(column: PredicateColumn, op: Operator, first_equal: int, first_above: int) -> Node:
     domain = _domain(column.type)
 
     def plain(number: int) -> PlainValue:
-        return _decimal(number, domain.scale) if pa.types.is_decimal(column.type) else number
+        return decimal_of(number, domain.scale) if pa.types.is_decimal(column.type) else number
 
     def bound(first: int, symbol: Operator) -> Node:
         """Compare with the number `first`; `<=` and `>` name the number before it instead."""

@@ -40,6 +40,7 @@ __all__ = [
     "ValueLimit",
     "check_lake_schema",
     "decimal_limits",
+    "decimal_of",
     "least_value",
     "time_units",
 ]
@@ -117,10 +118,17 @@ def _full_names(name: str, t: pa.DataType) -> Iterator[str]:
 # -- values ------------------------------------------------------------------------------------
 
 
+def decimal_of(unscaled: int, scale: int) -> Decimal:
+    """Return `unscaled` with so many digits behind the point, exactly."""
+    # From a tuple: arithmetic would round to the context's precision.
+    digits = tuple(int(digit) for digit in str(abs(unscaled)))
+    return Decimal((int(unscaled < 0), digits, -scale))
+
+
 def least_value(t: pa.DataType) -> Number | None:
     """Return the least value of an integer or decimal type, None for another type."""
     if pa.types.is_decimal(t):
-        return _decimal(1 - 10**t.precision, t)
+        return decimal_of(1 - 10**t.precision, t.scale)
     bits: int = t.bit_width if pa.types.is_integer(t) else 0
     return -(1 << (bits - 1)) if bits else None
 
@@ -242,7 +250,7 @@ def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:
 def _of_decimals(name: str, t: pa.DataType) -> Iterator[ValueLimit]:
     for leaf in dict.fromkeys(_leaf_types(t)):
         if pa.types.is_decimal(leaf):
-            most = _decimal(10**leaf.precision - 1, leaf)
+            most = decimal_of(10**leaf.precision - 1, leaf.scale)
             yield ValueLimit(
                 column=name,
                 type=leaf,
@@ -270,7 +278,7 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
         width = field.parameter or 1
         if isinstance(least, Decimal):
             unscaled = 10**t.precision - 1
-            lowest: Number = _decimal(-(unscaled // width) * width, t)
+            lowest: Number = decimal_of(-(unscaled // width) * width, t.scale)
         else:
             lowest = -(-least // width) * width
         yield ValueLimit(
@@ -281,12 +289,6 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
             reason=f"that the lake's partition field {field} cannot hold: it takes none below"
             f" {lowest}",
         )
-
-
-def _decimal(unscaled: int, t: pa.DataType) -> Decimal:
-    # From a tuple: arithmetic would round to the context's precision.
-    digits = tuple(int(digit) for digit in str(abs(unscaled)))
-    return Decimal((int(unscaled < 0), digits, -t.scale))
 
 
 def _leaf_types(t: pa.DataType) -> Iterator[pa.DataType]:

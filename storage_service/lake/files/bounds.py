@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.model.lake_limits import decimal_of
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -78,7 +79,7 @@ def plain_bound(raw: bytes | None, data_type: pa.DataType) -> PlainValue | None:
         value: float = struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0]
         return None if value != value else value
     if pa.types.is_decimal(data_type):
-        return _decimal(int.from_bytes(raw, "big", signed=True), data_type)
+        return decimal_of(int.from_bytes(raw, "big", signed=True), data_type.scale)
     if pa.types.is_string(data_type):
         return _text(raw)
     if pa.types.is_binary(data_type):
@@ -155,9 +156,8 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | 
 def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | None:
     """Return a raw Parquet bound as a plain value, widened where units differ, or None."""
     if pa.types.is_decimal(t):
-        return _decimal(
-            int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else raw, t
-        )
+        unscaled = int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else raw
+        return decimal_of(unscaled, t.scale)
     if pa.types.is_timestamp(t):
         if not isinstance(raw, int):
             return None
@@ -173,12 +173,6 @@ def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | 
     if pa.types.is_boolean(t):
         return bool(raw)
     return int(raw) if pa.types.is_signed_integer(t) or pa.types.is_date32(t) else None
-
-
-def _decimal(unscaled: int, t: pa.DataType) -> Decimal:
-    # From a tuple: arithmetic would round to the context's precision.
-    digits = tuple(int(digit) for digit in str(abs(unscaled)))
-    return Decimal((int(unscaled < 0), digits, -t.scale))
 
 
 def _text(raw: bytes) -> str | None:
