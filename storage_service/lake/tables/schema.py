@@ -22,8 +22,8 @@ from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from streamhouse.storage_service.lake.files.field_ids import FieldPath, lake_arrow_schema
 from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
+from streamhouse.storage_service.lake.tables.column_types import iceberg_field, nested_fields
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
-from streamhouse.storage_service.lake.tables.types import iceberg_field, nested_fields
 from streamhouse.storage_service.model.lake import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
