@@ -29,7 +29,6 @@ from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
     answer_iceberg_error,
 )
-from streamhouse.storage_service.server.data.fetch_route import answer_fetch
 from streamhouse.storage_service.server.data.key_read_route import (
     answer_count,
     answer_lookup,
@@ -37,8 +36,8 @@ from streamhouse.storage_service.server.data.key_read_route import (
     answer_row,
     row_in_memory,
 )
+from streamhouse.storage_service.server.data.log_read_route import answer_fetch, answer_subscribe
 from streamhouse.storage_service.server.data.stage_route import answer_stage
-from streamhouse.storage_service.server.data.subscribe_route import answer_subscribe
 from streamhouse.storage_service.server.data.write_route import (
     answer_append,
     answer_delete,

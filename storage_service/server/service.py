@@ -26,8 +26,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.server.access.access import AccessControl
-from streamhouse.storage_service.server.access.foreign_requests import ForeignRequests
+from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory
 from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns

@@ -1,1 +1,1 @@
-"""Who may do what: tokens, grants, and what each route needs."""
+"""Who may do what: `AccessControl`, `ForeignRequests`, and `Grants`, which has the tokens."""

@@ -1,1 +1,4 @@
-"""The control routes: tables, transactions, tiering, backups, and the Iceberg catalog."""
+"""The control routes: tables, transactions, tiering, backups, and the Iceberg catalog.
+
+`build_control_plane` makes the FastAPI application, `IcebergRoutes` answers below `/iceberg`.
+"""

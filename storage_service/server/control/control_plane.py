@@ -47,7 +47,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import METRICS_CONTENT_TYPE
-from streamhouse.storage_service.server.status.status_page import status_page
+from streamhouse.storage_service.server.status.status import status_page
 
 __all__ = ["build_control_plane"]
 

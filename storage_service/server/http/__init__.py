@@ -1,1 +1,4 @@
-"""Connections, requests and answers, and the bounds on their number, time and memory."""
+"""Connections, requests and answers, and the bounds on their number, time and memory.
+
+`HttpExchange` is one request and its answer; everything above speaks to it.
+"""

@@ -1,1 +1,1 @@
-"""What people look at: metrics, the status page, log lines."""
+"""What people look at: `ServiceMetrics`, `StatusSampler` with its page, log lines."""

@@ -1,18 +1,25 @@
-"""What people look at: every table's rows, rates, bytes and lake lag, with a short history.
+"""The status page and what it shows: rows, rates, bytes and lake lag of tables, lately and now.
 
 One sample every few seconds, a bounded number of them for a bounded number of tables; nothing is
 read from disk for it but, once each, the timestamp of the oldest batch that a lake does not have.
+The page is one file with no data in it: its script asks `/v1/status`, with the token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import importlib.resources
 import json
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+
+from fastapi.responses import Response
 
 from streamhouse.storage_service.engine.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -21,7 +28,7 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["STATUS_INTERVAL_MS", "StatusSampler"]
+__all__ = ["STATUS_INTERVAL_MS", "StatusSampler", "status_page"]
 
 _logger = logging.getLogger(__name__)
 
@@ -198,3 +205,34 @@ def _read_ages(tables: Iterable[OpenTable]) -> None:
         except StreamhouseError as error:
             # A damaged log shows up where it is read; the page must not fail for it.
             _logger.debug("event=status_unreadable table=%s why=%r", table.path, error.message)
+
+
+_HTML: Final = (
+    importlib.resources.files(__package__).joinpath("page", "status.html").read_text("utf-8")
+)
+
+
+def _policy(html: str) -> str:
+    """Allow the page's own script, by its digest, and requests to this service: nothing else."""
+    scripts = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
+    digests = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts
+    ]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+_HEADERS: Final = {
+    "Content-Security-Policy": _policy(_HTML),
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def status_page() -> Response:
+    """Return the page."""
+    return Response(_HTML, media_type="text/html; charset=utf-8", headers=_HEADERS)

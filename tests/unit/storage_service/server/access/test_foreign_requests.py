@@ -11,7 +11,7 @@ import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import ForbiddenError, InvalidRequestError
-from streamhouse.storage_service.server.access.foreign_requests import ForeignRequests
+from streamhouse.storage_service.server.access.access import ForeignRequests
 from tests.support.in_process_service import in_process_service
 
 HERE = "127.0.0.1:8765"
