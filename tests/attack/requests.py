@@ -14,7 +14,7 @@ import shutil
 import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.routes import ROUTES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
@@ -188,34 +189,6 @@ class _Listener:
                     self.calls.append(b"")
 
 
-_TABLE_ROUTES: Final = (
-    ("GET", ""),
-    ("DELETE", ""),
-    ("PATCH", "/properties"),
-    ("PUT", "/partitioning"),
-    ("PATCH", "/schema"),
-    ("POST", "/adopt"),
-    ("GET", "/state"),
-    ("GET", "/offsets"),
-    ("GET", "/sizes"),
-    ("GET", "/lake/pins"),
-    ("PUT", "/lake/pins/me"),
-    ("DELETE", "/lake/pins/me"),
-    ("POST", "/transactions"),
-    ("GET", "/transactions/{id}"),
-    ("POST", "/transactions/{id}/commit"),
-    ("POST", "/transactions/{id}/abort"),
-    ("POST", "/transactions/{id}/stage"),
-    ("POST", "/append"),
-    ("POST", "/upsert"),
-    ("POST", "/delete"),
-    ("POST", "/lookup"),
-    ("POST", "/prefix_lookup"),
-    ("GET", "/rows/{id}"),
-    ("GET", "/count"),
-    ("GET", "/buckets/0/fetch"),
-    ("GET", "/subscribe"),
-)
 _CATALOG_ROUTES: Final = (
     ("GET", "/config"),
     ("GET", "/namespaces"),
@@ -232,28 +205,17 @@ _CATALOG_ROUTES: Final = (
     ("GET", "/namespaces/default/tables/{table}/credentials"),
     ("POST", "/namespaces/default/tables/{table}/metrics"),
 )
-_OTHER_ROUTES: Final = (
-    ("GET", "/health"),
-    ("GET", "/"),
-    ("GET", "/ready"),
-    ("GET", "/metrics"),
-    ("GET", "/docs"),
-    ("GET", "/v1/status"),
-    ("GET", "/v1/lake/catalog"),
-    ("GET", "/v1/databases"),
-    ("POST", "/v1/databases"),
-    ("DELETE", "/v1/databases/{id}"),
-    ("GET", "/v1/tables"),
-    ("POST", "/v1/tables"),
-    ("GET", "/v1/tiering"),
-    ("POST", "/v1/tiering/claim"),
-    ("POST", "/v1/tiering/heartbeat"),
-    ("POST", "/v1/tiering/complete"),
-    ("POST", "/v1/tiering/fail"),
-    ("POST", "/v1/admin/backup"),
-    ("DELETE", "/v1/admin/backup"),
-    ("GET", "/nowhere"),
-)
+
+
+def _service_routes() -> Iterator[tuple[str, str]]:
+    """Yield every route of the service but the catalog's, its parameters as `send` fills them."""
+    for route in ROUTES:
+        if route.answer in (Answer.DATA, Answer.CONTROL, Answer.PAGES):
+            path = route.path.replace("{path}", "{table}").replace("/...", "/{id}")
+            path = path.replace("{bucket}", "0").replace("{holder}", "me")
+            path = path.replace("{name}", "{id}").replace("{transaction_id}", "{id}")
+            for method in route.method.split(", "):
+                yield method, path
 
 
 class _Attack:
@@ -272,9 +234,9 @@ class _Attack:
         self._drawn = HostileRequests(chance, place, listener)
         self._report = report
         self.routes = (
-            *((method, f"/v1/tables/{{table}}{rest}") for method, rest in _TABLE_ROUTES),
+            *_service_routes(),
             *((method, f"/iceberg/v1{rest}") for method, rest in _CATALOG_ROUTES),
-            *_OTHER_ROUTES,
+            ("GET", "/nowhere"),
         )
 
     def send(self, method: str, route: str) -> None:
