@@ -83,7 +83,7 @@ def _append_seconds(directory: Path, pieces: list[bytes], rows: int) -> float:
     log = _open(directory)
     start = time.perf_counter()
     for sequence, piece in enumerate(pieces, 1):
-        log.append(piece, row_count=rows, schema_id=1, writer_id=1, sequence=sequence)
+        log.append(RoutedBatch(0, rows, piece, 1, writer_id=1, sequence=sequence))
         log.flush()
         log.publish()
     seconds = time.perf_counter() - start
@@ -143,7 +143,7 @@ def _read_and_recover(directory: Path, *, rows: int, bar: float) -> None:
     log = _open(directory / "log")
     while log.size_bytes < READ_BYTES:
         for _ in range(20):
-            log.append(payload, row_count=rows, schema_id=1)
+            log.append(RoutedBatch(0, rows, payload, 1))
         log.flush()
     log.publish()
     byte_count = log.high_watermark // rows * len(payload)

@@ -105,35 +105,36 @@ class AppendQueue:
 
     def add(
         self,
+        batch: RoutedBatch,
         payload: Buffer,
         *,
-        row_count: int,
-        schema_id: int,
-        writer_id: int,
-        sequence: int,
         durable_offset: int,
         timestamp_us: int = 0,
     ) -> AppendResult:
-        """Queue a batch that `WriterStates.find` does not know; stamped now without a time."""
-        assert 0 < row_count <= _ROWS_MAX
+        """Queue a batch that `WriterStates.find` does not know; stamped now without a time.
+
+        `payload` is the batch's, as `checked_payload` returned it.
+        """
+        assert 0 < batch.row_count <= _ROWS_MAX
         base_offset = self._next_offset
-        end_offset = base_offset + row_count
+        end_offset = base_offset + batch.row_count
+        writer_id = batch.writer_id
         timestamp_before = self._last_timestamp_us
         timestamp_us = self.stamp_us(timestamp_us)
         buffers = encode_frame(
             payload,
             base_offset=base_offset,
-            row_count=row_count,
-            schema_id=schema_id,
+            row_count=batch.row_count,
+            schema_id=batch.schema_id,
             timestamp_us=timestamp_us,
             writer_id=writer_id,
-            sequence=sequence,
+            sequence=batch.sequence,
             durable_offset=durable_offset,
         )
         window_before = None
         if writer_id:
-            batch = (sequence, base_offset, end_offset, timestamp_us)
-            window_before = self._writers.record(writer_id, batch)
+            remembered = (batch.sequence, base_offset, end_offset, timestamp_us)
+            window_before = self._writers.record(writer_id, remembered)
         size_bytes = sum(map(len, buffers))
         frame = WrittenFrame(base_offset, end_offset, timestamp_us, size_bytes, buffers[0])
         self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))

@@ -271,14 +271,7 @@ def _append(unit: _Unit) -> bool:
     try:
         for tablet, batch in unit.entries:
             kept.setdefault(tablet, tablet.queued_count)
-            result = tablet.append(
-                batch.payload,
-                row_count=batch.row_count,
-                schema_id=batch.schema_id,
-                writer_id=batch.writer_id,
-                sequence=batch.sequence,
-                timestamp_us=batch.timestamp_us or now_us,
-            )
+            result = tablet.append(batch, now_us=now_us)
             results.append(result)
             # A repetition of a batch of this very group is not durable either.
             if result.end_offset > tablet.log_end_offset:

@@ -25,8 +25,13 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.append_queue import AppendQueue, AppendResult, checked_payload
-from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
+from streamhouse.storage_service.log.append_queue import (
+    AppendQueue,
+    AppendResult,
+    RoutedBatch,
+    checked_payload,
+)
+from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
 from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.log.segment_chain import SegmentChain
@@ -191,36 +196,27 @@ class LogTablet:
         """Whether a failed sync made it unsafe to append until the service restarts."""
         return bool(self._read_only_reason)
 
-    def append(
-        self,
-        payload: Buffer,
-        *,
-        row_count: int,
-        schema_id: int,
-        writer_id: int = 0,
-        sequence: int = 0,
-        timestamp_us: int = 0,
-    ) -> AppendResult:
+    def append(self, batch: RoutedBatch, *, now_us: int = 0) -> AppendResult:
         """Queue one batch and say where it will be once `flush` has made it durable.
 
-        The payload must not change until then. It is stamped `timestamp_us`, or now, but never
-        earlier than the batch before it. With a `writer_id`, a repeated sequence is answered
+        The payload must not change until then. A batch without a time is stamped `now_us`, or now,
+        but never earlier than the batch before it. With a writer, a repeated sequence is answered
         with its first offsets and not queued, and one out of order raises OutOfOrderSequenceError.
         A result that ends above `log_end_offset`, a duplicate's too, depends on the next flush.
         """
-        payload = checked_payload(payload, bytes_max=self._options.frame_bytes_max, log=self)
+        payload = checked_payload(batch.payload, bytes_max=self._options.frame_bytes_max, log=self)
+        timestamp_us = batch.timestamp_us or now_us
         with self._lock:
-            if known := self._queue.find(writer_id, sequence=sequence, row_count=row_count):
+            if known := self._queue.find(
+                batch.writer_id, sequence=batch.sequence, row_count=batch.row_count
+            ):
                 return known
             self._check_writable()
             if not self._queue and self._is_full(len(payload)):
                 self._roll(created_timestamp_us=self._queue.stamp_us(timestamp_us))
             return self._queue.add(
+                batch,
                 payload,
-                row_count=row_count,
-                schema_id=schema_id,
-                writer_id=writer_id,
-                sequence=sequence,
                 durable_offset=self._active.end_offset,
                 timestamp_us=timestamp_us,
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import StoredBatch
 from tests.support.log_harness import SettableClock, open_log, read_all
@@ -46,11 +47,7 @@ def write_log(directory: Path) -> None:
         clock.now_us += 1_500_000
         for payload, rows, schema_id, writer_id, sequence in group:
             log.append(
-                payload,
-                row_count=rows,
-                schema_id=schema_id,
-                writer_id=writer_id,
-                sequence=sequence,
+                RoutedBatch(0, rows, payload, schema_id, writer_id=writer_id, sequence=sequence)
             )
         log.flush()
     log.close()
@@ -81,7 +78,7 @@ def test_the_files_are_read_for_ever(tmp_path: Path, version: str) -> None:
         StoredBatch(6, 1, at + 1_500_000, 2, b"12345678"),
         StoredBatch(7, 1000, at + 3_000_000, 2, b"x" * 203),
     ]
-    again = log.append(b"?", row_count=2, schema_id=1, writer_id=_WRITER, sequence=1)
+    again = log.append(RoutedBatch(0, 2, b"?", 1, writer_id=_WRITER, sequence=1))
     assert (again.base_offset, again.is_duplicate) == (4, True)
     assert log.offset_for_timestamp(at + 1) == 4
     log.close()

@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
 from tests.support.crash_filesystem import Crash, CrashFilesystem
 from tests.support.log_harness import SettableClock, open_log
@@ -54,11 +55,14 @@ class LogMachine(RuleBasedStateMachine):
     def _send(self, batches: list[ModelBatch]) -> None:
         results = [
             self.log.append(
-                batch.payload,
-                row_count=batch.row_count,
-                schema_id=batch.schema_id,
-                writer_id=batch.writer_id,
-                sequence=batch.sequence,
+                RoutedBatch(
+                    0,
+                    batch.row_count,
+                    batch.payload,
+                    batch.schema_id,
+                    writer_id=batch.writer_id,
+                    sequence=batch.sequence,
+                )
             )
             for batch in batches
         ]

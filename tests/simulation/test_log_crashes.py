@@ -18,6 +18,7 @@ from typing import Final
 import pytest
 
 from streamhouse.storage_service.errors import StorageFailedError, UnknownOutcomeError
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
 from tests.support.crash_filesystem import Crash, CrashFilesystem, SimulatedCrash
@@ -103,11 +104,14 @@ class _Life:
         try:
             results = [
                 self.tablet.append(
-                    batch.payload,
-                    row_count=batch.row_count,
-                    schema_id=batch.schema_id,
-                    writer_id=batch.writer_id,
-                    sequence=batch.sequence,
+                    RoutedBatch(
+                        0,
+                        batch.row_count,
+                        batch.payload,
+                        batch.schema_id,
+                        writer_id=batch.writer_id,
+                        sequence=batch.sequence,
+                    )
                 )
                 for batch in batches
             ]

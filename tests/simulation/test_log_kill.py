@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from tests.support.log_harness import open_log, read_all
 
@@ -17,6 +18,7 @@ _OPTIONS = {"segment_bytes_max": 60_000, "index_interval_bytes": 1000}
 _WRITER = """
 import sys
 from pathlib import Path
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from tests.support.log_harness import open_log
 
@@ -26,7 +28,7 @@ while True:
     group = [b"%d;" % (number + n) * (1 + (number + n) % 300) for n in range(1 + number % 7)]
     for payload in group:
         number += 1
-        log.append(payload, row_count=1, schema_id=1, writer_id=3, sequence=number)
+        log.append(RoutedBatch(0, 1, payload, 1, writer_id=3, sequence=number))
     log.flush()
     print(number, flush=True)
 """
@@ -55,11 +57,7 @@ def test_acknowledged_batches_survive_kill_9_again_and_again(tmp_path: Path) -> 
         log = open_log(LocalFilesystem(), directory=directory, **_OPTIONS)
         stored = read_all(log)
         again = log.append(
-            stored[-1].payload,
-            row_count=1,
-            schema_id=1,
-            writer_id=3,
-            sequence=len(stored),
+            RoutedBatch(0, 1, stored[-1].payload, 1, writer_id=3, sequence=len(stored))
         )
         log.close()
 

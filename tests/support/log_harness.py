@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.log_tablet import (
     AppendResult,
@@ -52,7 +53,7 @@ def open_log(
 
 def store(log: LogTablet, *payloads: bytes, rows: int = 1, **more: int) -> list[AppendResult]:
     """Append batches as one group and make them visible."""
-    results = [log.append(payload, row_count=rows, schema_id=1, **more) for payload in payloads]
+    results = [log.append(RoutedBatch(0, rows, payload, 1, **more)) for payload in payloads]
     log.flush()
     log.publish()
     return results

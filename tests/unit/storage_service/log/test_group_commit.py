@@ -248,7 +248,7 @@ def test_a_crash_between_the_syncs_of_two_logs_is_completed_by_a_repetition(
 ) -> None:
     for directory in (_A, _B):
         log, batch = service.batch(directory, sequence=1)
-        log.append(batch.payload, row_count=2, schema_id=1, writer_id=9, sequence=1)
+        log.append(RoutedBatch(0, 2, batch.payload, 1, writer_id=9, sequence=1))
         log.write()
     service.logs[_A].sync()
     service.restart()

@@ -12,6 +12,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import AppendResult
 from tests.support.crash_filesystem import Crash, CrashFilesystem
 from tests.support.log_harness import (
@@ -44,8 +45,8 @@ def test_a_repeated_sequence_is_answered_with_its_first_offsets(disk: CrashFiles
 def test_a_repetition_within_one_group_is_recognised(disk: CrashFilesystem) -> None:
     log = open_log(disk)
 
-    first = log.append(b"a", row_count=1, schema_id=1, writer_id=9, sequence=1)
-    again = log.append(b"a", row_count=1, schema_id=1, writer_id=9, sequence=1)
+    first = log.append(RoutedBatch(0, 1, b"a", 1, writer_id=9, sequence=1))
+    again = log.append(RoutedBatch(0, 1, b"a", 1, writer_id=9, sequence=1))
 
     assert again == first._replace(is_duplicate=True)
     assert again.end_offset > log.log_end_offset, "it depends on the flush to come"
@@ -56,15 +57,15 @@ def test_an_out_of_order_sequence_is_refused_and_changes_nothing(disk: CrashFile
     store(log, b"a", writer_id=9, sequence=1)
 
     with pytest.raises(OutOfOrderSequenceError):
-        log.append(b"b", row_count=1, schema_id=1, writer_id=9, sequence=3)
+        log.append(RoutedBatch(0, 1, b"b", 1, writer_id=9, sequence=3))
 
     assert store(log, b"b", writer_id=9, sequence=2)[0].base_offset == 1
 
 
 def test_take_back_forgets_batches_and_their_sequences(disk: CrashFilesystem) -> None:
     log = open_log(disk)
-    log.append(b"a", row_count=5, schema_id=1, writer_id=9, sequence=1)
-    log.append(b"b", row_count=5, schema_id=1, writer_id=9, sequence=2)
+    log.append(RoutedBatch(0, 5, b"a", 1, writer_id=9, sequence=1))
+    log.append(RoutedBatch(0, 5, b"b", 1, writer_id=9, sequence=2))
 
     log.take_back(keep=1)
     retried = store(log, b"c", rows=2, writer_id=9, sequence=2)[0]
@@ -76,7 +77,7 @@ def test_take_back_forgets_batches_and_their_sequences(disk: CrashFilesystem) ->
 def test_disk_full_refuses_the_group_and_the_log_goes_on(disk: CrashFilesystem) -> None:
     log = open_log(disk)
     store(log, b"kept", writer_id=9, sequence=1)
-    log.append(b"refused", row_count=7, schema_id=1, writer_id=9, sequence=2)
+    log.append(RoutedBatch(0, 7, b"refused", 1, writer_id=9, sequence=2))
     disk.errors = {disk.steps: errno.ENOSPC}
 
     with pytest.raises(StorageFailedError, match="nothing was stored"):
@@ -90,7 +91,7 @@ def test_disk_full_refuses_the_group_and_the_log_goes_on(disk: CrashFilesystem) 
 def test_a_failed_sync_makes_the_log_read_only_until_restart(disk: CrashFilesystem) -> None:
     log = open_log(disk)
     store(log, b"kept")
-    log.append(b"unknown", row_count=1, schema_id=1, writer_id=9, sequence=1)
+    log.append(RoutedBatch(0, 1, b"unknown", 1, writer_id=9, sequence=1))
     disk.errors = {disk.steps + 1: errno.EIO}
 
     with pytest.raises(UnknownOutcomeError, match="may or may not be stored"):
@@ -99,7 +100,7 @@ def test_a_failed_sync_makes_the_log_read_only_until_restart(disk: CrashFilesyst
     assert log.is_read_only
     assert payloads_of(read_all(log)) == [b"kept"]
     with pytest.raises(StorageFailedError, match="read-only"):
-        log.append(b"more", row_count=1, schema_id=1)
+        log.append(RoutedBatch(0, 1, b"more", 1))
     log.close()
     disk.restart(Crash.POWER)
     log = open_log(disk)
@@ -109,7 +110,7 @@ def test_a_failed_sync_makes_the_log_read_only_until_restart(disk: CrashFilesyst
 
 def test_a_bucket_that_cannot_be_truncated_is_read_only(disk: CrashFilesystem) -> None:
     log = open_log(disk)
-    log.append(b"x", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"x", 1))
     disk.errors = {disk.steps: errno.ENOSPC, disk.steps + 1: errno.EIO}
 
     with pytest.raises(StorageFailedError):
@@ -128,7 +129,7 @@ def test_disk_full_while_rolling_refuses_appends_until_there_is_room(
             continue  # a directory that cannot be synced is another test
         disk.errors = {disk.steps + step: errno.ENOSPC}
         with pytest.raises(StorageFailedError, match="new segment"):
-            log.append(b"y" * 150, row_count=1, schema_id=1)
+            log.append(RoutedBatch(0, 1, b"y" * 150, 1))
         assert not log.is_read_only
     disk.errors = {}
 
@@ -145,7 +146,7 @@ def test_a_new_segment_whose_name_may_be_lost_makes_the_log_read_only(
     disk.errors = {disk.steps + 13: errno.EIO}
 
     with pytest.raises(StorageFailedError, match="new segment"):
-        log.append(b"y" * 150, row_count=1, schema_id=1)
+        log.append(RoutedBatch(0, 1, b"y" * 150, 1))
 
     assert log.is_read_only
     assert len(read_all(log)) == 1
@@ -153,7 +154,7 @@ def test_a_new_segment_whose_name_may_be_lost_makes_the_log_read_only(
 
 def test_a_mark_that_cannot_be_written_does_not_fail_the_append(disk: CrashFilesystem) -> None:
     log = open_log(disk)
-    log.append(b"x", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"x", 1))
     disk.errors = {disk.steps + 2: errno.EIO}
 
     log.flush()
@@ -179,13 +180,13 @@ def test_a_damaged_batch_is_never_returned_and_good_ones_before_it_are(
 
 def test_a_closed_log_takes_nothing_more(disk: CrashFilesystem) -> None:
     log = open_log(disk)
-    log.append(b"never flushed", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"never flushed", 1))
 
     log.close()
     log.close()
 
     with pytest.raises(StorageFailedError, match="closed"):
-        log.append(b"x", row_count=1, schema_id=1)
+        log.append(RoutedBatch(0, 1, b"x", 1))
     with pytest.raises(StorageFailedError, match="closed; nothing was stored"):
         log.flush()
     assert open_log(disk).high_watermark == 0
@@ -193,7 +194,7 @@ def test_a_closed_log_takes_nothing_more(disk: CrashFilesystem) -> None:
 
 def test_a_log_closed_between_write_and_sync_does_not_acknowledge(disk: CrashFilesystem) -> None:
     log = open_log(disk)
-    log.append(b"x", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"x", 1))
     log.write()
 
     log.close()

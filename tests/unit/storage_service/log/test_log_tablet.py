@@ -10,6 +10,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     RequestTooLargeError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import AppendResult, LogOptions
 from tests.support.crash_filesystem import CrashFilesystem
@@ -40,8 +41,8 @@ def test_offsets_are_dense_and_rows_come_back_as_sent(disk: CrashFilesystem) -> 
     clock = SettableClock(5)
     log = open_log(disk, clock_us=clock)
 
-    first = log.append(b"first", row_count=3, schema_id=1)
-    second = log.append(memoryview(b"second"), row_count=2, schema_id=9)
+    first = log.append(RoutedBatch(0, 3, b"first", 1))
+    second = log.append(RoutedBatch(0, 2, memoryview(b"second"), 9))
     log.flush()
     log.publish()
 
@@ -65,7 +66,7 @@ def test_rows_are_invisible_before_publish_and_not_durable_before_flush(
 ) -> None:
     log = open_log(disk)
 
-    log.append(b"rows", row_count=4, schema_id=1)
+    log.append(RoutedBatch(0, 4, b"rows", 1))
     assert (log.high_watermark, log.log_end_offset) == (0, 0)
     log.flush()
     assert (log.high_watermark, log.log_end_offset) == (0, 4)
@@ -78,9 +79,9 @@ def test_rows_are_invisible_before_publish_and_not_durable_before_flush(
 
 def test_publish_up_to_an_end_shows_no_more(disk: CrashFilesystem) -> None:
     log = open_log(disk)
-    log.append(b"a", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"a", 1))
     log.flush()
-    log.append(b"b", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"b", 1))
     log.flush()
 
     log.publish(1)
@@ -192,7 +193,7 @@ def test_a_roll_is_durable_step_by_step(disk: CrashFilesystem) -> None:
     store(log, b"x" * 150)
     before = len(disk.history)
 
-    log.append(b"y" * 150, row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"y" * 150, 1))
 
     assert disk.history[before:] == [
         ("create", f"{0:020d}.index.tmp"),
@@ -264,7 +265,7 @@ def test_offset_for_timestamp_ignores_unpublished_rows(disk: CrashFilesystem) ->
     log = open_log(disk, clock_us=clock)
     store(log, b"a")
     clock.now_us = 20
-    log.append(b"b", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"b", 1))
     log.flush()
 
     assert log.offset_for_timestamp(15) == log.high_watermark == 1
@@ -275,7 +276,7 @@ def test_a_batch_over_the_limit_is_refused(disk: CrashFilesystem, payload: bytes
     log = open_log(disk, frame_bytes_max=100)
 
     with pytest.raises(RequestTooLargeError, match=f"a batch of {len(payload)} bytes"):
-        log.append(payload, row_count=1, schema_id=1)
+        log.append(RoutedBatch(0, 1, payload, 1))
 
     assert log.queued_count == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.segment_format import LogIdentity
 from streamhouse.storage_service.log.segment_roll import begin_log
 from tests.support.crash_filesystem import CrashFilesystem
@@ -290,7 +291,7 @@ def test_writers_are_remembered_without_their_newest_snapshot(
     log = open_log(disk, segment_bytes_max=300)
 
     for sequence in range(1, 5):
-        again = log.append(b"x", row_count=10, schema_id=1, writer_id=9, sequence=sequence)
+        again = log.append(RoutedBatch(0, 10, b"x", 1, writer_id=9, sequence=sequence))
         assert (again.base_offset, again.is_duplicate) == (sequence * 10 - 10, True)
 
 

@@ -14,6 +14,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     StorageFailedError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import CrashFilesystem
@@ -103,7 +104,7 @@ def test_an_empty_log_is_left_alone(disk: CrashFilesystem) -> None:
 def test_unpublished_rows_are_kept(disk: CrashFilesystem) -> None:
     clock = SettableClock(0)
     log = open_log(disk, clock_us=clock)
-    log.append(b"x", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"x", 1))
     log.flush()
 
     assert log.apply_retention(timestamp_us_before=99, offset_max=99) == 0
@@ -115,7 +116,7 @@ def test_unpublished_rows_are_kept(disk: CrashFilesystem) -> None:
 
 def test_queued_batches_survive_a_retention_run(disk: CrashFilesystem) -> None:
     log = _five_segments(disk)
-    log.append(b"queued", row_count=1, schema_id=1)
+    log.append(RoutedBatch(0, 1, b"queued", 1))
 
     log.apply_retention(timestamp_us_before=1 << 60, offset_max=50)
     log.flush()
