@@ -53,7 +53,7 @@ def test_tables_workers_and_errors_are_drawn(tmp_path: Path, artifacts: Path) ->
             client.upsert("customers", rows)
             # Tables are shown once they have been measured, every few seconds.
             while len(client.status()["tables"]) < 2:
-                time.sleep(0.1)
+                time.sleep(0.1)  # sleep: another process measures them
             claimed = client.claim_tiering("worker-1", tables=["orders"], force=True)
             client.fail_tiering("orders", epoch=claimed.epoch, error="the catalog is <b>away</b>")
             claimed = client.claim_tiering("worker-2", tables=["orders"], force=True)
