@@ -1,4 +1,9 @@
-"""The storage service's Python client: the one door for connector, tiering and applications."""
+"""The storage service's Python client: the one door for connector, tiering and applications.
+
+`StorageClient` sends what others say over one `transport`: rows (`writes`, `reads`,
+`transactions`), what is asked of tables (`tables`) and what tiering workers ask (`tiering`). A
+`Producer` writes in the background.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from streamhouse.storage_service.client.storage_client import (
     TOKEN_VARIABLE,
     StorageClient,
 )
-from streamhouse.storage_service.client.tiering_calls import TieringIdle
+from streamhouse.storage_service.client.tiering import TieringIdle
 from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.client.writes import AppendWriter
 from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus

@@ -17,7 +17,7 @@ from streamhouse.storage_service.client import reads
 from streamhouse.storage_service.client.endpoint import with_ca_file
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.client.tables import TableCalls
-from streamhouse.storage_service.client.tiering_calls import TieringCalls
+from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.client.writes import AppendWriter, TableWrites

@@ -25,7 +25,7 @@ class TieringIdle:
 
 
 class TieringCalls:
-    """The tiering half of the client."""
+    """The calls of `StorageClient` that tiering workers make."""
 
     _transport: HttpTransport
 
