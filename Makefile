@@ -73,6 +73,12 @@ integration: java setup ## Everything in integration/, with each foreign engine 
 	$(BIN)/python -m integration.judges.environment
 	$(BIN)/python -m pytest integration
 
+.PHONY: thorough
+thorough: setup ## The properties with forty times the examples of `make test` [SEED=n]
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/property tests/simulation \
+		--timeout 7200 $(if $(SEED),--hypothesis-seed $(SEED)) \
+		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 MINUTES ?= 60
 .PHONY: torture
 torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n], judge each time

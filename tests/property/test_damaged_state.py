@@ -28,6 +28,7 @@ from tests.support.attacked_directory import (
     judge,
 )
 from tests.support.attacks import Attack, attack, state_files
+from tests.support.examples import examples
 
 TABLE = {"1": "default.events", "2": "default.loads", "3": "other.quiet", "4": "default.users"}
 
@@ -82,7 +83,7 @@ def _check(verdicts: dict[str, Verdict], done: Attack | None) -> None:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_whatever_is_done_to_one_thing_no_table_answers_wrong(
     built: tuple[Path, Acknowledged], seed: int
 ) -> None:

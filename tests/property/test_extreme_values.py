@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.lake_limits import LakeLimits
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
+from tests.support.examples import examples
 from tests.support.extreme_values import decimals, extreme_rows, same_rows
 from tests.support.union_world import UnionWorld
 
@@ -124,7 +125,7 @@ sorts = st.sampled_from(["", "day", "at, huge", "zorder(day, at, name, amount)",
     parts=st.lists(batches(), min_size=1, max_size=3),
     wheres=st.lists(conditions(), min_size=1, max_size=6),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_taken_is_found(
     partitioned_by: list[str],
     layout: list[str],

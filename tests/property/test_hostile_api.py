@@ -1,13 +1,9 @@
-"""Requests drawn from the service's own OpenAPI, right and wrong ones: every answer is a good one.
-
-STREAMHOUSE_FUZZ_EXAMPLES=2000 makes it long.
-"""
+"""Requests drawn from the service's own OpenAPI, right and wrong ones: every answer is a good one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,9 +17,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.asgi_call import AsgiAnswer
+from tests.support.examples import examples
 from tests.support.in_process_service import InProcessService, in_process_service
 
-EXAMPLES: Final = int(os.environ.get("STREAMHOUSE_FUZZ_EXAMPLES", "150"))
 # No wait may be long, no table may be large: it is the answers that matter.
 _SMALL: Final = {
     "fetch_wait_ms_max": 1,
@@ -77,7 +73,7 @@ def _is_answered_well(answer: AsgiAnswer) -> None:
 
 
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(100),
     deadline=None,
     derandomize=True,
     phases=(Phase.generate,),

@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.wire import ipc_message
 from streamhouse.storage_service.wire.arrow_body import decode_fetch_body
 from tests.support.asgi_call import AsgiAnswer
+from tests.support.examples import examples
 from tests.support.in_process_service import InProcessService, append_body, in_process_service
 
 SCHEMA: Final = pa.schema(
@@ -131,7 +132,7 @@ def _broken(draw: st.DrawFn, body: bytes) -> bytes:
 
 
 _SETTINGS: Final = settings(
-    max_examples=200,
+    max_examples=examples(100),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.key_damage import Expected, judge, kv_directory, made_table
 
 pytestmark = pytest.mark.slow
@@ -84,7 +85,7 @@ def _older(path: Path, at: float, mask: int) -> None:
 _MUTATIONS = (_flip, _flip, _flip, _cut, _zero, _remove, _grow, _swap, _older)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(15))
 @given(
     mutation=st.sampled_from(_MUTATIONS),
     which=st.floats(0, 1, exclude_max=True),

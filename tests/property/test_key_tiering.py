@@ -17,6 +17,7 @@ from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
+from tests.support.examples import examples
 from tests.support.kv_rows import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules
 from tests.support.tiering_world import KeyTieringWorld, Killed
 
@@ -51,7 +52,7 @@ def partitionings(draw: st.DrawFn, rules: TableRules) -> list[str]:
     return list(names.values())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.data())
 def test_the_lake_is_the_model_after_every_round(data: st.DataObject) -> None:
     rules = data.draw(table_rules(merge=properties, types=TYPES))

@@ -17,6 +17,7 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.model.changelog import OPERATION_NONE
+from tests.support.examples import examples
 from tests.support.kv_bucket import LoggedBucket
 from tests.support.kv_model import identity
 from tests.support.kv_rows import (
@@ -114,7 +115,7 @@ def _apply(buckets: list[LoggedBucket], waiting: list[tuple[int, PlannedWrite]])
     waiting.clear()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_together_is_one_after_the_other(seed: int) -> None:
     with TemporaryDirectory() as folder:

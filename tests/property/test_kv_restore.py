@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
+from tests.support.examples import examples
 from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_model import identity
 from tests.support.kv_rows import Batch, random_batch, random_keys, random_rules
@@ -67,7 +68,7 @@ def check(seed: int, folder: Path) -> None:
         lost.tablet.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_restored_rows_are_the_lost_ones(seed: int) -> None:
     with TemporaryDirectory() as folder:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from tests.support.examples import examples
 from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_model import KvModel, identity
 from tests.support.kv_rows import Batch, random_batch, random_keys, random_rules
@@ -154,7 +155,7 @@ def check(seed: int) -> None:
             run.bucket.tablet.close()
 
 
-@settings(max_examples=max(settings.default.max_examples // 3, 5))
+@settings(max_examples=examples(16))
 @given(st.integers(0, 2**32))
 def test_a_bucket_is_a_dict_that_survives(seed: int) -> None:
     check(seed)

@@ -34,6 +34,7 @@ from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
+from tests.support.examples import examples
 from tests.support.faulty_catalog import (
     FaultyCatalog,
     conflict_after_landed,
@@ -233,7 +234,7 @@ def _world(folder: str, kind: str) -> Iterator[TieringWorld]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["key", "log"])
 @settings(
-    max_examples=3,
+    max_examples=examples(3),
     deadline=None,
     # An example takes seconds: it is reported as it was found.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
 from tests.support.crash_filesystem import Crash, CrashFilesystem
+from tests.support.examples import examples
 from tests.support.log_harness import SettableClock, open_log
 from tests.support.log_model import LogModel, ModelBatch
 
@@ -130,5 +131,5 @@ class LogMachine(RuleBasedStateMachine):
         self.model.check(self.log)
 
 
-LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+LogMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=25)
 TestLogEqualsModel = LogMachine.TestCase

@@ -22,6 +22,7 @@ from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.property.test_key_tiering import TYPES, partitionings
+from tests.support.examples import examples
 from tests.support.kv_rows import batches, table_rules
 from tests.support.tiering_world import KeyTieringWorld, Killed
 
@@ -46,7 +47,7 @@ limits = st.builds(
 )
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(st.data())
 def test_maintenance_changes_no_row(data: st.DataObject) -> None:
     rules = data.draw(table_rules(types=TYPES))

@@ -20,6 +20,7 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionOperation
+from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 _BUCKETS = 3
@@ -153,7 +154,7 @@ _LIVES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(20), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(is_keyed=st.booleans(), lives=_LIVES, seed=st.integers(0, 1 << 32))
 async def test_every_cut_shows_the_rows_before_or_after(
     is_keyed: bool, lives: list[list[str]], seed: int

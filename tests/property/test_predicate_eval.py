@@ -15,11 +15,12 @@ from streamhouse.connector.where.evaluation import filter_batch
 from streamhouse.connector.where.predicate import Node, Predicate
 from streamhouse.connector.where.pruning import may_match
 from streamhouse.storage_service.lake.files.bounds import row_group_statistics
+from tests.support.examples import examples
 from tests.support.predicate_model import evaluate, nodes, rows, to_batch, truth_values
 
 
 @given(nodes(), rows())
-@settings(max_examples=400)
+@settings(max_examples=examples(150))
 def test_every_row_gets_the_truth_value_of_the_model(
     node: Node, table_rows: list[dict[str, Any]]
 ) -> None:
@@ -43,7 +44,7 @@ def test_filtering_keeps_the_true_rows_of_a_slice_in_order(
 
 
 @given(nodes())
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_pickle_gives_the_same_predicate_back(node: Node) -> None:
     predicate = Predicate(node)
 
@@ -52,7 +53,7 @@ def test_pickle_gives_the_same_predicate_back(node: Node) -> None:
 
 
 @given(st.lists(nodes(), min_size=5, max_size=20), rows(), st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 def test_a_row_group_that_is_pruned_has_no_matching_row(
     trees: list[Node], table_rows: list[dict[str, Any]], as_integers: bool
 ) -> None:

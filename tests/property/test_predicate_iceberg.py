@@ -57,6 +57,7 @@ from streamhouse.storage_service.lake.files.partition_layout import (
     split_by_partition,
 )
 from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
+from tests.support.examples import examples
 from tests.support.predicate_model import (
     COLUMNS,
     SORT_KEY,
@@ -124,7 +125,7 @@ def test_the_lake_schema_has_every_column_of_the_model() -> None:
 
 
 @given(nodes(), rows(size_max=6))
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 def test_every_kept_row_is_accepted(node: Node, table_rows: list[dict[str, Any]]) -> None:
     accepts = expression_evaluator(
         LAKE_SCHEMA, to_iceberg_expression(Predicate(node)), case_sensitive=True
@@ -142,7 +143,7 @@ def test_the_partition_of_every_kept_row_is_accepted(
     t = TYPES[column]
 
     @given(leaves_of(COLUMNS[column]), rows(size_max=4, only=column))
-    @settings(max_examples=60)
+    @settings(max_examples=examples(30))
     def check(node: Node, table_rows: list[dict[str, Any]]) -> None:
         expression = to_iceberg_expression(Predicate(node))
         partitions = PartitionFilter({spec.spec_id: spec}, LAKE_SCHEMA, expression)
@@ -188,7 +189,7 @@ def _written(row: dict[str, Any], column: str, transform: Transform[Any, Any]) -
 
 
 @given(st.lists(nodes(), min_size=1, max_size=10), rows(size_max=4))
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 def test_a_file_that_is_pruned_has_no_kept_row(
     trees: list[Node], table_rows: list[dict[str, Any]]
 ) -> None:

@@ -17,6 +17,7 @@ from streamhouse.connector.where.predicate import Operator
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.schema import Schema
+from tests.support.examples import examples
 from tests.support.predicate_model import (
     OPERATORS,
     TYPES,
@@ -59,7 +60,7 @@ def _near(cells: list[Any]) -> st.SearchStrategy[Any]:
 
 
 @given(st.data(), cases(*EXACT), operators, st.integers(0, 12), st.integers(-15, 15))
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 def test_exact_literals_are_compared_without_truncation(
     data: st.DataObject, case: tuple[str, list[Any]], operator: Operator, scale: int, step: int
 ) -> None:
@@ -78,7 +79,7 @@ def test_exact_literals_are_compared_without_truncation(
 
 
 @given(st.data(), cases(*EXACT, "ratio", "amount"), operators, st.integers(-2, 2))
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 def test_double_literals_are_compared_as_doubles(
     data: st.DataObject, case: tuple[str, list[Any]], operator: Operator, steps: int
 ) -> None:
@@ -95,7 +96,7 @@ def test_double_literals_are_compared_as_doubles(
 
 
 @given(st.data(), cases("ratio", "amount"), operators, st.integers(0, 20))
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 def test_decimal_literals_are_compared_with_floats_as_doubles(
     data: st.DataObject, case: tuple[str, list[Any]], operator: Operator, scale: int
 ) -> None:
@@ -110,7 +111,7 @@ def test_decimal_literals_are_compared_with_floats_as_doubles(
 
 
 @given(cases("day", "at", "local"), operators, moments, st.sampled_from("TD"))
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 def test_dates_and_timestamps_are_compared_as_moments_in_utc(
     case: tuple[str, list[Any]], operator: Operator, moment: datetime.datetime, kind: str
 ) -> None:
@@ -130,7 +131,7 @@ def test_dates_and_timestamps_are_compared_as_moments_in_utc(
 
 
 @given(cases("day", "at", "local"), operators, st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 def test_literals_may_name_any_year(
     case: tuple[str, list[Any]], operator: Operator, data: st.DataObject
 ) -> None:
@@ -148,7 +149,7 @@ def test_literals_may_name_any_year(
 
 
 @given(cases("at", "local"), operators, st.dates(), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 def test_the_date_and_the_year_of_a_timestamp_are_ranges_of_it(
     case: tuple[str, list[Any]], operator: Operator, day: datetime.date, by_year: bool
 ) -> None:

@@ -23,6 +23,7 @@ from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.table_state import TieringReport
+from tests.support.examples import examples
 from tests.support.expiry_world import expiry_of
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 
@@ -192,7 +193,7 @@ def _check_retractions(table: OpenTable) -> None:
         assert live == {}
 
 
-@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(30), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     lives=st.lists(st.lists(st.sampled_from(sorted(ACTIONS)), max_size=12), min_size=1, max_size=3),
     seed=st.integers(0, 1 << 32),

@@ -21,10 +21,11 @@ from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.server.data.json_row import json_writers, key_reader, row_to_json
+from tests.support.examples import examples
 from tests.support.kv_rows import random_batch, random_keys, random_rules
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_a_row_is_written_as_json_dumps_writes_it(seed: int) -> None:
     random = Random(seed)
@@ -43,7 +44,7 @@ def test_a_row_is_written_as_json_dumps_writes_it(seed: int) -> None:
         assert f"{{{', '.join(texts)}}}" == json.dumps(row_to_json(row))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_the_bucket_of_a_key_is_that_of_its_row(seed: int) -> None:
     random = Random(seed)
@@ -85,7 +86,7 @@ _MICROSECONDS = st.integers(-(2**63), 2**63 - 1)
 _DIGITS = st.integers(1 - 10**38, 10**38 - 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(_DAYS, _MICROSECONDS, _MICROSECONDS, _DIGITS)
 def test_keys_and_rows_of_every_year_and_all_digits(
     days: int, utc: int, local: int, digits: int

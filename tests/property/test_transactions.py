@@ -19,6 +19,7 @@ from streamhouse.storage_service.errors import TransactionClosedError, Transacti
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
+from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 _BUCKETS = 3
@@ -186,7 +187,7 @@ _LIVES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(20), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(is_keyed=st.booleans(), lives=_LIVES, seed=st.integers(0, 1 << 32))
 async def test_a_cut_never_shows_half_of_a_transaction(
     is_keyed: bool, lives: list[list[list[str]]], seed: int

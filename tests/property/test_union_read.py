@@ -25,6 +25,7 @@ from streamhouse.connector.stream.stream_plan import plan_stream_range
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.round.round_planner import PlanLimits
+from tests.support.examples import examples
 from tests.support.union_world import ModelRow, UnionWorld, die_in_round
 
 BUCKETS = 2
@@ -277,7 +278,7 @@ class Life:
         return sum(at.high_watermark - reached[b] for b, at in state.positions.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     partitioned=st.booleans(),
     layout=st.sampled_from([{}, *LAYOUTS]),
@@ -304,7 +305,7 @@ aging_steps = st.one_of(
 agings = st.tuples(numbers, st.sampled_from([None, *AGING_DEATHS]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     partitioned=st.booleans(),
     layout=st.sampled_from(LAYOUTS),

@@ -27,6 +27,7 @@ from streamhouse.connector.stream.stream_position import Bootstrap
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.round.round_planner import PlanLimits
+from tests.support.examples import examples
 from tests.support.union_world import Address, KeyWorld, die_in_round
 
 BUCKETS = 2
@@ -256,7 +257,7 @@ class Life:
         return pa.Table.from_batches(batches, schema=plan.context.output_schema)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     partitioned=st.booleans(),
     history=st.booleans(),

@@ -26,6 +26,7 @@ from streamhouse.storage_service.lake.snapshots.coverage import covered_offsets
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS, TieringRound
+from tests.support.examples import examples
 from tests.support.tiering_world import Killed, TieringWorld, rows
 
 BUCKETS = 2
@@ -188,7 +189,7 @@ class _StalledRound:
             self._has_stopped.set()
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), suppress_health_check=list(HealthCheck))
 @given(
     roles=st.sampled_from([(LakeRole.ROWS,), (LakeRole.ROWS, LakeRole.BATCH)]),
     events=st.lists(_EVENT, min_size=3, max_size=12),
