@@ -14,16 +14,17 @@ from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.io import PY_IO_IMPL
+from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, InputStream, OutputFile
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
+from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
 from streamhouse.storage_service.lake.catalogs.rest_catalog import with_rest_catalog
 from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.lake.files.pyarrow_io import READ_ONLY_IO, SCHEMES
+from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.snapshots.coverage import CoveredOffsets, covered_offsets
 from streamhouse.storage_service.lake.snapshots.expressions import Expression
 from streamhouse.storage_service.lake.snapshots.live_files import (
@@ -42,6 +43,8 @@ from streamhouse.storage_service.model.schema import Column
 from streamhouse.storage_service.secret_sources import withheld_explained
 
 __all__ = ["OpenedTable", "SnapshotFiles", "SnapshotInfo", "load_table", "open_table"]
+
+_SCHEMES: Final = ("file", "s3", "s3a", "s3n")
 
 _lock: Final = threading.Lock()
 _catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
@@ -70,10 +73,60 @@ def load_table(catalog: LakeCatalog, name: str) -> Table | None:
 def _load_catalog(catalog: LakeCatalog) -> Catalog:
     properties = dict(catalog.properties)
     scheme = urlsplit(properties.get("warehouse", "")).scheme
-    if scheme in SCHEMES and PY_IO_IMPL not in properties:
-        properties[PY_IO_IMPL] = READ_ONLY_IO
+    if scheme in _SCHEMES and PY_IO_IMPL not in properties:
+        properties[PY_IO_IMPL] = f"{__name__}.{ReadOnlyLakeIO.__name__}"
     opened = load_catalog(catalog.name, **with_rest_catalog(properties))
     return guarded(opened, catalog.properties)
+
+
+class _LakeInput(InputFile):
+    """One metadata file."""
+
+    def __init__(self, filesystem: LakeFilesystem, location: str) -> None:
+        super().__init__(location)
+        self._filesystem = filesystem
+
+    def __len__(self) -> int:
+        return self._filesystem.size(self.location)
+
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        try:
+            self._filesystem.size(self.location)
+        except StorageFailedError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002 - its signature
+        """Open the file."""
+        stream: InputStream = self._filesystem.open_input(self.location)
+        return stream
+
+
+class ReadOnlyLakeIO(FileIO):
+    """Reads lake metadata through our own door to lake files; the catalog loads it by its name.
+
+    The library's stock file IO imports `pyarrow.dataset` and with it pandas, half a second that
+    every new planning process would pay before the first read.
+    """
+
+    def __init__(self, properties: Any) -> None:
+        super().__init__(properties)
+        self._filesystem = LakeFilesystem(properties)
+
+    def new_input(self, location: str) -> InputFile:
+        """Return the file at `location`."""
+        return _LakeInput(self._filesystem, location)
+
+    def new_output(self, location: str) -> OutputFile:
+        """Refuse: this IO is for planning."""
+        raise NotImplementedError(f"planning a read writes nothing, but wanted to: {location}")
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Refuse: this IO is for planning."""
+        raise NotImplementedError(f"planning a read deletes nothing, but wanted to: {location}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
