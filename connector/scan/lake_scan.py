@@ -31,10 +31,10 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.lake.files.bounds import integer_range, row_group_statistics
 from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.projection import FileColumns
 
 __all__ = ["read_lake_piece"]
 
-_FIELD_ID: Final = b"PARQUET:field_id"
 _BATCH_BYTES_MAX: Final = 32 << 20
 
 
@@ -114,13 +114,10 @@ class _Layout:
         piece: LakePiece,
         context: ScanContext,
     ) -> _Layout:
-        fields = file.schema_arrow
-        by_id = {
-            int(field.metadata[_FIELD_ID]): field.name
-            for field in fields
-            if field.metadata and _FIELD_ID in field.metadata
-        }
-        found = [(c, _name_in_file(c, by_id, fields.names)) for c in wanted]
+        schema = file.schema_arrow
+        in_file = FileColumns(schema)
+        places = [(column, in_file.position(column.field_id, column.name)) for column in wanted]
+        found = [(column, None if at is None else schema.names[at]) for column, at in places]
         return cls(tuple(found), piece.constants, piece.path, context.table)
 
     def name_of(self, column: ScanColumn) -> str | None:
@@ -170,13 +167,6 @@ class _Layout:
             adapted.append(array)
         schema = pa.schema([column.to_arrow() for column, _ in self.columns])
         return pa.RecordBatch.from_arrays(adapted, schema=schema)
-
-
-def _name_in_file(column: ScanColumn, by_id: Mapping[int, str], names: Sequence[str]) -> str | None:
-    if by_id:
-        return None if column.field_id is None else by_id.get(column.field_id)
-    # A file written without ids can only be matched by name (Iceberg: name mapping).
-    return column.name if column.name in names else None
 
 
 def _row_groups(metadata: pq.FileMetaData, piece: LakePiece) -> Iterator[tuple[int, int]]:

@@ -7,16 +7,36 @@ columns too.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.lake.files.field_ids import children_of
+from streamhouse.storage_service.lake.files.field_ids import FIELD_ID_KEY, children_of
 
-__all__ = ["project"]
+__all__ = ["FileColumns", "project"]
 
-_FIELD_ID: Final = b"PARQUET:field_id"
+
+class FileColumns:
+    """The columns of a file, or the fields of a struct in it: found by field id.
+
+    Where the file was written without ids, they are found by name (Iceberg: name mapping).
+    """
+
+    def __init__(self, fields: Iterable[pa.Field]) -> None:
+        fields = list(fields)
+        self._by_id = {
+            field_id: position
+            for position, field in enumerate(fields)
+            if (field_id := _field_id(field)) is not None
+        }
+        self._by_name = {field.name: position for position, field in enumerate(fields)}
+
+    def position(self, field_id: int | None, name: str) -> int | None:
+        """Return where the column is, None if the file lacks it."""
+        if not self._by_id:
+            return self._by_name.get(name)
+        return None if field_id is None else self._by_id.get(field_id)
 
 
 def project(rows: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
@@ -28,10 +48,10 @@ def project(rows: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
         a.equals(b, check_metadata=True) for a, b in zip(rows.schema, schema, strict=False)
     ) and (len(rows.schema) == len(schema)):
         return rows
-    has_ids = any(_field_id(field) is not None for field in rows.schema)
+    in_file = FileColumns(rows.schema)
     columns = []
     for wanted in schema:
-        position = _position(rows.schema, wanted, has_ids=has_ids)
+        position = in_file.position(_field_id(wanted), wanted.name)
         if position is None:
             columns.append(pa.chunked_array([_missing(wanted, rows.num_rows, path)]))
             continue
@@ -47,18 +67,8 @@ def project(rows: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
 
 
 def _field_id(field: pa.Field) -> int | None:
-    text = (field.metadata or {}).get(_FIELD_ID)
+    text = (field.metadata or {}).get(FIELD_ID_KEY)
     return None if text is None else int(text)
-
-
-def _position(fields: pa.Schema | list[pa.Field], wanted: pa.Field, *, has_ids: bool) -> int | None:
-    for position, field in enumerate(fields):
-        if has_ids and _field_id(field) == _field_id(wanted):
-            return position
-        # A file written without ids can only be matched by name (Iceberg: name mapping).
-        if not has_ids and field.name == wanted.name:
-            return position
-    return None
 
 
 def _missing(wanted: pa.Field, count: int, path: str) -> pa.Array:
@@ -78,10 +88,10 @@ def _conformed(array: pa.Array, wanted: pa.Field, path: str) -> pa.Array:
         return array.cast(wanted.type)
     mask = array.is_null() if array.null_count else None
     if pa.types.is_struct(wanted.type):
-        has_ids = any(_field_id(f) is not None for f in old)
+        in_file = FileColumns(old)
         children = []
         for child in new:
-            position = _position(old, child, has_ids=has_ids)
+            position = in_file.position(_field_id(child), child.name)
             if position is None:
                 children.append(_missing(child.with_nullable(True), len(array), path))
             else:
