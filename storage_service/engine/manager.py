@@ -20,7 +20,7 @@ from typing import Any, Final
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.lake_store import save_lake_state
 from streamhouse.storage_service.engine.directory.table_registry import TableRegistry

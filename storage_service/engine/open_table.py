@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
+from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.engine.write_gate import WriteGate
 from streamhouse.storage_service.errors import (

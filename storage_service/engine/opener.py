@@ -30,10 +30,10 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
 )
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter, Submit
+from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
-from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
 from streamhouse.storage_service.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.state_agreement import disagreements
+from streamhouse.storage_service.engine.transactions.state_agreement import disagreements
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     DECISION_SUFFIX,
     OPEN_SUFFIX,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.storage_service.engine.directory.backup import STAGING, clear_staging, stage_closed
+from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_closed
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.durable_json import read_json
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError

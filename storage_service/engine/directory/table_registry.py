@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from streamhouse.storage_service.engine.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.durable_json import sync_directory
 from streamhouse.storage_service.engine.directory.format_upgrade import find_former_tables

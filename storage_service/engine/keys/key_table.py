@@ -8,8 +8,8 @@ from pathlib import Path
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.row_reader import RowReader
+from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState

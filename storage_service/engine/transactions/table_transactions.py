@@ -23,7 +23,6 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.state_agreement import disagreements
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.open_transaction import (
     OpenTransaction,
@@ -34,6 +33,7 @@ from streamhouse.storage_service.engine.transactions.open_transaction import (
     find_joinable,
     spec_to_json,
 )
+from streamhouse.storage_service.engine.transactions.state_agreement import disagreements
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from streamhouse.storage_service.engine.directory.backup import (
+from streamhouse.storage_service.engine.backup import (
     STAGING,
     clear_staging,
     stage_running,

@@ -11,8 +11,8 @@ from typing import Any
 
 from fastapi import Request
 
+from streamhouse.storage_service.engine.lake_pins import LakePin
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePin
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
 from streamhouse.storage_service.errors import TableDamagedError
 from streamhouse.storage_service.model.offsets import buckets_to_json

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from fastapi.responses import Response
 
-from streamhouse.storage_service.engine.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator

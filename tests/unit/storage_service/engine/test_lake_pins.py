@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.storage_service.engine import lake_pins
+from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.engine.tiering_desk import lake_pins
-from streamhouse.storage_service.engine.tiering_desk.lake_pins import LakePins
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidRequestError,
