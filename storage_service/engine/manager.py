@@ -19,30 +19,25 @@ from typing import Any, Final
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.lake_store import save_lake_state
+from streamhouse.storage_service.engine.directory.table_files import save_lake_state
 from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
 from streamhouse.storage_service.engine.keys.key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writes import write_keys
-from streamhouse.storage_service.engine.log_writer import append_batches
-from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
+from streamhouse.storage_service.engine.open_table import Appended, LogTable, OpenTable
 from streamhouse.storage_service.engine.opener import (
+    Adoptable,
     NewTable,
     TableOpener,
-    close_tablets,
-)
-from streamhouse.storage_service.engine.property_change import changing_properties
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.engine.table_adoption import (
-    Adoptable,
     adopt_table,
     begin_adopted,
+    close_tablets,
     take_over,
 )
+from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.transactions.transaction_coordinator import (
     TransactionCoordinator,
@@ -361,8 +356,9 @@ class TabletManager:
         async with self.runtime.changing_files:
             table = self.table(path)
             info = self._registry.with_properties(path, updates=updates, removals=removals)
-            async with changing_properties(self.tiering, table, info):
+            async with self.tiering.changing(table, info):
                 table.info = await self.runtime.run(self._registry.keep, info)
+            await table.follow()
             return info
 
     async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
@@ -423,9 +419,9 @@ class TabletManager:
     # -- rows ----------------------------------------------------------------------------------
 
     async def append(self, table: LogTable, batches: Sequence[RoutedBatch]) -> Appended:
-        """Append all batches or none; see `append_batches`."""
+        """Append all batches or none; see `LogTable.append`."""
         try:
-            return await append_batches(table, batches, submit=self._committer.submit)
+            return await table.append(batches, submit=self._committer.submit)
         except StreamhouseError:
             # The log of a table dropped meanwhile is closed, which is not what the caller asked.
             self.check_open(table)

@@ -7,12 +7,15 @@ published only there, so what is read between two awaits is one consistent cut.
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.lake_pins import LakePins
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.engine.write_gate import WriteGate
 from streamhouse.storage_service.errors import (
@@ -20,6 +23,8 @@ from streamhouse.storage_service.errors import (
     HistoryDivergedError,
     StorageFailedError,
 )
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
@@ -27,7 +32,19 @@ from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["LogTable", "OpenTable"]
+__all__ = ["Appended", "LogTable", "OpenTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Where the rows of one write are: bucket -> (start, end).
+
+    Of an upsert or delete these are its changes; a bucket in which nothing changed has an empty
+    range.
+    """
+
+    ranges: Mapping[int, tuple[int, int]]
+    timestamp_us: int
 
 
 class OpenTable(abc.ABC):
@@ -280,6 +297,38 @@ class OpenTable(abc.ABC):
 
 class LogTable(OpenTable):
     """A table without a primary key: rows as they were appended."""
+
+    async def append(self, batches: Sequence[RoutedBatch], *, submit: Submit) -> Appended:
+        """Append all batches or none; they are durable and visible on return.
+
+        Once submitted the append happens, whatever becomes of the caller. A transaction of the
+        table that is being committed comes first.
+        """
+        if not batches:
+            return Appended(ranges={}, timestamp_us=clock_us())
+        unit = [(self.tablet(batch.bucket), batch) for batch in batches]
+        done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
+
+        def on_done(outcome: CommitOutcome) -> None:
+            self.gate.leave()
+            if not done.done():
+                done.set_result(outcome)
+
+        await self.gate.enter()
+        try:
+            submit(unit, on_done)
+        except BaseException:
+            self.gate.leave()
+            raise
+        outcome = await done
+        if outcome.error is not None:
+            raise outcome.error
+        ranges: dict[int, tuple[int, int]] = {}
+        for batch, result in zip(batches, outcome.results, strict=True):
+            start, end = ranges.get(batch.bucket, (result.base_offset, result.end_offset))
+            ranges[batch.bucket] = (min(start, result.base_offset), max(end, result.end_offset))
+        timestamp_us = max(result.timestamp_us for result in outcome.results)
+        return Appended(ranges=ranges, timestamp_us=timestamp_us)
 
     @property
     def row_count(self) -> int:

@@ -1,4 +1,10 @@
-"""From a table's description to the running table: recover logs and rows, load the lake state."""
+"""From a table's description to the running table: recover logs and rows, load the lake state.
+
+A table may begin with the lake it had elsewhere: its log starts where the lake ends. Then its id is
+durable first, the lake tables become this table's, its directory is filled, and at last
+service.json names it. A crash before that leaves no table, and lake tables that can be adopted
+again; nothing was written to them but whose they are.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
-from streamhouse.storage_service.engine.directory.lake_store import load_lake_state, save_lake_state
+from streamhouse.storage_service.engine.directory.table_files import (
+    load_lake_state,
+    save_lake_state,
+)
+from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
 from streamhouse.storage_service.engine.keys.key_bucket import (
     Damage,
     KeyBucket,
@@ -29,7 +39,7 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
     remake_rows,
 )
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.key_writer import KeyWriter, Submit
+from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -39,16 +49,28 @@ from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     HistoryDivergedError,
+    StorageFailedError,
     StreamhouseError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.rocksdb_store import is_damage
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.log.segment_format import LogIdentity
+from streamhouse.storage_service.log.segment_roll import begin_log
 from streamhouse.storage_service.model.lake import LakeState
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
-__all__ = ["NewTable", "TableOpener", "close_tablets"]
+__all__ = [
+    "Adoptable",
+    "NewTable",
+    "TableOpener",
+    "adopt_table",
+    "begin_adopted",
+    "close_tablets",
+    "take_over",
+]
 
 
 _logger = logging.getLogger(__name__)
@@ -274,3 +296,65 @@ def close_tablets(tablets: Iterable[LogTablet]) -> None:
     """Close logs, waiting for a commit under way."""
     for tablet in tablets:
         tablet.close()
+
+
+class Adoptable(Protocol):
+    """Lake tables that a table of this service can go on from. Blocking."""
+
+    @property
+    def descriptor(self) -> TableDescriptor:
+        """What the table is."""
+
+    @property
+    def owner_id(self) -> int:
+        """The table id that the lake tables have so far; the new one must be above."""
+
+    def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
+        """Make the lake tables those of the table with this id, and return the table."""
+
+
+def adopt_table(
+    find: Callable[[], Adoptable], registry: TableRegistry, directory: DataDirectory, now_us: int
+) -> NewTable:
+    """Fill the directory of the table that `find` finds, to be opened and added. Blocking.
+
+    It has no rows in the log.
+    """
+    found = find()
+    registry.check_new(found.descriptor)
+    return begin_adopted(take_over(found, registry, now_us), registry, directory, now_us)
+
+
+class TakenOver(NamedTuple):
+    """Lake tables that are a new table's by now, and that table."""
+
+    info: TableInfo
+    lake: LakeState
+
+
+def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOver:
+    """Make lake tables those of a new table's, which is still to be begun. Blocking."""
+    table_id = registry.reserve_table_id(above=found.owner_id)
+    return TakenOver(*found.take_over(table_id, now_us=now_us))
+
+
+def begin_adopted(
+    taken: TakenOver, registry: TableRegistry, directory: DataDirectory, now_us: int
+) -> NewTable:
+    """Fill the directory of the table that has taken lake tables over. Blocking."""
+    info, lake = taken
+    table_id = info.table_id
+    registry.make_directory(info)
+    try:
+        for bucket, end in lake.tiered_offsets.items():
+            begin_log(
+                directory.bucket(table_id, bucket),
+                first_offset=end,
+                identity=LogIdentity(table_id, bucket),
+                filesystem=LocalFilesystem(),
+                now_us=now_us,
+            )
+    except OSError as error:
+        registry.withdraw_table(info)
+        raise StorageFailedError(f"cannot create table '{info.path}': {error.strerror}") from error
+    return NewTable(info, lake, truncated_at_us=now_us)

@@ -42,6 +42,7 @@ __all__ = [
     "CommitLimits",
     "CommitOutcome",
     "GroupCommitter",
+    "Submit",
     "Unit",
 ]
 
@@ -57,6 +58,10 @@ class CommitOutcome(NamedTuple):
 
     results: tuple[AppendResult, ...]
     error: StreamhouseError | None
+
+
+Submit = Callable[[Unit, Callable[[CommitOutcome], None]], None]
+"""Hands a unit to the commit thread; `GroupCommitter.submit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.engine.directory.durable_json import (
+from streamhouse.storage_service.engine.directory.state_file import (
     read_json,
     replace_json,
     sync_directory,

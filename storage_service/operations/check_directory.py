@@ -13,13 +13,12 @@ from streamhouse.storage_service.engine.directory.data_directory import (
     DataDirectory,
 )
 from streamhouse.storage_service.engine.directory.format_upgrade import find_former_tables
-from streamhouse.storage_service.engine.directory.lake_store import load_lake_state
 from streamhouse.storage_service.engine.directory.service_state import (
     ServiceState,
     load_service_state,
 )
 from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.directory.table_file import load_table
+from streamhouse.storage_service.engine.directory.table_files import load_lake_state, load_table
 from streamhouse.storage_service.engine.directory.table_folders import find_strangers
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import (

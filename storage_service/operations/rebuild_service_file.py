@@ -18,7 +18,7 @@ from streamhouse.storage_service.engine.directory.service_state import (
     load_service_state,
     save_service_state,
 )
-from streamhouse.storage_service.engine.directory.table_file import read_table
+from streamhouse.storage_service.engine.directory.table_files import read_table
 from streamhouse.storage_service.engine.directory.table_folders import find_strangers
 from streamhouse.storage_service.errors import (
     CorruptDataError,

@@ -112,7 +112,7 @@ main()
     [
         "lake.guards.adoptable_lake hand_over before",
         "lake.guards.adoptable_lake hand_over after",
-        "engine.table_adoption begin_log after",
+        "engine.opener begin_log after",
         "engine.opener save_lake_state after",
         "engine.opener remake_rows before",
         "engine.keys.key_recovery _move before",

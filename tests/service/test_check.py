@@ -17,7 +17,7 @@ from pyiceberg.catalog import load_catalog
 from streamhouse.cli.check import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
-from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal
+from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore

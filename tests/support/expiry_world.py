@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import OverloadedError

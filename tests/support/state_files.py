@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal
-from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity, seal
 
 __all__ = ["content_of", "reseal", "state_file"]
 

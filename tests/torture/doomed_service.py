@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 def _expires_rows(directory: Any, table: Any, state: Any) -> bool:
     """Whether a lake state says of rows that they have expired that were not before."""
-    from streamhouse.storage_service.engine.directory.lake_store import load_lake_state
+    from streamhouse.storage_service.engine.directory.table_files import load_lake_state
 
     return bool(load_lake_state(directory, table).expired_offsets != state.expired_offsets)
 
@@ -58,7 +58,7 @@ def _removes_files(_: Any, commits: Any) -> bool:
 
 _SERVICE: Final = "streamhouse.storage_service"
 _FILES: Final = f"{_SERVICE}.engine.transactions.transaction_files"
-_LAKE_STORE: Final = f"{_SERVICE}.engine.directory.lake_store"
+_TABLE_FILES: Final = f"{_SERVICE}.engine.directory.table_files"
 _CATALOG: Final = f"{_SERVICE}.lake.catalogs.sql_commits"
 
 SERVICE_STEPS: Final = {
@@ -95,10 +95,10 @@ SERVICE_STEPS: Final = {
     ),
     "parts-dropping": Step(_FILES, "TransactionFiles.drop_parts", "before"),
     "outcomes-folded": Step(_FILES, "TransactionFiles.fold", "after"),
-    "lake-state-saving": Step(_LAKE_STORE, "save_lake_state", "before"),
-    "lake-state-saved": Step(_LAKE_STORE, "save_lake_state", "after"),
-    "expiry-saving": Step(_LAKE_STORE, "save_lake_state", "before", _expires_rows),
-    "expiry-saved": Step(_LAKE_STORE, "save_lake_state", "after", _expires_rows),
+    "lake-state-saving": Step(_TABLE_FILES, "save_lake_state", "before"),
+    "lake-state-saved": Step(_TABLE_FILES, "save_lake_state", "after"),
+    "expiry-saving": Step(_TABLE_FILES, "save_lake_state", "before", _expires_rows),
+    "expiry-saved": Step(_TABLE_FILES, "save_lake_state", "after", _expires_rows),
     "rows-expiring": Step(
         f"{_SERVICE}.engine.upkeep.row_expiry", "delete_of", "after", _deletes_old
     ),

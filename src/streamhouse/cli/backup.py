@@ -12,7 +12,7 @@ import click
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_closed
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.durable_json import read_json
+from streamhouse.storage_service.engine.directory.state_file import read_json
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.operations.backup_files import write_backup
 from streamhouse.storage_service.secret_sources import read_secret

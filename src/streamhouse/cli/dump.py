@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity
-from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.directory.table_file import read_table
+from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity
+from streamhouse.storage_service.engine.directory.table_files import read_table
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_scan import SegmentFrame, open_segment
 from streamhouse.storage_service.model.calendar import python_value

@@ -29,9 +29,11 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.engine.directory.durable_json import sync_directory
-from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity
-from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.directory.state_file import (
+    StateFile,
+    StateIdentity,
+    sync_directory,
+)
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 
 __all__ = ["DataDirectory"]

@@ -14,9 +14,12 @@ from streamhouse.storage_service.engine.directory.data_directory import (
     DROPPED_SUFFIX,
     DataDirectory,
 )
-from streamhouse.storage_service.engine.directory.lake_store import load_lake_state, save_lake_state
 from streamhouse.storage_service.engine.directory.service_state import KnownTable, ServiceState
-from streamhouse.storage_service.engine.directory.table_file import read_table
+from streamhouse.storage_service.engine.directory.table_files import (
+    load_lake_state,
+    read_table,
+    save_lake_state,
+)
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.segment_format import offsets_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.sealed_json import FORMAT_VERSION
+from streamhouse.storage_service.engine.directory.state_file import FORMAT_VERSION
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.model.table import TablePath
 

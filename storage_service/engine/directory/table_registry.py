@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.durable_json import sync_directory
 from streamhouse.storage_service.engine.directory.format_upgrade import find_former_tables
 from streamhouse.storage_service.engine.directory.service_state import (
     KnownTable,
@@ -29,7 +28,8 @@ from streamhouse.storage_service.engine.directory.service_state import (
     load_service_state,
     save_service_state,
 )
-from streamhouse.storage_service.engine.directory.table_file import load_table, write_table
+from streamhouse.storage_service.engine.directory.state_file import sync_directory
+from streamhouse.storage_service.engine.directory.table_files import load_table, write_table
 from streamhouse.storage_service.engine.directory.table_folders import (
     find_strangers,
     remove_remains,

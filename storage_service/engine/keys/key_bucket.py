@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.directory.durable_json import read_json, replace_json
+from streamhouse.storage_service.engine.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     StorageFailedError,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
+from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.errors import (
     InternalError,
     RequestTooLargeError,

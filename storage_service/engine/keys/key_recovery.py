@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.directory.durable_json import sync_directory
+from streamhouse.storage_service.engine.directory.state_file import sync_directory
 from streamhouse.storage_service.engine.keys.key_bucket import replay_log
 from streamhouse.storage_service.errors import (
     CorruptDataError,

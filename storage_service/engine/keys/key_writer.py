@@ -29,11 +29,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner, KeyRequest
+from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -44,10 +44,10 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.group_commit import CommitOutcome, Unit
+from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 
-__all__ = ["KeyWriter", "Submit"]
+__all__ = ["KeyWriter"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -56,12 +56,6 @@ _T = TypeVar("_T")
 _ROUND_ROWS_MAX: Final = 100_000
 _ROUND_REQUESTS_MAX: Final = 256
 _LOAD_ROWS: Final = 20_000
-
-
-class Submit(Protocol):
-    """Hands a unit to the commit thread; `GroupCommitter.submit`."""
-
-    def __call__(self, unit: Unit, on_done: Callable[[CommitOutcome], None]) -> None: ...
 
 
 class KeyWriter:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import further
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import (
     EMBEDDED_WORKER_ID,
     TieringAssignment,
@@ -390,6 +391,37 @@ class TieringCoordinator:
             await self.record(table, replace(table.lake, diverged=error.message, tiering_worker=""))
             self.round_of(table).end(self._runtime.monotonic_s())
             raise
+
+    @contextlib.asynccontextmanager
+    async def changing(self, table: OpenTable, changed: TableInfo) -> AsyncIterator[None]:
+        """Keep rounds from being claimed and reported while the table becomes `changed`.
+
+        If that is another batch layout, what is in the former one counts no more: readers turn to
+        the rows' own lake table, and a round that runs may go on, but its layout is not registered.
+        A crash in between leaves the former layout, to be made anew.
+
+        If other properties of the lake changed, a worker is to look now what is to be tidied:
+        nobody may write to the table any more, and a round that runs looks with the former ones.
+        """
+        async with self.round_of(table).lock:
+            lake = table.lake
+            if table.info.descriptor.batch_layout() != changed.descriptor.batch_layout():
+                lake = replace(
+                    lake,
+                    batch=None,
+                    batch_tiered_at_us=None,
+                    batch_since_epoch=lake.tiering_epoch,
+                )
+            if table.properties.of_lake() != changed.properties().of_lake():
+                lake = replace(
+                    lake,
+                    # Of a lake table that nobody has made yet nothing is due.
+                    maintenance_due_us=None if lake.snapshot_id is None else 0,
+                    altered_in_epoch=lake.tiering_epoch,
+                )
+            if lake is not table.lake:
+                await self.record(table, lake)
+            yield
 
     async def record(self, table: OpenTable, lake: LakeState) -> None:
         """Make `lake` the table's state, durably; under the lock of its round."""

@@ -18,7 +18,6 @@ from typing import Final, Protocol
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import StagedRows, chunks_of
@@ -33,7 +32,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.log.group_commit import CommitOutcome, Unit
+from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit, Unit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER

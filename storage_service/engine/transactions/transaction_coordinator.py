@@ -10,7 +10,6 @@ from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.keys.key_writer import Submit
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.open_transaction import StagedBytes
@@ -19,6 +18,7 @@ from streamhouse.storage_service.engine.transactions.transaction_commit import C
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = ["TransactionCoordinator"]

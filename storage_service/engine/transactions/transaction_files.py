@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.directory.sealed_json import StateIdentity, seal, unseal
+from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal, unseal
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     StorageFailedError,

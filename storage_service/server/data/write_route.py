@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import LogTable
+from streamhouse.storage_service.engine.open_table import Appended, LogTable
 from streamhouse.storage_service.errors import InvalidRequestError, UnsupportedError
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.appended import Appended
+from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.write_plan import delete_of
 from tests.support.expiry_world import TTL, ExpiryWorld, ids_of
 from tests.support.in_process_service import open_manager, table_descriptor

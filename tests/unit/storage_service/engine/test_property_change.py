@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.lake_store import load_lake_state
 from streamhouse.storage_service.engine.directory.service_state import load_service_state
+from streamhouse.storage_service.engine.directory.table_files import load_lake_state
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     InvalidRequestError,

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.appended import Appended
 from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     OutOfOrderSequenceError,

@@ -11,10 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.appended import Appended
-from streamhouse.storage_service.engine.directory.sealed_json import seal
+from streamhouse.storage_service.engine.directory.state_file import seal
 from streamhouse.storage_service.engine.keys import key_writes, older_keys
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep import row_expiry
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges

@@ -1,14 +1,21 @@
-"""`table.json`: a table as it was altered last, and how often that was."""
+"""The state files of one table: `table.json` and `lake.json`, which every table has.
+
+`table.json` is the table as it was altered last, and how often that was; `lake.json` is what the
+lake has of it.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.service_state import KnownTable
 from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["load_table", "read_table", "write_table"]
+__all__ = ["load_lake_state", "load_table", "read_table", "save_lake_state", "write_table"]
 
 
 def read_table(file: StateFile) -> tuple[TableInfo, int]:
@@ -49,3 +56,24 @@ def load_table(directory: DataDirectory, table_id: int, known: KnownTable) -> tu
 def write_table(file: StateFile, info: TableInfo, *, generation: int) -> None:
     """Make `info` the table, durably; raises as `StateFile.save`."""
     file.save({**info.to_json(), "generation": generation})
+
+
+def load_lake_state(directory: DataDirectory, table: TableInfo) -> LakeState:
+    """Return the saved state; it has every bucket.
+
+    Of a former release a table has one only once somebody tiered it.
+    """
+    nothing_tiered = dict.fromkeys(range(table.bucket_count), 0)
+    file = directory.lake_file(table.table_id)
+    if file.is_former and not file.exists():
+        return LakeState(tiered_offsets=nothing_tiered)
+    try:
+        state = LakeState.from_json(file.load())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataError(f"{file.path} holds no lake state: {error!r}") from error
+    return replace(state, tiered_offsets={**nothing_tiered, **state.tiered_offsets})
+
+
+def save_lake_state(directory: DataDirectory, table: TableInfo, state: LakeState) -> None:
+    """Make `state` the table's lake state; durable on return."""
+    directory.lake_file(table.table_id).save(state.to_json())

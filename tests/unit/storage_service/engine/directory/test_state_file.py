@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine.directory.durable_json import read_json, replace_json
+from streamhouse.storage_service.engine.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
 
 
