@@ -1,4 +1,4 @@
-"""Requests drawn from the service's own OpenAPI, right and wrong ones: every answer is a good one."""
+"""Requests drawn from the OpenAPI of the service, right and wrong: every answer is a good one."""
 
 from __future__ import annotations
 
