@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.cli.connection import endpoint_option, token_file_option
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake_coverage import BucketDivergence, LakeDivergence
 from streamhouse.storage_service.secret_sources import read_secret
 
@@ -19,12 +20,8 @@ __all__ = ["command"]
 @click.option(
     "--force", is_flag=True, help="Though another service tiered to the lake table just now."
 )
-@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the bearer token; default: the variable STREAMHOUSE_TOKEN.",
-)
+@endpoint_option
+@token_file_option
 def command(
     *, path: str, yes: bool, force: bool, endpoint: str | None, token_file: Path | None
 ) -> None:

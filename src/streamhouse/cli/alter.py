@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.cli.connection import endpoint_option
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["command"]
@@ -24,7 +25,7 @@ __all__ = ["command"]
 @click.option("--yes", is_flag=True, help="With --drop: do not ask.")
 @click.option("--set", "updates", multiple=True, metavar="KEY=VALUE", help="Set a property.")
 @click.option("--unset", "removals", multiple=True, metavar="KEY", help="Remove a property.")
-@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+@endpoint_option
 def command(
     path: str,
     endpoint: str | None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from streamhouse.cli.connection import token_file_option
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_closed
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
@@ -31,11 +32,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     "--with-lake", is_flag=True, help="Also the default Iceberg catalog and its warehouse."
 )
 @click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the service, if it runs.")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the bearer token; default: the variable STREAMHOUSE_TOKEN.",
-)
+@token_file_option
 @click.option("--discard-staged", is_flag=True, help="Give up a backup that was broken off before.")
 def command(
     *,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.cli.connection import endpoint_option, token_file_option
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake import parse_catalog_properties
 from streamhouse.storage_service.model.table import TablePath
@@ -71,12 +72,8 @@ _OF_COPIES: Final = {
     is_flag=True,
     help="Pass over later snapshots that overwrite or delete rows, instead of stopping there.",
 )
-@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the bearer token; default: the variable STREAMHOUSE_TOKEN.",
-)
+@endpoint_option
+@token_file_option
 @click.option("--threads", type=click.IntRange(min=1), help="Default: one per core.")
 def command(
     *,

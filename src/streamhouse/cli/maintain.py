@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.cli.connection import endpoint_option, token_file_option
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]
@@ -15,12 +16,8 @@ __all__ = ["command"]
 @click.command("maintain")
 @click.argument("table", metavar="DB.TABLE")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the bearer token; default: the variable STREAMHOUSE_TOKEN.",
-)
+@endpoint_option
+@token_file_option
 @click.option("--threads", type=click.IntRange(min=1), help="Tasks at once. Default: one per core.")
 def command(
     *,

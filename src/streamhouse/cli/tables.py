@@ -10,7 +10,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.cli.connection import endpoint_option
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -27,7 +28,7 @@ _UNIT: Final = 1024
 
 @click.command("tables")
 @click.argument("path", required=False)
-@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+@endpoint_option
 @click.option("--sizes", is_flag=True, help="Bytes on the service's disk and in the lake.")
 def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
     """List all tables, or describe the one at PATH (database.table)."""

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.cli.connection import endpoint_option
+from streamhouse.storage_service.client import StorageClient
 
 __all__ = ["command"]
 
@@ -21,7 +22,7 @@ _WIDE_CHARACTERS: Final = 110
 
 
 @click.command("top")
-@click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service.")
+@endpoint_option
 @click.option("--once", is_flag=True, help="Print one picture and return.")
 def command(endpoint: str | None, once: bool) -> None:
     """Watch what is written, read and tiered; Ctrl-C ends it."""
