@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from streamhouse.connector.stream import append_stream
 from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.errors import (
+    CorruptDataError,
     InvalidRequestError,
     SnapshotNotFoundError,
     StreamhouseError,
@@ -56,6 +57,17 @@ def drain(
 
 
 # -- rows ------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_manifest_is_refused_with_a_sentence(world: IcebergWorld, tmp_path: Path) -> None:
+    world.create(ROWS)
+    world.append(numbered(0, 3))
+    (path,) = tmp_path.rglob("*-m0.avro")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(CorruptDataError, match="its manifests are damaged"):
+        world.read()
 
 
 def test_the_rows_of_a_foreign_table_are_read_with_its_own_columns(world: IcebergWorld) -> None:
