@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import StorageFailedError
         (KeyError("no such"), "event=bug job=one"),
     ],
 )
-def test_a_look_that_fails_is_reported_and_comes_again(
+async def test_a_look_that_fails_is_reported_and_comes_again(
     caplog: pytest.LogCaptureFixture, error: Exception, reported: str
 ) -> None:
     looks: asyncio.Queue[int] = asyncio.Queue()
@@ -35,11 +35,11 @@ def test_a_look_that_fails_is_reported_and_comes_again(
         await upkeep.stop()
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+        await scenario()
     assert reported in caplog.text
 
 
-def test_an_eager_job_looks_at_once_and_a_stop_waits_for_what_is_under_way() -> None:
+async def test_an_eager_job_looks_at_once_and_a_stop_waits_for_what_is_under_way() -> None:
     seen: list[str] = []
 
     async def look() -> None:
@@ -53,14 +53,11 @@ def test_an_eager_job_looks_at_once_and_a_stop_waits_for_what_is_under_way() -> 
     async def never() -> None:
         seen.append("never")
 
-    async def scenario() -> None:
-        upkeep = Upkeep()
-        day_ms = 86_400_000
-        upkeep.start([Job(name="eager", every_ms=day_ms, look=look, is_eager=True)])
-        upkeep.start([Job(name="later", every_ms=day_ms, look=never)])
-        await asyncio.sleep(0)
-        await upkeep.stop()
-        await upkeep.stop()
-
-    asyncio.run(scenario())
+    upkeep = Upkeep()
+    day_ms = 86_400_000
+    upkeep.start([Job(name="eager", every_ms=day_ms, look=look, is_eager=True)])
+    upkeep.start([Job(name="later", every_ms=day_ms, look=never)])
+    await asyncio.sleep(0)
+    await upkeep.stop()
+    await upkeep.stop()
     assert seen == ["begins", "ends"]
