@@ -17,7 +17,7 @@
 
 The directory is its owner's alone (mode 700): nobody else reads a table on the disk.
 No path is made of user input: tables are directories by their id. Every JSON file is sealed
-(sealed_json.py); a table of a release before that is among `former` until it was opened once.
+(state_file.py); a table of a release before that is among `former` until it was opened once.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Ids are made here, never taken from a request. A decision says `committing` unti
 in the logs, then `committed` with their offsets; `skipped` wrote nothing. Everything is durable
 when a method returns. Blocking, on any thread; one transaction is changed by one caller at a time.
 
-All JSON is sealed (sealed_json.py). `outcomes` and `truncated` are there from the table's creation
+All JSON is sealed (state_file.py). `outcomes` and `truncated` are there from the table's creation
 on. Decisions are numbered without a gap, and `outcomes` says up to which number they are folded, so
 a decision that is missing is noticed. It also has what `truncated` said then.
 """
