@@ -20,7 +20,7 @@ from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, Writ
 
 from benchmarks.harness import SCHEMA, make_rows, median, percentile, report
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
-from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema

@@ -49,11 +49,11 @@ from streamhouse.storage_service.kv.lookup import (
     too_many_bytes,
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_replay, plan_restore
-from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
+from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["KvOptions", "KvTablet"]
 

@@ -15,7 +15,8 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.kv.plan.write_input import TableRules, check_keys
+from streamhouse.storage_service.kv.plan.write_input import check_keys
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
 

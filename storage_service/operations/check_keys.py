@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kv.plan.write_input import TableRules, check_keys
+from streamhouse.storage_service.kv.plan.write_input import check_keys
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions, versions_of
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct

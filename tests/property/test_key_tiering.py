@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits

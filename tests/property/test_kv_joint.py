@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_NONE
 from tests.support.examples import examples
 from tests.support.kv_bucket import LoggedBucket

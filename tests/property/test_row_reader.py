@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
 from streamhouse.storage_service.model.calendar import arrow_value
 from streamhouse.storage_service.model.merge_engine import MergeRules

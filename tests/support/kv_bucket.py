@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import (
     DELETE,
     INSERT,

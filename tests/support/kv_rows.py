@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema, canonical_type

@@ -26,7 +26,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
-from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.model.lake_limits import LakeLimits

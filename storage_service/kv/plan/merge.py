@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.kv.plan.aggregates import States, aggregate_column
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains
-from streamhouse.storage_service.kv.plan.write_input import TableRules, WriteInput
+from streamhouse.storage_service.kv.plan.write_input import WriteInput
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeEngine
 
 __all__ = ["MergedRows", "merge_rows"]

@@ -23,9 +23,10 @@ import pyarrow.compute as pc
 from streamhouse.storage_service.errors import CorruptDataError, RequestTooLargeError
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
 from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
-from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, TableRules, WriteInput
+from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, WriteInput
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.changelog import (
     CHANGELOG_FIELDS,

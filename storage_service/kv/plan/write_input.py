@@ -6,8 +6,8 @@ table, column and row; rows are numbered as the caller gave them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.changelog import (
     OPERATION_DELETE,
@@ -27,36 +28,16 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_UPSERT,
 )
 from streamhouse.storage_service.model.conform import check_nulls, conform
-from streamhouse.storage_service.model.lake_limits import NO_LIMITS, LakeLimits
-from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine, MergeRules
+from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.schema import Schema
 
-__all__ = ["KEY_BYTES_MAX", "ROW_BYTES_MAX", "TableRules", "WriteInput", "check_keys", "check_rows"]
+__all__ = ["KEY_BYTES_MAX", "ROW_BYTES_MAX", "WriteInput", "check_keys", "check_rows"]
 
 KEY_BYTES_MAX: Final = 16 << 10
 """Longest encoded key."""
 
 ROW_BYTES_MAX: Final = 8 << 20
 """Longest encoded row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRules:
-    """What planning needs to know of a primary key table.
-
-    `earlier` are the versions of the schema, by id, that stored rows may still have. Of a table
-    that `renews_unchanged`, an upsert that leaves a row as it is makes a new version of it all the
-    same: its rows age by their versions.
-    """
-
-    table: str
-    schema: Schema
-    primary_key: tuple[str, ...]
-    merge: MergeRules
-    schema_id: int = 0
-    earlier: Mapping[int, Schema] = field(default_factory=dict)
-    limits: LakeLimits = NO_LIMITS
-    renews_unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.kv.plan.write_input import TableRules
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.row_layout import fixed_dtype
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.calendar import (
     as_days,
     as_microseconds,

@@ -18,14 +18,10 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
-from streamhouse.storage_service.kv.plan.write_input import (
-    ROW_BYTES_MAX,
-    TableRules,
-    WriteInput,
-    check_rows,
-)
+from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, WriteInput, check_rows
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
 from streamhouse.storage_service.model.table import TableInfo

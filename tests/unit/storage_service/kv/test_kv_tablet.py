@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
-from streamhouse.storage_service.kv.plan.write_input import TableRules
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.kv_bucket import LoggedBucket, simple_rules

@@ -16,7 +16,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, TableRules
+from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, operations_of
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema

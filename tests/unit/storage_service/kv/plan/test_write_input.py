@@ -14,7 +14,8 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, TableRules, check_rows
+from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
+from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import (
     OPERATION_DELETE,
     OPERATION_NONE,
