@@ -36,7 +36,7 @@ _PLANNER = """
 import sys, time
 started = time.perf_counter()
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector.lake import lake_planner
+from streamhouse.connector.lake import planner as lake_planner
 from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.plan.scan_schema import output_columns
 from streamhouse.connector.plan.union_read import plan_batch_read

@@ -10,7 +10,7 @@ from streamhouse.storage_service.model.properties import IMPORT_SOURCE_PROPERTY
 from streamhouse.storage_service.model.table import TableInfo
 
 if TYPE_CHECKING:
-    from streamhouse.connector.lake.lake_appends import SourceTable
+    from streamhouse.connector.lake.appends import SourceTable
 
 __all__ = ["ImportOrigin"]
 

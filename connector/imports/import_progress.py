@@ -16,7 +16,7 @@ from streamhouse.connector.lake.append_position import AppendPosition
 from streamhouse.storage_service.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from streamhouse.connector.lake.lake_appends import SourceTable
+    from streamhouse.connector.lake.appends import SourceTable
 
 __all__ = ["STEP_ROWS", "ImportStep", "last_position", "steps", "version_of"]
 

@@ -45,7 +45,7 @@ from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 if TYPE_CHECKING:
     from streamhouse.connector.lake.append_position import AppendPosition
-    from streamhouse.connector.lake.lake_appends import SourceTable
+    from streamhouse.connector.lake.appends import SourceTable
 
 __all__ = ["ImportedStep", "TableImport"]
 

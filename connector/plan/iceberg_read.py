@@ -25,7 +25,7 @@ from streamhouse.storage_service.model.table_state import TableState
 
 if TYPE_CHECKING:
     from streamhouse.connector.lake.append_position import AppendPosition
-    from streamhouse.connector.lake.lake_appends import SourceTable
+    from streamhouse.connector.lake.appends import SourceTable
 
 __all__ = [
     "open_source",
@@ -39,7 +39,7 @@ __all__ = [
 def open_source(client: StorageClient, name: TableName) -> SourceTable:
     """Open the Iceberg table as it is now."""
     # The lake library takes half a second to import.
-    from streamhouse.connector.lake.lake_appends import open_source_table
+    from streamhouse.connector.lake.appends import open_source_table
 
     return open_source_table(client.lake_catalog(), str(name.path))
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.connector.lake.lake_planner import older_lake, open_lake_table
-from streamhouse.connector.lake.lake_pruning import LakeQuery
+from streamhouse.connector.lake.planner import older_lake, open_lake_table
+from streamhouse.connector.lake.pruning import LakeQuery
 from streamhouse.connector.plan.read_plan import lake_pieces
 from streamhouse.connector.plan.scan_schema import output_columns, scan_context, with_field_ids
 from streamhouse.connector.scan.lake_scan import read_lake_piece

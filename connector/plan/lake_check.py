@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from streamhouse.connector.lake.lake_planner import LakeTable, open_lake_table
-from streamhouse.connector.lake.lake_pruning import LakeQuery
+from streamhouse.connector.lake.planner import LakeTable, open_lake_table
+from streamhouse.connector.lake.pruning import LakeQuery
 from streamhouse.connector.plan.lake_bucket import lake_bucket_rows
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.files.lake_filesystem import (

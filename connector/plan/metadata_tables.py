@@ -119,7 +119,7 @@ def _snapshots(client: StorageClient, state: TableState) -> list[dict[str, Any]]
 def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
-    from streamhouse.connector.lake.lake_pruning import LakeQuery
+    from streamhouse.connector.lake.pruning import LakeQuery
     from streamhouse.connector.plan.tier_plan import open_lake
 
     lake = open_lake(client.lake_catalog(), state)

@@ -32,7 +32,7 @@ from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.table_state import TableState
 
 if TYPE_CHECKING:
-    from streamhouse.connector.lake.lake_planner import LakeTable
+    from streamhouse.connector.lake.planner import LakeTable
 
 __all__ = [
     "LakeScan",
@@ -119,7 +119,7 @@ def plan_lake(
     Raises `HistoryDivergedError` if the rows are to be read with the log's (`is_union`), and the
     lake has another history than that.
     """
-    from streamhouse.connector.lake.lake_pruning import LakeQuery
+    from streamhouse.connector.lake.pruning import LakeQuery
 
     catalog = client.lake_catalog()
     if context.lake_is_changelog:
@@ -194,7 +194,7 @@ def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
     Raises `SnapshotNotFoundError` before the first round.
     """
     # The lake library takes half a second to import: only reads that need it pay.
-    from streamhouse.connector.lake.lake_planner import open_lake_table
+    from streamhouse.connector.lake.planner import open_lake_table
 
     table = str(state.table.path)
     if state.lake.snapshot_id is None:
@@ -205,7 +205,7 @@ def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
 
 def _open_history(catalog: LakeCatalog, state: TableState) -> LakeTable:
     """Open the lake table of all changes."""
-    from streamhouse.connector.lake.lake_planner import open_lake_table
+    from streamhouse.connector.lake.planner import open_lake_table
 
     history = state.lake.changelog
     assert history is not None, "only a table with a full history has changes in the lake"

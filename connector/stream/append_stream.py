@@ -34,7 +34,7 @@ from streamhouse.connector.scan.spark_reader import (
 from streamhouse.storage_service.model.schema import Schema
 
 if TYPE_CHECKING:
-    from streamhouse.connector.lake.lake_appends import SourceTable
+    from streamhouse.connector.lake.appends import SourceTable
 
 __all__ = ["AppendStreamReader", "advanced"]
 

@@ -187,7 +187,7 @@ def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState)
     if known.snapshot_id is None:
         return 0, 0
     # The lake library takes a second to import.
-    from streamhouse.connector.lake.lake_planner import open_lake_table
+    from streamhouse.connector.lake.planner import open_lake_table
 
     lake = open_lake_table(client.lake_catalog(), name, table_uuid=known.table_uuid)
     for snapshot in lake.snapshots():

@@ -19,7 +19,7 @@ from streamhouse.connector.imports.import_progress import (
     steps,
     version_of,
 )
-from streamhouse.connector.lake.lake_appends import SourceTable
+from streamhouse.connector.lake.appends import SourceTable
 from streamhouse.connector.options.connection import TableName
 from streamhouse.connector.plan.iceberg_read import open_source
 from tests.support.iceberg_world import IcebergWorld, numbered

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.lake.lake_pruning import UNKNOWN_SHARE, read_share
+from streamhouse.connector.lake.pruning import UNKNOWN_SHARE, read_share
 from streamhouse.connector.options.options import BATCH, as_options, read_options
 from streamhouse.connector.plan.scan_schema import output_columns
 from streamhouse.connector.plan.union_read import plan_batch_read

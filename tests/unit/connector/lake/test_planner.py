@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.typedef import Record
 
-from streamhouse.connector.lake.lake_planner import LakeTable, open_lake_table
-from streamhouse.connector.lake.lake_pruning import LakeQuery
+from streamhouse.connector.lake.planner import LakeTable, open_lake_table
+from streamhouse.connector.lake.pruning import LakeQuery
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -364,8 +364,8 @@ def test_planning_loads_neither_pandas_nor_datasets(world: UnionWorld) -> None:
     catalog = LakeCatalog(name=world.catalog.name, properties=world.catalog.properties)
     program = f"""
 import json, sys
-from streamhouse.connector.lake.lake_planner import open_lake_table
-from streamhouse.connector.lake.lake_pruning import LakeQuery
+from streamhouse.connector.lake.planner import open_lake_table
+from streamhouse.connector.lake.pruning import LakeQuery
 from streamhouse.storage_service.model.lake import LakeCatalog
 from streamhouse.storage_service.model.schema import Schema
 import pyarrow as pa

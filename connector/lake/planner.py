@@ -10,8 +10,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamhouse.connector.lake.lake_file_planner import FilePlanner
-from streamhouse.connector.lake.lake_pruning import LakeQuery
+from streamhouse.connector.lake.file_planner import FilePlanner
+from streamhouse.connector.lake.pruning import LakeQuery
 from streamhouse.connector.scan.scan import LakeFile
 from streamhouse.storage_service.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.storage_service.lake.errors import metadata_errors

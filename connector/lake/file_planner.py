@@ -1,13 +1,13 @@
 """Which files of a lake snapshot a read needs, from its manifests; on the driver only.
 
-What manifests say is pruned in lake_pruning.py.
+What manifests say is pruned in pruning.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from streamhouse.connector.lake.lake_pruning import (
+from streamhouse.connector.lake.pruning import (
     LakeQuery,
     SystemFields,
     estimated_bytes,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.connector.lake.append_position import AppendPosition
-from streamhouse.connector.lake.lake_file_planner import FilePlanner
-from streamhouse.connector.lake.lake_pruning import LakeQuery
+from streamhouse.connector.lake.file_planner import FilePlanner
+from streamhouse.connector.lake.pruning import LakeQuery
 from streamhouse.connector.options.options import SKIP_OPTIONS
 from streamhouse.connector.scan.scan import LakeFile
 from streamhouse.connector.where.predicate import Predicate
