@@ -17,8 +17,7 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from tests.support.expiry_world import expiry_of
-from tests.support.in_process_service import open_manager
+from tests.support.in_process_service import expiry_of, open_manager
 
 KEYS = 1_000_000
 BATCH_ROWS = 10_000

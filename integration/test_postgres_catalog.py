@@ -30,8 +30,8 @@ from integration.judges.postgres_server import PostgresServer
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
+from tests.support.rest_world import adding_column, change_of
 from tests.support.service_process import ServiceProcess
-from tests.support.table_changes import adding_column, change_of
 from tests.support.tier_once import tier_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge]

@@ -14,7 +14,7 @@ import pytest
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import StoredBatch
-from tests.support.log_harness import SettableClock, open_log, read_all
+from tests.support.log_world import SettableClock, open_log, read_all
 
 _GOLDEN = Path(__file__).parent
 _NAMES = [

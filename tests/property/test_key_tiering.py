@@ -18,7 +18,7 @@ from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.examples import examples
-from tests.support.kv_rows import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules
+from tests.support.kv_world import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules
 from tests.support.tiering_world import KeyTieringWorld, Killed
 
 # Stock pyiceberg 0.12 reads a null list of structs as an empty one.

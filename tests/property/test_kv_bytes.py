@@ -17,7 +17,7 @@ from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from tests.support.kv_model import identity
-from tests.support.kv_rows import FLAT_TYPES, table_rules, values
+from tests.support.kv_world import FLAT_TYPES, table_rules, values
 
 
 @st.composite

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.model.changelog import UPDATE_BEFORE, FoldedTail, fold_tail
 from streamhouse.storage_service.model.merge_engine import MergeRules
-from tests.support.kv_bucket import simple_rules
 from tests.support.kv_model import Entry, KvModel, Row
+from tests.support.kv_world import simple_rules
 
 
 def _history(random: Random, image: str) -> KvModel:

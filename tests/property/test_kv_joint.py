@@ -18,10 +18,10 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_NONE
 from tests.support.examples import examples
-from tests.support.kv_bucket import LoggedBucket
 from tests.support.kv_model import identity
-from tests.support.kv_rows import (
+from tests.support.kv_world import (
     Batch,
+    LoggedBucket,
     batch_of,
     operations_of_changes,
     random_batch,

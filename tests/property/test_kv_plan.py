@@ -21,7 +21,7 @@ from streamhouse.storage_service.model.schema import (
     Schema,
 )
 from tests.support.kv_model import Entry, KvModel, identity
-from tests.support.kv_rows import (
+from tests.support.kv_world import (
     FLAT_TYPES,
     Batch,
     batch_of,

@@ -16,9 +16,15 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from tests.support.examples import examples
-from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_model import identity
-from tests.support.kv_rows import Batch, random_batch, random_keys, random_rules
+from tests.support.kv_world import (
+    Batch,
+    LoggedBucket,
+    fold_log,
+    random_batch,
+    random_keys,
+    random_rules,
+)
 
 OPTIONS = (KvOptions(), KvOptions(cache_bytes=1 << 10, segment_bytes=256, backlog_rows=6))
 

@@ -19,9 +19,15 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from tests.support.examples import examples
-from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_model import KvModel, identity
-from tests.support.kv_rows import Batch, random_batch, random_keys, random_rules
+from tests.support.kv_world import (
+    Batch,
+    LoggedBucket,
+    fold_log,
+    random_batch,
+    random_keys,
+    random_rules,
+)
 
 # Everything kept; next to nothing kept, so that rows are read from RocksDB; and hand-overs often.
 OPTIONS = (

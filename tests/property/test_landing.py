@@ -43,11 +43,11 @@ from tests.support.faulty_catalog import (
     late_by,
     lost_answer,
     lost_request,
+    missing_files,
     refused,
     server_error_after_landed,
     well,
 )
-from tests.support.lake_files import missing_files
 from tests.support.tiering_world import KeyTieringWorld, TieringWorld, rows
 
 PATH = "db.t"

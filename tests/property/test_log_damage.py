@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME
 from tests.support.crash_filesystem import CrashFilesystem
-from tests.support.log_harness import DIRECTORY, open_log, payloads_of, store
+from tests.support.log_world import DIRECTORY, open_log, payloads_of, store
 
 _PAYLOADS = [bytes([65 + n]) * (40 + 13 * n) for n in range(12)]
 _OPTIONS = {"segment_bytes_max": 600, "index_interval_bytes": 150}

@@ -22,7 +22,7 @@ from streamhouse.storage_service.log.segment_format import (
     encode_segment_header,
 )
 from tests.support.crash_filesystem import Crash, CrashFilesystem
-from tests.support.log_harness import DIRECTORY, SettableClock, open_log, store
+from tests.support.log_world import DIRECTORY, SettableClock, open_log, store
 
 _IDENTITY = LogIdentity(7, 0)
 _OPTIONS = {"segment_bytes_max": 700, "index_interval_bytes": 200}

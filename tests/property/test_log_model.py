@@ -16,8 +16,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
 from tests.support.crash_filesystem import Crash, CrashFilesystem
 from tests.support.examples import examples
-from tests.support.log_harness import SettableClock, open_log
-from tests.support.log_model import LogModel, ModelBatch
+from tests.support.log_world import LogModel, ModelBatch, SettableClock, open_log
 
 
 class LogMachine(RuleBasedStateMachine):

@@ -23,7 +23,7 @@ from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.property.test_key_tiering import TYPES, partitionings
 from tests.support.examples import examples
-from tests.support.kv_rows import batches, table_rules
+from tests.support.kv_world import batches, table_rules
 from tests.support.tiering_world import KeyTieringWorld, Killed
 
 STEPS = (

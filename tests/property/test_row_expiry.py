@@ -24,8 +24,7 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.examples import examples
-from tests.support.expiry_world import expiry_of
-from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
+from tests.support.in_process_service import EVENTS, expiry_of, open_manager, table_descriptor
 
 BUCKETS = 2
 IDS = 24

@@ -22,7 +22,7 @@ from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.server.data.json_row import json_writers, key_reader, row_to_json
 from tests.support.examples import examples
-from tests.support.kv_rows import random_batch, random_keys, random_rules
+from tests.support.kv_world import random_batch, random_keys, random_rules
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -19,8 +19,8 @@ from pyiceberg.table import Table
 
 from streamhouse.client import StreamhouseClient
 from tests.support.flaky_proxy import FlakyProxy
+from tests.support.rest_world import adding_column, change_of
 from tests.support.service_process import ServiceProcess
-from tests.support.table_changes import adding_column, change_of
 from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kv_bucket import LoggedBucket, fold_log
 from tests.support.kv_crash_child import POINTS, open_bucket, read_log
 from tests.support.kv_model import identity
-from tests.support.kv_rows import Batch
+from tests.support.kv_world import Batch, LoggedBucket, fold_log
 from tests.support.python_process import run_python
 
 _LIVES = 3

@@ -22,7 +22,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
 from tests.support.crash_filesystem import Crash, CrashFilesystem, SimulatedCrash
-from tests.support.log_model import LogModel, ModelBatch
+from tests.support.log_world import LogModel, ModelBatch
 
 # More seeds: STREAMHOUSE_SIMULATION_SEEDS=500 pytest tests/simulation/test_log_crashes.py
 _SEEDS: Final = range(int(os.environ.get("STREAMHOUSE_SIMULATION_SEEDS", "6")))

@@ -10,7 +10,7 @@ import pytest
 
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from tests.support.log_harness import open_log, read_all
+from tests.support.log_world import open_log, read_all
 
 _OPTIONS = {"segment_bytes_max": 60_000, "index_interval_bytes": 1000}
 
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from tests.support.log_harness import open_log
+from tests.support.log_world import open_log
 
 log = open_log(LocalFilesystem(), directory=Path(sys.argv[1]), **{options})
 number = log.high_watermark

@@ -1,4 +1,4 @@
-"""An Iceberg catalog on SQLite whose commits and loads go wrong on order."""
+"""An Iceberg catalog on SQLite whose commits and loads go wrong on order, and what is then left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from streamhouse.storage_service.model.lake import LakeCatalog
 
-__all__ = ["FaultyCatalog", "faulty_lake_catalog"]
+__all__ = ["FaultyCatalog", "faulty_lake_catalog", "missing_files"]
+
 
 Fault = Callable[["FaultyCatalog", "Commit"], CommitTableResponse]
 
@@ -196,3 +197,28 @@ def faulty_lake_catalog(folder: Path) -> LakeCatalog:
             "warehouse": f"file://{folder / 'warehouse'}",
         },
     )
+
+
+def missing_files(table: Table) -> list[str]:
+    """Return the manifest lists, manifests, data and delete files of any snapshot that are gone."""
+    missing: set[str] = set()
+    seen: set[str] = set()
+    for snapshot in table.metadata.snapshots:
+        if not _is_there(snapshot.manifest_list):
+            missing.add(snapshot.manifest_list)
+            continue
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            if not _is_there(manifest.manifest_path):
+                missing.add(manifest.manifest_path)
+                continue
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if not _is_there(entry.data_file.file_path):
+                    missing.add(entry.data_file.file_path)
+    return sorted(missing)
+
+
+def _is_there(uri: str) -> bool:
+    return Path(uri.removeprefix("file://")).exists()

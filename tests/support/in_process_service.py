@@ -1,4 +1,8 @@
-"""A whole service without a socket: requests go straight into the ASGI application."""
+"""The engine and a whole service in this process, without a socket.
+
+`open_manager` is the engine; `ClaimWorld` and `ExpiryWorld` put one of its jobs beside it, with
+clocks that a test moves. `in_process_service` sends requests straight into the ASGI application.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,31 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime, clock_us
+from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimAnswer
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
+from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
+from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
+from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_gauges
 from streamhouse.storage_service.server.service import Service
@@ -30,15 +45,31 @@ from tests.support.asgi_call import AsgiAnswer, AsgiCall
 
 __all__ = [
     "EVENTS",
+    "HOUR_US",
+    "TTL",
+    "ClaimWorld",
+    "ExpiryWorld",
     "InProcessService",
     "append_body",
+    "begin",
+    "claim_world",
     "event_rows",
+    "expiry_of",
+    "expiry_world",
+    "ids_of",
     "in_process_service",
     "later",
+    "make_table",
     "open_manager",
     "routed",
+    "stage_parts",
+    "staged_batches",
     "table_descriptor",
+    "until",
+    "visible_ends",
+    "write_alone",
 ]
+
 
 EVENTS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 """The schema of most tests' tables."""
@@ -192,3 +223,213 @@ def append_body(
 ) -> bytes:
     """Return an append request's body."""
     return encode_append_body(schema, parts).to_pybytes()
+
+
+class ClaimWorld:
+    """One service with tables to tier, and clocks that a test moves."""
+
+    def __init__(self, manager: TabletManager) -> None:
+        self.manager = manager
+        self.seconds = 1_000.0
+        self.tiering = TieringCoordinator(
+            tables=manager.open_tables,
+            save=manager._save_lake_state,
+            runtime=dataclasses.replace(
+                manager.runtime, clock_us=self._clock_us, monotonic_s=lambda: self.seconds
+            ),
+            lease_ms=10_000,
+            backoff=Backoff(first_s=1.0, most_s=4.0),
+        )
+        self._last_append_us = 0
+
+    def _clock_us(self) -> int:
+        return self._last_append_us + round((self.seconds - 1_000.0) * 1_000_000)
+
+    async def table(self, path: str = "events", **fields: Any) -> OpenTable:
+        """Make a table with 5 rows in each of its two buckets."""
+        table = await self.manager.create_table(table_descriptor(path, bucket_count=2, **fields))
+        return await self.append(table)
+
+    async def append(self, table: OpenTable) -> OpenTable:
+        rows = event_rows(0, 5)
+        appended = await self.manager.append(table, [routed(0, rows), routed(1, rows)])
+        self._last_append_us = appended.timestamp_us
+        return table
+
+    async def claim(self, worker: str = "one", **arguments: Any) -> ClaimAnswer:
+        return await self.tiering.claim(worker, **{"tables": None, "force": True, **arguments})
+
+    async def granted(self, worker: str = "one", **arguments: Any) -> TieringAssignment:
+        answer = await self.claim(worker, **arguments)
+        assert answer.assignment is not None, answer
+        return answer.assignment
+
+    async def complete(self, table: OpenTable, epoch: int, **changes: Any) -> Any:
+        report: dict[str, Any] = {
+            "table_id": table.info.table_id,
+            "snapshot_id": 11,
+            "table_uuid": "uuid",
+            "tiered_offsets": {0: 5, 1: 5},
+            **changes,
+        }
+        return await self.tiering.complete(table, TieringReport(epoch=epoch, **report))
+
+
+@contextlib.asynccontextmanager
+async def claim_world(data_dir: Path) -> AsyncIterator[ClaimWorld]:
+    """Open a world on the tables of a directory; leaving closes them cleanly."""
+    async with open_manager(data_dir) as manager:
+        yield ClaimWorld(manager)
+
+
+HOUR_US = 3_600_000_000
+TTL = {"table.datalake.ttl": "1h"}
+
+
+def expiry_of(
+    manager: TabletManager,
+    *,
+    clock_us: Callable[[], int],
+    monotonic_s: Callable[[], float],
+    check_room: Callable[[], None] = lambda: None,
+    observer: Any = None,
+    tables: Sequence[OpenTable] | None = None,
+) -> RowExpiry:
+    """Return what looks after the tables of `manager`, or `tables` of them, by clocks to set."""
+    return RowExpiry(
+        tables=manager.open_tables if tables is None else lambda: tables,
+        directory=manager.directory,
+        check_room=check_room,
+        runtime=dataclasses.replace(
+            manager.runtime,
+            observer=observer or manager.runtime.observer,
+            clock_us=clock_us,
+            monotonic_s=monotonic_s,
+        ),
+    )
+
+
+class ExpiryWorld:
+    """One service's tables whose rows by key age, and what looks after them.
+
+    `room` is what refuses more rows; `expired` counts each piece.
+    """
+
+    def __init__(self, manager: TabletManager) -> None:
+        self.manager = manager
+        self.ahead_us = 0
+        self.monotonic_s = 0.0
+        self.room: list[OverloadedError] = []
+        self.expired: list[int] = []
+        self.expiry = expiry_of(
+            manager,
+            check_room=self._check_room,
+            clock_us=lambda: clock_us() + self.ahead_us,
+            observer=self,
+            monotonic_s=lambda: self.monotonic_s,
+        )
+
+    def ages_file(self, table: OpenTable) -> Path:
+        """Where the marks of a table are."""
+        return self.manager.directory.row_ages_file(table.info.table_id).path
+
+    def rows_expired(self, count: int) -> None:
+        """Be told of deleted rows."""
+        self.expired.append(count)
+
+    def _check_room(self) -> None:
+        if self.room:
+            raise self.room[0]
+
+    async def table(self, name: str = "db", *, properties: dict[str, str] = TTL) -> OpenTable:
+        """Make a table of one bucket."""
+        return await self.manager.create_table(
+            table_descriptor(f"default.{name}", primary_key=("id",), properties=properties)
+        )
+
+    async def upsert(
+        self, table: OpenTable, ids: Iterable[int], name: str = "n", *, bucket: int = 0
+    ) -> Appended:
+        """Write rows of these ids to a bucket."""
+        chosen = list(ids)
+        rows = pa.record_batch([pa.array(chosen, pa.int64()), [name] * len(chosen)], schema=EVENTS)
+        write = KeyWrite(bucket, rows)
+        return await self.manager.write_keys(table, [write], columns=None, writer_id=0)
+
+    async def look(self, *, ahead_us: int = 2 * HOUR_US) -> None:
+        """Look as of that time."""
+        self.ahead_us = ahead_us
+        await self.expiry.look()
+
+
+def ids_of(table: OpenTable) -> list[int]:
+    """Return the ids below 100 that the first bucket has."""
+    keys = pa.record_batch([pa.array(range(100), pa.int64())], names=["id"])
+    ids: list[int] = table.key_buckets[0].rows.lookup(keys).rows.column("id").to_pylist()
+    return ids
+
+
+@contextlib.asynccontextmanager
+async def expiry_world(data_dir: Path, **config: Any) -> AsyncIterator[ExpiryWorld]:
+    """Open a world on the tables of a directory; leaving closes them cleanly."""
+    async with open_manager(data_dir, **config) as manager:
+        yield ExpiryWorld(manager)
+
+
+async def make_table(manager: TabletManager, is_keyed: bool, path: str = "events") -> OpenTable:
+    """Make a table of `EVENTS` with two buckets."""
+    key = ("id",) if is_keyed else ()
+    return await manager.create_table(table_descriptor(path, bucket_count=2, primary_key=key))
+
+
+async def begin(
+    transactions: TableTransactions, is_keyed: bool = False, version: int | None = None
+) -> str:
+    """Begin a transaction of a minute; return its id."""
+    operation = TransactionOperation.UPSERT if is_keyed else TransactionOperation.APPEND
+    app_id = None if version is None else "app"
+    begun, _ = await transactions.begin(
+        operation, columns=None, app_id=app_id, version=version, timeout_ms=60_000
+    )
+    return begun
+
+
+def staged_batches(start: int, count: int) -> list[RoutedBatch]:
+    """Return rows for both buckets."""
+    return [
+        RoutedBatch(
+            bucket,
+            count,
+            memoryview(event_rows(first, first + count).serialize()).cast("B"),
+        )
+        for bucket, first in ((0, start), (1, start + count))
+    ]
+
+
+async def stage_parts(transactions: TableTransactions, begun: str, parts: int = 6) -> list[str]:
+    """Stage parts of 40 rows; return their ids."""
+    return [
+        (await transactions.stage(begun, EVENTS, staged_batches(100 * n, 20), token=None))[0]
+        for n in range(parts)
+    ]
+
+
+async def write_alone(manager: TabletManager, table: OpenTable, number: int) -> None:
+    """Write one row outside any transaction."""
+    row = event_rows(10_000 + number, 10_001 + number)
+    if isinstance(table, KeyTable):
+        await manager.write_keys(table, [KeyWrite(0, row)], columns=None, writer_id=0)
+    else:
+        await manager.append(table, [routed(0, row)])
+
+
+def visible_ends(table: OpenTable) -> list[int]:
+    """Return the high watermarks."""
+    return [tablet.high_watermark for tablet in table.tablets]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -23,8 +23,7 @@ from streamhouse.storage_service.kv import rocksdb_store
 from streamhouse.storage_service.kv.cache.row_cache import RowCache
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from tests.support.kv_bucket import LoggedBucket
-from tests.support.kv_rows import random_batch, random_keys, random_rules
+from tests.support.kv_world import LoggedBucket, random_batch, random_keys, random_rules
 
 OPTIONS = KvOptions(cache_bytes=1 << 20, backlog_rows=15)
 _ENTRY = struct.Struct("<QQ")

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table, Transaction
+from pyiceberg.types import LongType
 from requests import ConnectionError as ConnectionLost
 from requests import PreparedRequest, Response, Session
 from requests.adapters import BaseAdapter
@@ -28,7 +30,15 @@ from streamhouse.storage_service.server.control.iceberg_route import iceberg_err
 from tests.support.fake_service import FakeService
 from tests.support.tiering_world import TieringWorld
 
-__all__ = ["FakeLiveTables", "FrontWorld", "MemoryRestCatalog", "RestWorld"]
+__all__ = [
+    "FakeLiveTables",
+    "FrontWorld",
+    "MemoryRestCatalog",
+    "RestWorld",
+    "adding_column",
+    "change_of",
+]
+
 
 Answer = tuple[int | None, Any]
 """A status, None for a connection that breaks, and JSON or a text that is none."""
@@ -198,3 +208,24 @@ class _Adapter(BaseAdapter):
 
     def close(self) -> None:
         pass
+
+
+def change_of(table: Table, transaction: Transaction) -> dict[str, Any]:
+    """What `transaction` does to `table`, as one of the `table-changes`."""
+    *namespace, name = table.name()
+    return {
+        "identifier": {"namespace": namespace, "name": name},
+        "requirements": [
+            r.model_dump(mode="json", by_alias=True) for r in transaction._requirements
+        ],
+        "updates": [u.model_dump(mode="json", by_alias=True) for u in transaction._updates],
+    }
+
+
+def adding_column(catalog: Catalog, path: str, column: str) -> dict[str, Any]:
+    """The change of a table that gets a column of longs."""
+    table = catalog.load_table(path)
+    transaction = table.transaction()
+    with transaction.update_schema() as update:
+        update.add_column(column, LongType())
+    return change_of(table, transaction)

@@ -16,7 +16,9 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
 from streamhouse.connector.options.options import BATCH, as_options, read_options
-from streamhouse.connector.plan.union_read import read_table
+from streamhouse.connector.plan.scan_schema import output_columns
+from streamhouse.connector.plan.union_read import plan_batch_read, read_table
+from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, INSERT, UPDATE_AFTER
@@ -28,10 +30,9 @@ from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, 
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.kv_model import Change, Entry, KvModel
-from tests.support.layout_reads import read_layouts
 from tests.support.tiering_world import Killed, TieringWorld
 
-__all__ = ["Address", "KeyWorld", "ModelRow", "UnionWorld", "die_in_round"]
+__all__ = ["Address", "KeyWorld", "ModelRow", "UnionWorld", "die_in_round", "read_layouts"]
 
 
 # Positions in a manifest's data file (Iceberg's spec, manifests).
@@ -267,3 +268,28 @@ def die_in_round(world: UnionWorld, step: str) -> None:
         with contextlib.suppress(Killed):
             world.round(checkpoint=die).run()
         world.service.release(world.PATH)
+
+
+def read_layouts(client: StorageClient, state: TableState, **options: object) -> list[pa.Table]:
+    """Read the rows with metadata from the layout the planner takes, and from the batch layout.
+
+    `options` are those of `StreamhouseClient.read`. There is one table while the table has no
+    batch layout that can be read.
+    """
+    path = str(state.table.path)
+    given = {"endpoint": client.endpoint, "table": path, **options, "includeMetadata": True}
+    read = read_options(as_options(given), use=BATCH)
+    output = output_columns(
+        state.table.schema, columns=read.columns, include_metadata=True, table=path
+    )
+    found = []
+    for seen in (state, state.in_batch_layout()):
+        if seen is not None:
+            plan = plan_batch_read(client, seen, read, output)
+            batches = [
+                batch
+                for split in plan.splits
+                for batch in read_split(split, plan.context, client=client)
+            ]
+            found.append(pa.Table.from_batches(batches, schema=plan.context.output_schema))
+    return found

@@ -23,8 +23,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TableState
-from tests.support.layout_reads import read_layouts
 from tests.support.tier_once import tier_once
+from tests.support.union_world import read_layouts
 from tests.torture.checkers import lake_table
 from tests.torture.ledger import AppendLedger, RowId
 from tests.torture.writers import LOG_SCHEMA

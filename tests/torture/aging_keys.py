@@ -20,8 +20,8 @@ from streamhouse.storage_service.client import LogBatch
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, SnapshotNotFoundError
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.table_state import TableState
-from tests.support.layout_reads import read_layouts
 from tests.support.tier_once import tier_once
+from tests.support.union_world import read_layouts
 from tests.torture.checkers import KeyChecker, lake_names, lake_table
 from tests.torture.key_writers import KeyWriter
 from tests.torture.ledger import KeyLedger

@@ -27,11 +27,11 @@ from tests.support.faulty_catalog import (
     late,
     late_by,
     lost_answer,
+    missing_files,
     refused,
     server_error_after_landed,
     well,
 )
-from tests.support.lake_files import missing_files
 from tests.support.tiering_world import KeyTieringWorld
 
 PROPERTIES = {

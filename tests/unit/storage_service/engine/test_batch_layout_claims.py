@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streamhouse.storage_service.model.lake import SideLakeState
-from tests.support.claim_world import claim_world
+from tests.support.in_process_service import claim_world
 
 LAYOUT = {
     "table.datalake.batch-layout.sort": "id",

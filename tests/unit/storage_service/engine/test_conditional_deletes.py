@@ -9,8 +9,13 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.write_plan import delete_of
-from tests.support.expiry_world import TTL, ExpiryWorld, ids_of
-from tests.support.in_process_service import open_manager, table_descriptor
+from tests.support.in_process_service import (
+    TTL,
+    ExpiryWorld,
+    ids_of,
+    open_manager,
+    table_descriptor,
+)
 
 
 async def test_a_delete_on_a_condition_is_planned_apart_from_other_writes(tmp_path: Path) -> None:

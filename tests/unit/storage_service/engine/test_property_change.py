@@ -19,19 +19,19 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
 )
 from streamhouse.storage_service.model.lake import LakeState, SideLakeState
-from tests.support.claim_world import World, claim_world
+from tests.support.in_process_service import ClaimWorld, claim_world
 
 PARTITION = "table.datalake.batch-layout.partition"
 SORT = "table.datalake.batch-layout.sort"
 ENDS = {0: 1, 1: 0}
 
 
-async def _alter(world: World, table: OpenTable, layout: Mapping[str, str]) -> None:
+async def _alter(world: ClaimWorld, table: OpenTable, layout: Mapping[str, str]) -> None:
     removals = [key for key in (PARTITION, SORT) if key not in layout]
     await world.manager.alter_properties(table.path, updates=layout, removals=removals)
 
 
-async def _round(world: World, table: OpenTable, number: int) -> int:
+async def _round(world: ClaimWorld, table: OpenTable, number: int) -> int:
     """Run a round that brings the rows into both lake tables."""
     granted = await world.granted(tables=[table])
     await world.complete(table, granted.epoch, tiered_offsets=ENDS, batch=_batch(number))

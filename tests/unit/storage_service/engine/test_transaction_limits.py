@@ -17,11 +17,9 @@ from streamhouse.storage_service.model.transaction import (
 )
 from tests.support.in_process_service import (
     EVENTS,
-    open_manager,
-)
-from tests.support.small_transactions import (
     begin,
     make_table,
+    open_manager,
     stage_parts,
     staged_batches,
     visible_ends,

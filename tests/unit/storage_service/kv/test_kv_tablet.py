@@ -23,8 +23,7 @@ from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
-from tests.support.kv_bucket import LoggedBucket, simple_rules
-from tests.support.kv_rows import Batch
+from tests.support.kv_world import Batch, LoggedBucket, simple_rules
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from streamhouse.storage_service.log.group_commit import (
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import Crash, CrashFilesystem
-from tests.support.log_harness import SettableClock, open_log, payloads_of, read_all
+from tests.support.log_world import SettableClock, open_log, payloads_of, read_all
 
 WAIT_SECONDS = 10.0
 BUCKETS = tuple(Path(f"/tables/7/bucket-{bucket}") for bucket in range(3))

@@ -15,7 +15,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import AppendResult
 from tests.support.crash_filesystem import Crash, CrashFilesystem
-from tests.support.log_harness import (
+from tests.support.log_world import (
     DIRECTORY,
     SettableClock,
     open_log,

@@ -9,7 +9,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.segment_format import LogIdentity
 from streamhouse.storage_service.log.segment_roll import begin_log
 from tests.support.crash_filesystem import CrashFilesystem
-from tests.support.log_harness import (
+from tests.support.log_world import (
     DIRECTORY,
     SettableClock,
     open_log,

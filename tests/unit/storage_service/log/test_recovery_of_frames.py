@@ -11,7 +11,7 @@ from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment_format import FRAME, encode_frame
 from tests.support.crash_filesystem import CrashFilesystem
-from tests.support.log_harness import DIRECTORY, open_log, store
+from tests.support.log_world import DIRECTORY, open_log, store
 
 _PATH = DIRECTORY / f"{0:020d}.log"
 

@@ -18,7 +18,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import CrashFilesystem
-from tests.support.log_harness import (
+from tests.support.log_world import (
     DIRECTORY,
     SettableClock,
     open_log,

@@ -17,8 +17,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 
-from tests.support.rest_world import RestWorld
-from tests.support.table_changes import adding_column
+from tests.support.rest_world import RestWorld, adding_column
 
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})
 

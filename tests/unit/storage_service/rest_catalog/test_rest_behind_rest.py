@@ -22,8 +22,7 @@ from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from tests.support.fake_service import FakeService
-from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld
-from tests.support.table_changes import adding_column, change_of
+from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld, adding_column, change_of
 from tests.support.tiering_world import rows
 
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})

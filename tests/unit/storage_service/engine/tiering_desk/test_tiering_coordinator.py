@@ -19,8 +19,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake import SideLakeState
 from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
-from tests.support.claim_world import World, claim_world
-from tests.support.in_process_service import table_descriptor
+from tests.support.in_process_service import ClaimWorld, claim_world, table_descriptor
 
 
 async def test_a_claim_hands_out_a_new_durable_epoch_and_the_cut_to_tier(tmp_path: Path) -> None:
@@ -285,7 +284,7 @@ _OTHER_HISTORIES: list[tuple[dict[str, Any], str]] = [
 async def test_a_lake_of_another_history_ends_writing_and_tiering_for_good(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    async def check(world: World) -> None:
+    async def check(world: ClaimWorld) -> None:
         (table,) = world.manager.open_tables()
         assert message in table.lake.diverged
         assert table.lake.tiered_offsets == {0: 4, 1: 4}

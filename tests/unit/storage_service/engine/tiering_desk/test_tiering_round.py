@@ -11,8 +11,7 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundP
 from streamhouse.storage_service.errors import FencedError
 from streamhouse.storage_service.model.lake import LakeDebt
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
-from tests.support.claim_world import claim_world
-from tests.support.in_process_service import table_descriptor
+from tests.support.in_process_service import claim_world, table_descriptor
 
 SHORT = {"table.datalake.freshness": "4s"}
 

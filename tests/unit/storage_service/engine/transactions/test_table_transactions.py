@@ -26,12 +26,10 @@ from streamhouse.storage_service.model.transaction import (
 )
 from tests.support.in_process_service import (
     EVENTS,
-    event_rows,
-    open_manager,
-)
-from tests.support.small_transactions import (
     begin,
+    event_rows,
     make_table,
+    open_manager,
     stage_parts,
     until,
     visible_ends,

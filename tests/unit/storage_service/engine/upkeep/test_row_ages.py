@@ -9,8 +9,7 @@ import pytest
 
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
-from tests.support.expiry_world import HOUR_US, TTL, expiry_world
-from tests.support.in_process_service import table_descriptor
+from tests.support.in_process_service import HOUR_US, TTL, expiry_world, table_descriptor
 from tests.support.state_files import content_of, state_file
 
 START_US = 1_800_000_000_000_000

@@ -23,8 +23,15 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from tests.support.expiry_world import HOUR_US, TTL, ExpiryWorld, expiry_world, ids_of
-from tests.support.in_process_service import open_manager, table_descriptor
+from tests.support.in_process_service import (
+    HOUR_US,
+    TTL,
+    ExpiryWorld,
+    expiry_world,
+    ids_of,
+    open_manager,
+    table_descriptor,
+)
 from tests.support.state_files import content_of, state_file
 
 

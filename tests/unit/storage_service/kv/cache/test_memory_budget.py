@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions, MemoryBudget
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from tests.support.kv_bucket import simple_rules
+from tests.support.kv_world import simple_rules
 
 RULES = simple_rules()
 MIB = 1 << 20

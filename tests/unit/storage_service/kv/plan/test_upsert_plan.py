@@ -21,7 +21,7 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, operations_of
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
-from tests.support.kv_bucket import LoggedBucket, simple_rules
+from tests.support.kv_world import LoggedBucket, simple_rules
 
 Lines = list[tuple[str, int, Any, int | None]]
 

@@ -32,7 +32,7 @@ from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
-from tests.support.lake_files import missing_files
+from tests.support.faulty_catalog import missing_files
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import SCHEMA, rows
 
