@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,8 +172,9 @@ class ManifestRow(NamedTuple):
 
 def live_rows(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -> list[ManifestRow]:
     """Return the live files of a data manifest; `only_added`: by the snapshot that wrote it."""
-    with _collector_paused():
-        rows = list(_rows(io, manifest))
+    decoder, header = _opened(io.new_input(manifest.manifest_path))
+    with _collector.paused():
+        rows = list(_rows(manifest, decoder, header))
         check_manifest(manifest, (EntryFacts(r.status, r.snapshot_id, r.row_count) for r in rows))
         added, deleted = ManifestEntryStatus.ADDED.value, ManifestEntryStatus.DELETED.value
         if only_added:
@@ -183,16 +185,35 @@ def live_rows(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -
     return live
 
 
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Stop the garbage collector from walking, again and again, what is all still in use."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+class _Collector:
+    """The garbage collector of the process, which several threads may pause at a time.
+
+    It would walk, again and again, what is all still in use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pauses = 0
+        self._was_enabled = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop it until the last of the blocks that are inside at a time has ended."""
+        with self._lock:
+            if not self._pauses:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if self._was_enabled and not self._pauses:
+                    gc.enable()
+
+
+_collector: Final = _Collector()
 
 
 def check_manifest(manifest: ManifestFile, entries: Iterable[EntryFacts]) -> None:
@@ -225,10 +246,11 @@ def _not_this(manifest: ManifestFile, found: str, expected: str) -> CorruptDataE
     )
 
 
-def _rows(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestRow]:
-    """Yield the entries of a data manifest, those of removed files included."""
+def _rows(
+    manifest: ManifestFile, decoder: BinaryDecoder, header: AvroFileHeader
+) -> Iterator[ManifestRow]:
+    """Yield the entries of an opened data manifest, those of removed files included."""
     path = manifest.manifest_path
-    decoder, header = _opened(io.new_input(path))
     decode = _row_decoder(header.meta[AVRO_SCHEMA_KEY])
     codec = header.compression_codec()
     while decoder.tell() < manifest.manifest_length:

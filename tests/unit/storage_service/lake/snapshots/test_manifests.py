@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.manifest import ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.lake.snapshots import manifests
 from streamhouse.storage_service.lake.snapshots.manifests import (
     EntryFacts,
     check_manifest,
     entry_form,
     live_entries,
+    live_rows,
     manifests_of,
 )
 from tests.support.tiering_world import TieringWorld, rows
@@ -128,3 +134,38 @@ def test_a_manifest_list_of_another_snapshot_is_refused(world: TieringWorld) -> 
 
     with pytest.raises(CorruptDataError, match=f"that of snapshot {first.snapshot_id}, not of"):
         manifests_of(table.io, second.model_copy(update={"manifest_list": first.manifest_list}))
+
+
+def test_the_collector_runs_again_once_the_last_of_several_threads_has_decoded(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = _tiered(world)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    manifest = manifests_of(table.io, snapshot)[0]
+    enabled: list[bool] = []
+    both_decode, first_is_done = threading.Barrier(2), threading.Event()
+    decoder_of = manifests._row_decoder
+
+    def waiting_decoder_of(avro_schema: str) -> Any:
+        decode = decoder_of(avro_schema)
+
+        def waiting(decoder: BinaryDecoder) -> Any:
+            if both_decode.wait(timeout=30):
+                first_is_done.wait(timeout=30)
+                enabled.append(gc.isenabled())
+            return decode(decoder)
+
+        return waiting
+
+    def read() -> int:
+        found = live_rows(table.io, manifest)
+        first_is_done.set()
+        return len(found)
+
+    monkeypatch.setattr(manifests, "_row_decoder", waiting_decoder_of)
+    with ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(read) for _ in range(2)]
+        assert [found.result() for found in reads] == [1, 1]
+
+    assert (enabled, gc.isenabled()) == ([False], True)
