@@ -25,6 +25,9 @@ async def retain(
 ) -> None:
     """Apply the retention of every table; of each no file changes otherwise meanwhile."""
     for table in tables():
+        # The disk budget must not wait for who changes files if there is nothing to gain by it.
+        if is_early and not table.properties.datalake_enabled:
+            continue
         try:
             async with runtime.changing_files:
                 deleted = await apply_retention(table, runtime, is_early=is_early)

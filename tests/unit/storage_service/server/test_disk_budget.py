@@ -90,6 +90,20 @@ async def test_the_log_of_a_table_without_a_lake_stays_for_its_age(tmp_path: Pat
         assert (await _append(service)).status == 503
 
 
+async def test_without_a_lake_the_budget_waits_for_nobody_who_changes_files(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, disk_bytes_max=100_000) as service:
+        properties = {**SMALL_SEGMENTS, "table.datalake.enabled": "false"}
+        await service.create_table(properties=properties)
+        # As a backup does, or an adoption, for minutes.
+        async with service.service.manager.runtime.changing_files:
+            for _ in range(5):
+                await _append(service)
+            async with asyncio.timeout(10):
+                await service.service.manager.disk_budget.look()
+
+            assert (await _append(service)).status == 503
+
+
 async def test_rows_by_key_count_and_their_writes_wait_too(tmp_path: Path) -> None:
     async with in_process_service(tmp_path, disk_bytes_max=1) as service:
         await service.create_table(primary_key=("id",))
