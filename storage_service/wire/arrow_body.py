@@ -66,7 +66,8 @@ def encode_append_body(
 ) -> pa.Buffer:
     """Encode (bucket, sequence, batch) parts as one append request body; sequence 0 is none."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
+    # Without what callers' schemas say beside their columns, as pandas does at length.
+    with pa.ipc.new_stream(sink, schema.remove_metadata()) as writer:
         for bucket, sequence, batch in parts:
             metadata = {} if bucket is None else {"bucket": str(bucket)}
             if sequence:

@@ -11,7 +11,7 @@ from streamhouse.storage_service.client.writes import TableWrites
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
-from tests.support.in_process_service import table_descriptor
+from tests.support.in_process_service import EVENTS, table_descriptor
 
 NODES = {0: "http://a", 1: "http://b", 2: "http://a", 3: ""}
 
@@ -21,10 +21,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sent: dict[str, list[int]] = {}
+        self.schemas: list[pa.Schema] = []
 
     def request(self, verb: str, url: str, *, body: Any, node: str = "", **more: Any) -> bytes:
         buckets = []
         with pa.ipc.open_stream(body) as reader:
+            self.schemas.append(reader.schema)
             while True:
                 try:
                     _, metadata = reader.read_next_batch_with_custom_metadata()
@@ -56,3 +58,22 @@ def test_each_node_gets_the_buckets_it_serves() -> None:
             "": [3],
         }
         assert offsets == dict.fromkeys(range(4), (0, 1))
+
+
+def test_only_columns_are_sent_of_a_schema() -> None:
+    """What pandas adds to a schema is as long as it is wide, and each request would have it."""
+    rows = pa.table({"id": [1], "name": ["a"]}, EVENTS.with_metadata({"pandas": "x" * (5 << 20)}))
+
+    for operation, key in (
+        (TransactionOperation.APPEND, ()),
+        (TransactionOperation.UPSERT, ("id",)),
+    ):
+        descriptor = table_descriptor("db.t", primary_key=key)
+        table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+        transport = Recorder()
+        TableWrites(transport).write(  # type: ignore[arg-type]  # only `request` is used
+            table, rows, operation, writer=None
+        )
+
+        assert transport.schemas == [EVENTS]
+        assert transport.schemas[0].metadata is None
