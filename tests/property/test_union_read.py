@@ -24,9 +24,8 @@ from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_plan import plan_stream_range
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.examples import examples
-from tests.support.union_world import ModelRow, UnionWorld, die_in_round
+from tests.support.union_world import ModelRow, Tiers, UnionWorld
 
 BUCKETS = 2
 SCHEMA = pa.schema(
@@ -46,7 +45,6 @@ PREDICATES: dict[str, Callable[[tuple[Any, ...]], bool]] = {
     "__bucket = 1 AND (__offset < 7 OR id > 30)": lambda r: r[3] == 1 and (r[4] < 7 or r[0] > 30),
     "__timestamp < timestamp'2023-11-14 22:13:20.007'": lambda r: r[5] < 1_700_000_000_007_000,
 }
-FEW = PlanLimits(rows_max=7, key_bucket_rows_max=5)
 LAYOUTS = (
     {"table.datalake.batch-layout.sort": "region, small"},
     {
@@ -98,6 +96,7 @@ class Life:
 
     def __init__(self, world: UnionWorld) -> None:
         self.world = world
+        self.tiers = Tiers(world, LAYOUTS)
         self.next_id = 0
         self.replays: list[tuple[Position, Position, list[Row]]] = []
 
@@ -158,36 +157,6 @@ class Life:
         for bucket in range(BUCKETS if count else 0):
             self.append(bucket, count)
 
-    def nibble(self) -> None:
-        """A round that moves few rows."""
-        state = self.world.state()
-        reached = state.reached_offsets()
-        if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
-            self.world.round(limits=FEW).run()
-
-    def die(self, step: str) -> None:
-        """A worker dies after `step`; its lease ends, and the table is for others to take."""
-        die_in_round(self.world, step)
-
-    def lay_out(self, number: int) -> None:
-        """The table gets a batch layout, another one, or none."""
-        self.world.service.change_layout(self.world.PATH, ({}, *LAYOUTS)[number])
-
-    def expire(self, share: float) -> None:
-        """Retention takes part of what every layout in the lake has."""
-        reached = self.world.state().reached_offsets()
-        for bucket, at in self.world.state().positions.items():
-            tiered = max(reached[bucket] - at.log_start_offset, 0)
-            gone = at.log_start_offset + round(tiered * share)
-            self.world.expire_log(bucket, gone)
-
-    def rewrite(self, keep_bounds: bool) -> None:
-        lake = self.world.state().lake
-        if lake.snapshot_id is not None:
-            self.world.rewrite_lake(keep_bounds=keep_bounds)
-        if lake.batch is not None:
-            self.world.rewrite_lake(keep_bounds=keep_bounds, role=LakeRole.BATCH)
-
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
         given = {key: value for key, value in options.items() if value is not None}
@@ -232,6 +201,10 @@ class Life:
         inside = [r for r in self.world.rows if start[r.bucket] <= r.offset < end[r.bucket]]
         assert found == _model_rows(inside)
         self.replays.append((start, end, found))
+
+    def step(self, name: str, *arguments: Any) -> None:
+        """Take the step of that name: one of the tiers', or one of this life."""
+        getattr(self.tiers if hasattr(self.tiers, name) else self, name)(*arguments)
 
     def replay(self) -> None:
         first = self.truncated()
@@ -289,7 +262,7 @@ def test_reads_equal_the_model(
 ) -> None:
     with _table(partitioned, layout) as table:
         for name, *arguments in life:
-            getattr(table, name)(*arguments)
+            table.step(name, *arguments)
         table.read(None, None)
         table.replay()
 
@@ -323,7 +296,7 @@ def test_both_layouts_have_the_same_rows_while_they_age(
             for _, *some in appended:
                 table.append(*some)
                 table.tier()
-            getattr(table, name)(*arguments)
+            table.step(name, *arguments)
             table.read(None, None)
             table.age(*aging)
             table.read(None, None)

@@ -25,10 +25,8 @@ from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.connector.stream.stream_position import Bootstrap
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
-from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.examples import examples
-from tests.support.union_world import Address, KeyWorld, die_in_round
+from tests.support.union_world import Address, KeyWorld, Tiers
 
 BUCKETS = 2
 KEYS = 12
@@ -51,7 +49,6 @@ PREDICATES: dict[str, Callable[[Address, Row], bool]] = {
     "__bucket = 1 AND __offset < 7": lambda a, _: a[0] == 1 and a[1] < 7,
 }
 
-FEW = PlanLimits(rows_max=7, key_bucket_rows_max=5)
 LAYOUTS = (
     {"table.datalake.batch-layout.sort": "region, n"},
     {
@@ -99,6 +96,7 @@ class Life:
 
     def __init__(self, world: KeyWorld) -> None:
         self.world = world
+        self.tiers = Tiers(world, LAYOUTS)
         self.replays: list[tuple[Bootstrap, Position, Position, Any]] = []
 
     def write(self, bucket: int, changes: list[tuple[Any, ...]]) -> None:
@@ -111,41 +109,8 @@ class Life:
         )
 
     def tier(self) -> None:
-        state = self.world.state()
-        reached = state.reached_offsets()
-        if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
+        if self.tiers.lacks_rows():
             self.world.tier()
-
-    def nibble(self) -> None:
-        """A round that moves few rows."""
-        state = self.world.state()
-        reached = state.reached_offsets()
-        if any(at.high_watermark > reached[b] for b, at in state.positions.items()):
-            self.world.round(limits=FEW).run()
-
-    def die(self, step: str) -> None:
-        """A worker dies after `step`; its lease ends, and the table is for others to take."""
-        die_in_round(self.world, step)
-
-    def lay_out(self, number: int) -> None:
-        """The table gets a batch layout, another one, or none."""
-        self.world.service.change_layout(self.world.PATH, ({}, *LAYOUTS)[number])
-
-    def expire(self, share: float) -> None:
-        """Retention takes part of what every layout in the lake has."""
-        reached = self.world.state().reached_offsets()
-        for bucket, at in self.world.state().positions.items():
-            gone = at.log_start_offset + round(
-                max(0, reached[bucket] - at.log_start_offset) * share
-            )
-            self.world.expire_log(bucket, gone)
-
-    def rewrite(self, keep_bounds: bool) -> None:
-        lake = self.world.state().lake
-        if lake.snapshot_id is not None:
-            self.world.rewrite_lake(keep_bounds=keep_bounds)
-        if lake.batch is not None:
-            self.world.rewrite_lake(keep_bounds=keep_bounds, role=LakeRole.BATCH)
 
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
@@ -231,6 +196,10 @@ class Life:
         self.replays.append((bootstrap, start, end, expected))
         self.replay()
 
+    def step(self, name: str, *arguments: Any) -> None:
+        """Take the step of that name: one of the tiers', or one of this life."""
+        getattr(self.tiers if hasattr(self.tiers, name) else self, name)(*arguments)
+
     def replay(self) -> None:
         for bootstrap, start, end, expected in self.replays:
             plan = plan_bootstrap_range(*self._stream(False), bootstrap, start=start, end=end)
@@ -292,7 +261,7 @@ def test_reads_equal_the_model(
             table.write(bucket, [("upsert", key, "eu", key % 7) for key in range(KEYS)])
         table.tier()
         for name, *arguments in itertools.chain.from_iterable(life):
-            getattr(table, name)(*arguments)
+            table.step(name, *arguments)
         table.read(None, None)
         table.tier()
         table.read(None, None)

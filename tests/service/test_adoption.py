@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +19,18 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tests.support.adoption_world import KEYED, LOG, Lake, adopt, by_id, check, filled, go_on, rows
+from tests.support.adoption_world import (
+    KEYED,
+    LOG,
+    Lake,
+    Rows,
+    adopt,
+    by_id,
+    check,
+    filled,
+    go_on,
+    rows,
+)
 from tests.support.python_process import run_python
 from tests.support.tier_once import run_due, tier_once
 
@@ -107,6 +119,27 @@ main()
 """
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Path, Rows, Rows]:
+    """A lake whose service is lost, a copy of its files, and the rows of its tables."""
+    folder = tmp_path_factory.mktemp("orphaned")
+    lake = Lake(folder / "lake")
+    with lake.service("a") as (_, client):
+        log, keyed = filled(client)
+    lake.lose("a")
+    copy = shutil.copytree(lake.folder, folder / "copy")
+    return lake, copy, log, keyed
+
+
+@pytest.fixture
+def orphaned(prepared: tuple[Lake, Path, Rows, Rows]) -> tuple[Lake, Rows, Rows]:
+    """The lake as it was when its service was lost: where it was, because metadata has paths."""
+    lake, copy, log, keyed = prepared
+    shutil.rmtree(lake.folder)
+    shutil.copytree(copy, lake.folder)
+    return lake, dict(log), dict(keyed)
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -119,10 +152,10 @@ main()
         "engine.opener remake_rows after",
     ],
 )
-def test_an_adoption_that_died_anywhere_is_repeated(lake: Lake, step: str) -> None:
-    with lake.service("a") as (_, client):
-        log, keyed = filled(client)
-    lake.lose("a")
+def test_an_adoption_that_died_anywhere_is_repeated(
+    orphaned: tuple[Lake, Rows, Rows], step: str
+) -> None:
+    lake, log, keyed = orphaned
     command = ("-c", _DOOMED, "serve")
     # Executed: what is replaced must not have been imported by name before.
     with lake.service("b", command=command, env={"DIE_AT": step}, is_executed=True) as (

@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
-from tests.support.hostile_metadata import HOSTILE_PROPERTIES, rewrite_metadata
+from tests.support.hostile_metadata import HOSTILE_PROPERTIES, assert_create, rewrite_metadata
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -90,24 +90,6 @@ def _creation(location: str | None, **properties: str) -> dict[str, Any]:
     return body if location is None else {**body, "location": location}
 
 
-def _assert_create(location: str, **properties: str) -> dict[str, Any]:
-    return {
-        "requirements": [{"type": "assert-create"}],
-        "updates": [
-            {"action": "assign-uuid", "uuid": "3c1bc1b0-7d0d-4e0e-9d0a-1d3d6c1d2a11"},
-            {"action": "upgrade-format-version", "format-version": 2},
-            {"action": "add-schema", "schema": SCHEMA_JSON},
-            {"action": "set-current-schema", "schema-id": -1},
-            {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
-            {"action": "set-default-spec", "spec-id": -1},
-            {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
-            {"action": "set-default-sort-order", "sort-order-id": -1},
-            {"action": "set-location", "location": location},
-            {"action": "set-properties", "updates": properties},
-        ],
-    }
-
-
 def test_no_request_makes_the_service_run_what_it_says(service: ServiceProcess) -> None:
     proof = _folder(service) / "proof"
     code = f"__import__('pathlib').Path({str(proof)!r}).write_text('in') or 1"
@@ -118,9 +100,12 @@ def test_no_request_makes_the_service_run_what_it_says(service: ServiceProcess) 
         ("namespaces/own/tables", _creation(code, **evil)),
         ("namespaces/own/tables", {**_creation(code, **evil), "stage-create": True}),
         ("namespaces/own/tables", _creation(None, **{"py-io-impl": "builtins.eval"})),
-        ("namespaces/db/tables/t", _assert_create(code, **evil)),
-        ("namespaces/db/tables/t", _assert_create(free, **evil)),
-        ("namespaces/db/tables/t", _assert_create(free, **{"py-io-impl": "builtins.eval"})),
+        ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, code, **evil)),
+        ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, free, **evil)),
+        (
+            "namespaces/db/tables/t",
+            assert_create(SCHEMA_JSON, free, **{"py-io-impl": "builtins.eval"}),
+        ),
     ):
         status, text = _call(service, "POST", path, body)
         assert status == 403, text
@@ -140,8 +125,8 @@ def test_no_table_sends_the_services_requests_elsewhere(
         ("namespaces/own/tables", _creation("s3://bucket/x")),
         ("namespaces/own/tables", _creation(f"http://127.0.0.1:{port}/x")),
         ("namespaces/own/tables", _creation(None, **there)),
-        ("namespaces/db/tables/t", _assert_create("s3://bucket/x", **there)),
-        ("namespaces/db/tables/t", _assert_create(f"hdfs://127.0.0.1:{port}/x")),
+        ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, "s3://bucket/x", **there)),
+        ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, f"hdfs://127.0.0.1:{port}/x")),
     ):
         status, text = _call(service, "POST", path, body)
         assert status == 403, text

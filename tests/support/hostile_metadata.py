@@ -15,7 +15,14 @@ from typing import Any, ClassVar
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table.locations import SimpleLocationProvider
 
-__all__ = ["HOSTILE_PROPERTIES", "EnteredIO", "EnteredProvider", "entered", "rewrite_metadata"]
+__all__ = [
+    "HOSTILE_PROPERTIES",
+    "EnteredIO",
+    "EnteredProvider",
+    "assert_create",
+    "entered",
+    "rewrite_metadata",
+]
 
 entered: list[str] = []
 
@@ -45,6 +52,25 @@ HOSTILE_PROPERTIES = {
     "write.data.path": "file:///tmp/elsewhere-data",
     "write.metadata.path": "file:///tmp/elsewhere-metadata",
 }
+
+
+def assert_create(schema: dict[str, Any], location: str, **properties: str) -> dict[str, Any]:
+    """The commit that makes a table of `schema`, as a REST client sends it."""
+    return {
+        "requirements": [{"type": "assert-create"}],
+        "updates": [
+            {"action": "assign-uuid", "uuid": "3c1bc1b0-7d0d-4e0e-9d0a-1d3d6c1d2a11"},
+            {"action": "upgrade-format-version", "format-version": 2},
+            {"action": "add-schema", "schema": schema},
+            {"action": "set-current-schema", "schema-id": -1},
+            {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+            {"action": "set-default-spec", "spec-id": -1},
+            {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+            {"action": "set-location", "location": location},
+            {"action": "set-properties", "updates": properties},
+        ],
+    }
 
 
 def rewrite_metadata(catalog_db: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> str:

@@ -29,10 +29,11 @@ from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.kv_model import Change, Entry, KvModel
 from tests.support.tiering_world import Killed, TieringWorld
 
-__all__ = ["Address", "KeyWorld", "ModelRow", "UnionWorld", "die_in_round", "read_layouts"]
+__all__ = ["Address", "KeyWorld", "ModelRow", "Tiers", "UnionWorld", "read_layouts"]
 
 
 # Positions in a manifest's data file (Iceberg's spec, manifests).
@@ -254,20 +255,58 @@ class KeyWorld(UnionWorld):
         )
 
 
-def die_in_round(world: UnionWorld, step: str) -> None:
-    """Let a worker die right after `step` of a round, if there is something for one to do."""
+class Tiers:
+    """What happens to the tiers of a world's table between reads; no step changes its rows."""
 
-    def die(reached: str) -> None:
-        if reached == step:
-            raise Killed
+    def __init__(self, world: UnionWorld, layouts: Sequence[dict[str, str]]) -> None:
+        self.world = world
+        self.layouts = layouts
 
-    state = world.state()
-    reached = state.reached_offsets()
-    lacks_rows = any(at.high_watermark > reached[b] for b, at in state.positions.items())
-    if lacks_rows or state.has_overwritten_rows:
-        with contextlib.suppress(Killed):
-            world.round(checkpoint=die).run()
-        world.service.release(world.PATH)
+    def nibble(self) -> None:
+        """A round that moves few rows."""
+        if self.lacks_rows():
+            self.world.round(limits=PlanLimits(rows_max=7, key_bucket_rows_max=5)).run()
+
+    def die(self, step: str) -> None:
+        """A worker dies right after `step` of a round, if there is something for one to do.
+
+        Its lease ends, and the table is for others to take.
+        """
+
+        def die(reached: str) -> None:
+            if reached == step:
+                raise Killed
+
+        if self.lacks_rows() or self.world.state().has_overwritten_rows:
+            with contextlib.suppress(Killed):
+                self.world.round(checkpoint=die).run()
+            self.world.service.release(self.world.PATH)
+
+    def lay_out(self, number: int) -> None:
+        """The table gets a batch layout, another one, or none."""
+        self.world.service.change_layout(self.world.PATH, ({}, *self.layouts)[number])
+
+    def expire(self, share: float) -> None:
+        """Retention takes part of what every layout in the lake has."""
+        state = self.world.state()
+        reached = state.reached_offsets()
+        for bucket, at in state.positions.items():
+            tiered = max(reached[bucket] - at.log_start_offset, 0)
+            self.world.expire_log(bucket, at.log_start_offset + round(tiered * share))
+
+    def rewrite(self, keep_bounds: bool) -> None:
+        """A foreign engine compacts what there is in the lake."""
+        lake = self.world.state().lake
+        if lake.snapshot_id is not None:
+            self.world.rewrite_lake(keep_bounds=keep_bounds)
+        if lake.batch is not None:
+            self.world.rewrite_lake(keep_bounds=keep_bounds, role=LakeRole.BATCH)
+
+    def lacks_rows(self) -> bool:
+        """Whether there are rows that some layout in the lake does not have."""
+        state = self.world.state()
+        reached = state.reached_offsets()
+        return any(at.high_watermark > reached[b] for b, at in state.positions.items())
 
 
 def read_layouts(client: StorageClient, state: TableState, **options: object) -> list[pa.Table]:

@@ -25,11 +25,6 @@ from tests.support.log_world import (
 )
 
 
-@pytest.fixture
-def disk() -> CrashFilesystem:
-    return CrashFilesystem(0)
-
-
 def test_a_repeated_sequence_is_answered_with_its_first_offsets(disk: CrashFilesystem) -> None:
     clock = SettableClock(10)
     log = open_log(disk, clock_us=clock)

@@ -24,11 +24,6 @@ from tests.support.log_world import (
 )
 
 
-@pytest.fixture
-def disk() -> CrashFilesystem:
-    return CrashFilesystem(0)
-
-
 def test_a_new_log_is_empty(disk: CrashFilesystem) -> None:
     log = open_log(disk)
 

@@ -22,11 +22,6 @@ _PAYLOADS = [bytes([65 + n]) * (100 + n) for n in range(4)]
 _MARK = DIRECTORY / "durable.mark"
 
 
-@pytest.fixture
-def disk() -> CrashFilesystem:
-    return CrashFilesystem(0)
-
-
 def _segment(base_offset: int = 0) -> str:
     return f"{base_offset:020d}.log"
 

@@ -16,11 +16,6 @@ from tests.support.log_world import DIRECTORY, open_log, store
 _PATH = DIRECTORY / f"{0:020d}.log"
 
 
-@pytest.fixture
-def disk() -> CrashFilesystem:
-    return CrashFilesystem(0)
-
-
 @pytest.mark.parametrize(
     "change",
     [{"version": 2}, {"flags": 1}, {"zero": 1}, {"row_count": 0}, {"durable_offset": 99}],

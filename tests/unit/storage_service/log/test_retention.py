@@ -28,11 +28,6 @@ from tests.support.log_world import (
 )
 
 
-@pytest.fixture
-def disk() -> CrashFilesystem:
-    return CrashFilesystem(0)
-
-
 def _five_segments(disk: CrashFilesystem) -> LogTablet:
     """Five segments of 10 rows, stamped 0, 100, ... 400; the last one is active."""
     clock = SettableClock(0)

@@ -19,7 +19,12 @@ from streamhouse.storage_service.errors import ForbiddenError, StreamhouseError
 from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
 from streamhouse.storage_service.lake.opened_table import load_table
 from streamhouse.storage_service.lake.snapshots.manifests import entries_of, manifests_of
-from tests.support.hostile_metadata import HOSTILE_PROPERTIES, entered, rewrite_metadata
+from tests.support.hostile_metadata import (
+    HOSTILE_PROPERTIES,
+    assert_create,
+    entered,
+    rewrite_metadata,
+)
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import rows
 
@@ -58,24 +63,6 @@ def _creation(location: str | None = None, **properties: str) -> dict[str, Any]:
     return body if location is None else {**body, "location": location}
 
 
-def _assert_create(location: str, **properties: str) -> dict[str, Any]:
-    return {
-        "requirements": [{"type": "assert-create"}],
-        "updates": [
-            {"action": "assign-uuid", "uuid": "3c1bc1b0-7d0d-4e0e-9d0a-1d3d6c1d2a11"},
-            {"action": "upgrade-format-version", "format-version": 2},
-            {"action": "add-schema", "schema": SCHEMA_JSON},
-            {"action": "set-current-schema", "schema-id": -1},
-            {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
-            {"action": "set-default-spec", "spec-id": -1},
-            {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
-            {"action": "set-default-sort-order", "sort-order-id": -1},
-            {"action": "set-location", "location": location},
-            {"action": "set-properties", "updates": properties},
-        ],
-    }
-
-
 # -- properties ----------------------------------------------------------------------------------
 
 
@@ -95,7 +82,7 @@ def test_no_way_to_write_a_property_lets_a_hostile_one_in(
     for path, body in (
         ("namespaces/db/tables", _creation(**hostile)),
         ("namespaces/db/tables", {**_creation(**hostile), "stage-create": True}),
-        ("namespaces/db/tables/t", _assert_create(free, **hostile)),
+        ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, free, **hostile)),
         ("namespaces/db/tables/there", set_there),
         ("transactions/commit", {"table-changes": [there]}),
         ("namespaces/db/properties", {"updates": hostile}),
@@ -217,7 +204,7 @@ def test_a_location_lies_below_the_warehouse_and_where_no_table_is(
         for path, body in (
             ("namespaces/db/tables", _creation(location)),
             ("namespaces/db/tables", {**_creation(location), "stage-create": True}),
-            ("namespaces/db/tables/t", _assert_create(location)),
+            ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, location)),
         ):
             assert "location" in _refused(world, "POST", path, body), location
     move = {"requirements": [], "updates": [{"action": "set-location", "location": "file:///x"}]}
@@ -271,8 +258,14 @@ def test_the_places_of_two_creations_at_once_do_not_overlap(
     world: RestWorld, client: RestCatalog
 ) -> None:
     location = f"file://{world.folder}/warehouse/db/shared"
-    change = {"identifier": {"namespace": ["db"], "name": "one"}, **_assert_create(location)}
-    inside = {"identifier": {"namespace": ["db"], "name": "two"}, **_assert_create(f"{location}/x")}
+    change = {
+        "identifier": {"namespace": ["db"], "name": "one"},
+        **assert_create(SCHEMA_JSON, location),
+    }
+    inside = {
+        "identifier": {"namespace": ["db"], "name": "two"},
+        **assert_create(SCHEMA_JSON, f"{location}/x"),
+    }
 
     both = {"table-changes": [change, inside]}
 
