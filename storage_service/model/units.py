@@ -51,10 +51,10 @@ def parse_boolean(text: str, *, name: str) -> bool:
 
 def parse_whole_number(text: str, *, name: str, least: int = 1, most: int | None = None) -> int:
     """Read a whole number from `least` to `most`."""
-    try:
-        number = int(text) if len(text) <= _TEXT_MAX else None
-    except ValueError:
-        number = None
+    digits = text.strip().removeprefix("-")
+    # Python's own reading also takes `1_000`, `+5` and digits of other scripts.
+    is_plain = digits.isascii() and digits.isdecimal() and len(text) <= _TEXT_MAX
+    number = int(text) if is_plain else None
     if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} on" if most is None else f"from {least} to {most}"
         raise _not_a_value(text, name, f"a whole number {bounds}")
