@@ -34,6 +34,7 @@ def read_deleted_positions(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Return data path -> its deleted positions, sorted, each once; of `data_paths` only.
 
+    A path without any is not there.
     `file_bytes` are the sizes of delete files as far as they are known; another size is damage.
     A delete file may name many data files: only row groups that can name one of ours are read.
     """
@@ -58,7 +59,8 @@ def read_deleted_positions(
                     else _by_path(names.filter(is_ours), positions)
                 )
                 for data_path, some in parts:
-                    found.setdefault(data_path, []).append(some)
+                    if len(some):
+                        found.setdefault(data_path, []).append(some)
     return {path: distinct(np.concatenate(parts)) for path, parts in found.items()}
 
 
