@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -78,20 +78,27 @@ class FakeLiveTables:
         )
 
 
-class RestWorld(TieringWorld):
-    """A tiering world whose catalog is served by a `RestCatalogApi`."""
+class RestWorld:
+    """The catalog of a tiering world, served by a `RestCatalogApi`. Closed by `with`."""
 
-    host: ClassVar[str] = "memory"
+    def __init__(self, world: TieringWorld, *, host: str = "memory") -> None:
+        self.world = world
+        self.host = host
+        self.tables = FakeLiveTables(world.service, world.catalog.properties[SERVICE_ID_PROPERTY])
+        self.reopen()
+        _HOSTS[host] = self.call
 
-    def __init__(self, folder: Path, *, catalog: LakeCatalog | None = None) -> None:
-        super().__init__(folder, catalog=catalog)
-        self.tables = FakeLiveTables(self.service, self.catalog.properties[SERVICE_ID_PROPERTY])
-        self.api = RestCatalogApi(self.catalog, service_id=self.tables.service_id)
-        _HOSTS[self.host] = self.call
+    def __enter__(self) -> RestWorld:
+        return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.api.close()
-        super().__exit__(*error)
+
+    def reopen(self) -> None:
+        """Open the catalog anew, as after a restart."""
+        if hasattr(self, "api"):
+            self.api.close()
+        self.api = RestCatalogApi(self.world.catalog, service_id=self.tables.service_id)
 
     def client(self) -> RestCatalog:
         """pyiceberg's REST client on the served catalog."""
@@ -120,11 +127,11 @@ class RestWorld(TieringWorld):
 
         What the lake holds is still judged by the catalog behind it.
         """
-        judge = load_catalog(self.catalog.name, **self.catalog.properties)
+        judge = load_catalog(self.world.catalog.name, **self.world.catalog.properties)
         assert isinstance(judge, SqlCatalog)
-        self._judge = judge
-        self.catalog = LakeCatalog(
-            name=self.catalog.name,
+        self.world._judge = judge
+        self.world.catalog = LakeCatalog(
+            name=self.world.catalog.name,
             properties={
                 "py-catalog-impl": f"{__name__}.{MemoryRestCatalog.__name__}",
                 "uri": _uri(self.host),
@@ -133,14 +140,12 @@ class RestWorld(TieringWorld):
         )
 
 
-class FrontWorld(RestWorld):
-    """A world whose catalog is the REST catalog of `behind`, asked with `token`.
+class FrontWorld:
+    """A service, `rest`, whose catalog is the REST catalog of `behind`, asked with `token`.
 
     `requests` are what reaches it, as `GET config`; `instead` has answers by path that it does not
     give itself, `before` what happens just before it is asked.
     """
-
-    host = "front"
 
     def __init__(self, behind: RestWorld, *, token: str) -> None:
         _HOSTS["behind"] = self._ask_behind
@@ -158,12 +163,16 @@ class FrontWorld(RestWorld):
                 SERVICE_ID_PROPERTY: "fedcba9876543210",
             },
         )
-        super().__init__(behind.folder, catalog=described)
+        with contextlib.ExitStack() as opened:
+            world = opened.enter_context(TieringWorld(behind.world.folder, catalog=described))
+            self.rest = opened.enter_context(RestWorld(world, host="front"))
+            self._opened = opened.pop_all()
 
-    def reopen(self) -> None:
-        """Open the catalog behind anew, as after a restart."""
-        self.api.close()
-        self.api = RestCatalogApi(self.catalog, service_id=self.tables.service_id)
+    def __enter__(self) -> FrontWorld:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
 
     def _ask_behind(self, method: str, path: str, body: Any) -> Answer:
         bare = path.partition("?")[0]

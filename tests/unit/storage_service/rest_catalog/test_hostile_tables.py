@@ -45,15 +45,15 @@ def nothing_entered() -> Iterator[None]:
 
 
 @pytest.fixture
-def client(world: RestWorld) -> RestCatalog:
-    opened = world.client()
+def client(rest: RestWorld) -> RestCatalog:
+    opened = rest.client()
     opened.create_namespace("db")
     return opened
 
 
-def _refused(world: RestWorld, method: str, path: str, body: Any = None) -> str:
+def _refused(rest: RestWorld, method: str, path: str, body: Any = None) -> str:
     """The message of a request that is refused as forbidden or malformed."""
-    status, answer = world.call(method, path, body)
+    status, answer = rest.call(method, path, body)
     assert status in (400, 403), answer
     return str(answer["error"]["message"])
 
@@ -68,11 +68,11 @@ def _creation(location: str | None = None, **properties: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(HOSTILE_PROPERTIES))
 def test_no_way_to_write_a_property_lets_a_hostile_one_in(
-    world: RestWorld, client: RestCatalog, name: str
+    rest: RestWorld, client: RestCatalog, name: str
 ) -> None:
     client.create_table("db.there", ROWS.schema)
     hostile = {name: HOSTILE_PROPERTIES[name]}
-    free = f"file://{world.folder}/warehouse/db/t"
+    free = f"file://{rest.world.folder}/warehouse/db/t"
     set_there = {
         "requirements": [],
         "updates": [{"action": "set-properties", "updates": hostile}],
@@ -88,7 +88,7 @@ def test_no_way_to_write_a_property_lets_a_hostile_one_in(
         ("namespaces/db/properties", {"updates": hostile}),
         ("namespaces", {"namespace": ["other"], "properties": hostile}),
     ):
-        assert f"property '{name}' must not be set" in _refused(world, "POST", path, body), path
+        assert f"property '{name}' must not be set" in _refused(rest, "POST", path, body), path
 
     assert not client.table_exists("db.t")
     assert client.load_table("db.there").properties == {}
@@ -96,7 +96,7 @@ def test_no_way_to_write_a_property_lets_a_hostile_one_in(
 
 
 def test_a_metadata_file_with_a_hostile_property_is_not_registered(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     table = client.create_table("db.t", ROWS.schema)
     path = Path(table.metadata_location.removeprefix("file://"))
@@ -107,28 +107,28 @@ def test_a_metadata_file_with_a_hostile_property_is_not_registered(
 
     body = {"name": "again", "metadata-location": table.metadata_location}
 
-    assert "must not be set" in _refused(world, "POST", "namespaces/db/register", body)
+    assert "must not be set" in _refused(rest, "POST", "namespaces/db/register", body)
 
 
 def test_what_came_in_behind_the_catalogs_back_is_dropped_everywhere(
-    world: RestWorld, caplog: pytest.LogCaptureFixture
+    rest: RestWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The service's answers, a worker's round and a reader's plan; one warning, by name."""
-    world.create_table()
-    world.service.append("db.t", 0, rows(0, 10))
-    world.tier()
+    rest.world.create_table()
+    rest.world.service.append("db.t", 0, rows(0, 10))
+    rest.world.tier()
     spoil = lambda value: value["properties"].update(HOSTILE_PROPERTIES)  # noqa: E731
-    rewrite_metadata(world.folder / "catalog.db", "db.t", spoil)
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.t", spoil)
 
     with caplog.at_level(logging.WARNING):
-        _, answer = world.call("GET", "namespaces/db/tables/t")
-        world.call("GET", "namespaces/db/tables/t")
-        world.service.append("db.t", 0, rows(10, 10))
-        world.tier()
-        assert len(world.addresses()) == 20
+        _, answer = rest.call("GET", "namespaces/db/tables/t")
+        rest.call("GET", "namespaces/db/tables/t")
+        rest.world.service.append("db.t", 0, rows(10, 10))
+        rest.world.tier()
+        assert len(rest.world.addresses()) == 20
         # The round has left it out of what it wrote.
-        rewrite_metadata(world.folder / "catalog.db", "db.t", spoil)
-        found = load_table(world.catalog, "db.t")
+        rewrite_metadata(rest.world.folder / "catalog.db", "db.t", spoil)
+        found = load_table(rest.world.catalog, "db.t")
 
     assert not HOSTILE_PROPERTIES.keys() & answer["metadata"]["properties"].keys()
     assert found is not None
@@ -170,12 +170,12 @@ def test_what_the_answer_to_a_commit_says_is_dropped_too(tmp_path: Path) -> None
 
 
 def test_a_location_lies_below_the_warehouse_and_where_no_table_is(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     client.create_table("db.there", ROWS.schema)
-    warehouse = f"file://{world.folder}/warehouse"
-    (world.folder / "warehouse" / "link").symlink_to("/etc")
-    (world.folder / "warehouse" / "alias").symlink_to(world.folder / "warehouse" / "db")
+    warehouse = f"file://{rest.world.folder}/warehouse"
+    (rest.world.folder / "warehouse" / "link").symlink_to("/etc")
+    (rest.world.folder / "warehouse" / "alias").symlink_to(rest.world.folder / "warehouse" / "db")
 
     for location in (
         "file:///etc",
@@ -197,7 +197,7 @@ def test_a_location_lies_below_the_warehouse_and_where_no_table_is(
         f"{warehouse}/db/there",
         f"{warehouse}/db/there/data",
         f"{warehouse}//db//there//x",
-        f"{world.folder}/warehouse/db/there/x",
+        f"{rest.world.folder}/warehouse/db/there/x",
         f"{warehouse}/alias/there/x",
         "__import__('os').system('id')",
     ):
@@ -206,39 +206,39 @@ def test_a_location_lies_below_the_warehouse_and_where_no_table_is(
             ("namespaces/db/tables", {**_creation(location), "stage-create": True}),
             ("namespaces/db/tables/t", assert_create(SCHEMA_JSON, location)),
         ):
-            assert "location" in _refused(world, "POST", path, body), location
+            assert "location" in _refused(rest, "POST", path, body), location
     move = {"requirements": [], "updates": [{"action": "set-location", "location": "file:///x"}]}
-    assert "must stay" in _refused(world, "POST", "namespaces/db/tables/there", move)
+    assert "must stay" in _refused(rest, "POST", "namespaces/db/tables/there", move)
     lies = {"updates": {"location": "file:///etc"}}
-    assert "warehouse" in _refused(world, "POST", "namespaces/db/properties", lies)
+    assert "warehouse" in _refused(rest, "POST", "namespaces/db/properties", lies)
     assert client.list_tables("db") == [("db", "there")]
 
 
 def test_who_may_write_one_namespace_keeps_no_other_from_being_filled(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     """The database has rows in its log and no lake table yet."""
     client.create_namespace("own")
-    world.create_table("later.t")
-    world.service.append("later.t", 0, rows(0, 5))
+    rest.world.create_table("later.t")
+    rest.world.service.append("later.t", 0, rows(0, 5))
     for location in ("later", "later/t"):
-        body = _creation(f"file://{world.folder}/warehouse/{location}")
-        world.call("POST", "namespaces/own/tables", body)
+        body = _creation(f"file://{rest.world.folder}/warehouse/{location}")
+        rest.call("POST", "namespaces/own/tables", body)
 
-    assert world.tier("later.t").row_count == 5
+    assert rest.world.tier("later.t").row_count == 5
 
 
-def test_a_name_is_one_folder(world: RestWorld, client: RestCatalog) -> None:
+def test_a_name_is_one_folder(rest: RestWorld, client: RestCatalog) -> None:
     client.create_table("db.there", ROWS.schema)
     for name in ("../x", "a/b", "..", "a%2fb", "a\nb", ""):
-        _refused(world, "POST", "namespaces/db/tables", {**_creation(), "name": name})
-        _refused(world, "POST", "namespaces", {"namespace": [name]})
+        _refused(rest, "POST", "namespaces/db/tables", {**_creation(), "name": name})
+        _refused(rest, "POST", "namespaces", {"namespace": [name]})
         renaming = {
             "source": {"namespace": ["db"], "name": "there"},
             "destination": {"namespace": ["db"], "name": name},
         }
-        _refused(world, "POST", "tables/rename", renaming)
-    assert not list(world.folder.rglob("x"))
+        _refused(rest, "POST", "tables/rename", renaming)
+    assert not list(rest.world.folder.rglob("x"))
 
 
 def test_a_name_that_was_renamed_away_is_free_for_another_table(client: RestCatalog) -> None:
@@ -255,9 +255,9 @@ def test_a_name_that_was_renamed_away_is_free_for_another_table(client: RestCata
 
 
 def test_the_places_of_two_creations_at_once_do_not_overlap(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
-    location = f"file://{world.folder}/warehouse/db/shared"
+    location = f"file://{rest.world.folder}/warehouse/db/shared"
     change = {
         "identifier": {"namespace": ["db"], "name": "one"},
         **assert_create(SCHEMA_JSON, location),
@@ -269,7 +269,7 @@ def test_the_places_of_two_creations_at_once_do_not_overlap(
 
     both = {"table-changes": [change, inside]}
 
-    assert "another lake table" in _refused(world, "POST", "transactions/commit", both)
+    assert "another lake table" in _refused(rest, "POST", "transactions/commit", both)
     assert client.list_tables("db") == []
 
 
@@ -318,7 +318,7 @@ def _own_list_of(victim: Table, mine: Table) -> str:
 
 
 def test_a_commit_names_no_manifest_list_and_no_statistics_of_others(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     victim, mine = _victim(client), client.create_table("db.mine", ROWS.schema)
     theirs = victim.current_snapshot()
@@ -345,12 +345,12 @@ def test_a_commit_names_no_manifest_list_and_no_statistics_of_others(
         _snapshot(mine, f"{mine.location()}/../victim/metadata/x.avro"),
         statistics,
     ):
-        message = _refused(world, "POST", "namespaces/db/tables/mine", body)
+        message = _refused(rest, "POST", "namespaces/db/tables/mine", body)
         assert "does not lie below the table's location" in message
 
 
 def test_a_commit_names_no_manifest_and_no_data_file_of_others(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     victim, mine = _victim(client), client.create_table("db.mine", ROWS.schema)
     theirs = victim.current_snapshot()
@@ -359,8 +359,8 @@ def test_a_commit_names_no_manifest_and_no_data_file_of_others(
     unlike = _snapshot(mine, _own_list_of(victim, mine))
 
     path = "namespaces/db/tables/mine"
-    assert "does not lie below the table's location" in _refused(world, "POST", path, listed)
-    assert "cannot be read" in _refused(world, "POST", path, unlike)
+    assert "does not lie below the table's location" in _refused(rest, "POST", path, listed)
+    assert "cannot be read" in _refused(rest, "POST", path, unlike)
 
     # The library itself adds the victim's files to a manifest of mine.
     (task,) = victim.scan().plan_files()
@@ -371,22 +371,20 @@ def test_a_commit_names_no_manifest_and_no_data_file_of_others(
 
 
 def test_what_is_not_avro_is_refused_without_its_bytes(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     mine = client.create_table("db.mine", ROWS.schema)
     path = Path(mine.location().removeprefix("file://")) / "metadata" / "snap-1.avro"
     path.write_text("the-secret-of-this-file " * 10)
 
-    message = _refused(
-        world, "POST", "namespaces/db/tables/mine", _snapshot(mine, f"file://{path}")
-    )
+    message = _refused(rest, "POST", "namespaces/db/tables/mine", _snapshot(mine, f"file://{path}"))
 
     assert "cannot be read" in message
     assert "the-secret" not in message
 
 
 def test_a_purge_deletes_what_the_table_owns_and_nothing_else(
-    world: RestWorld, client: RestCatalog, caplog: pytest.LogCaptureFixture
+    rest: RestWorld, client: RestCatalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Metadata from before there was a check, or put in behind the catalog's back."""
     victim, mine = _victim(client), client.create_table("db.mine", ROWS.schema)
@@ -415,12 +413,12 @@ def test_a_purge_deletes_what_the_table_owns_and_nothing_else(
             }
         ]
 
-    rewrite_metadata(world.folder / "catalog.db", "db.mine", spoil)
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.mine", spoil)
     client.purge_table("db.mine")
 
     assert client.load_table("db.victim").scan().to_arrow().num_rows == 3
     assert Path("/etc/hostname").exists()
-    left = [p for p in (world.folder / "warehouse/db/mine").rglob("*") if p.is_file()]
+    left = [p for p in (rest.world.folder / "warehouse/db/mine").rglob("*") if p.is_file()]
     # The former metadata file is in no log any more.
     assert [p.suffix for p in left] == [".json"] * len(left)
     assert any("event=foreign_lake_files_stay" in message for message in caplog.messages)
@@ -434,19 +432,19 @@ def test_a_purge_deletes_what_the_table_owns_and_nothing_else(
     ],
 )
 def test_a_purge_of_files_that_may_be_others_is_refused(
-    world: RestWorld, client: RestCatalog, spoil: Callable[[dict[str, Any]], Any], why: str
+    rest: RestWorld, client: RestCatalog, spoil: Callable[[dict[str, Any]], Any], why: str
 ) -> None:
     client.create_table("db.mine", ROWS.schema).append(ROWS)
-    rewrite_metadata(world.folder / "catalog.db", "db.mine", spoil)
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.mine", spoil)
 
-    assert why in _refused(world, "DELETE", "namespaces/db/tables/mine?purgeRequested=true")
+    assert why in _refused(rest, "DELETE", "namespaces/db/tables/mine?purgeRequested=true")
 
-    assert world.call("DELETE", "namespaces/db/tables/mine")[0] == 204
-    assert list((world.folder / "warehouse/db/mine").rglob("*.parquet"))
+    assert rest.call("DELETE", "namespaces/db/tables/mine")[0] == 204
+    assert list((rest.world.folder / "warehouse/db/mine").rglob("*.parquet"))
 
 
 def test_old_metadata_files_of_others_survive_a_commit(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     victim = _victim(client)
     properties = {
@@ -459,7 +457,7 @@ def test_old_metadata_files_of_others_survive_a_commit(
         entry = {"metadata-file": victim.metadata_location, "timestamp-ms": 1}
         value["metadata-log"].insert(0, entry)
 
-    rewrite_metadata(world.folder / "catalog.db", "db.mine", spoil)
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.mine", spoil)
     for _ in range(3):
         client.load_table("db.mine").append(ROWS)
 
@@ -467,7 +465,7 @@ def test_old_metadata_files_of_others_survive_a_commit(
 
 
 def test_a_reader_opens_no_file_that_is_not_the_tables(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     victim = _victim(client)
     client.create_table("db.mine", ROWS.schema).append(ROWS)
@@ -477,15 +475,15 @@ def test_a_reader_opens_no_file_that_is_not_the_tables(
     def spoil(value: dict[str, Any]) -> None:
         value["snapshots"][0]["manifest-list"] = theirs.manifest_list
 
-    rewrite_metadata(world.folder / "catalog.db", "db.mine", spoil)
-    found = load_table(world.catalog, "db.mine")
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.mine", spoil)
+    found = load_table(rest.world.catalog, "db.mine")
     assert found is not None
     snapshot = found.current_snapshot()
     assert snapshot is not None
 
     with pytest.raises(ForbiddenError, match="does not lie below the table's location"):
         manifests_of(found.io, snapshot)
-    own = load_table(world.catalog, "db.victim")
+    own = load_table(rest.world.catalog, "db.victim")
     assert own is not None
     (manifest,) = manifests_of(own.io, theirs)
     with pytest.raises(ForbiddenError, match="does not lie below the table's location"):
@@ -495,17 +493,17 @@ def test_a_reader_opens_no_file_that_is_not_the_tables(
 # -- register ------------------------------------------------------------------------------------
 
 
-def test_a_registration_tells_nothing_of_files(world: RestWorld, client: RestCatalog) -> None:
-    secret = world.folder / "token"
+def test_a_registration_tells_nothing_of_files(rest: RestWorld, client: RestCatalog) -> None:
+    secret = rest.world.folder / "token"
     secret.write_text("the-owners-token")
-    below = world.folder / "warehouse" / "db" / "x" / "metadata"
+    below = rest.world.folder / "warehouse" / "db" / "x" / "metadata"
     below.mkdir(parents=True)
     (below / "1.metadata.json").write_text('{"format-version": "the-owners-token"}')
     (below / "2.metadata.json").write_text("the-owners-token")
 
     def said(location: str) -> str:
         body = {"name": "t", "metadata-location": location}
-        message = _refused(world, "POST", "namespaces/db/register", body)
+        message = _refused(rest, "POST", "namespaces/db/register", body)
         assert "the-owners" not in message
         return message.replace(location, "X")
 
@@ -518,41 +516,43 @@ def test_a_registration_tells_nothing_of_files(world: RestWorld, client: RestCat
 
 
 def test_a_table_is_registered_only_from_a_place_of_its_own(
-    world: RestWorld, client: RestCatalog
+    rest: RestWorld, client: RestCatalog
 ) -> None:
     victim = _victim(client)
-    copied = world.folder / "warehouse" / "db" / "copied" / "metadata" / "0.metadata.json"
+    copied = rest.world.folder / "warehouse" / "db" / "copied" / "metadata" / "0.metadata.json"
     copied.parent.mkdir(parents=True)
     copied.write_bytes(Path(victim.metadata_location.removeprefix("file://")).read_bytes())
 
     for location in (victim.metadata_location, f"file://{copied}"):
         body = {"name": "t", "metadata-location": location}
-        _refused(world, "POST", "namespaces/db/register", body)
+        _refused(rest, "POST", "namespaces/db/register", body)
 
     client.drop_table("db.victim")
     found = client.register_table("db.t", victim.metadata_location)
     assert found.scan().to_arrow().num_rows == 3
 
 
-def test_a_metadata_file_that_rots_is_not_quoted(world: RestWorld, client: RestCatalog) -> None:
+def test_a_metadata_file_that_rots_is_not_quoted(rest: RestWorld, client: RestCatalog) -> None:
     table = client.create_table("db.t", ROWS.schema)
     rewrite_metadata(
-        world.folder / "catalog.db", "db.t", lambda v: v.update({"last-column-id": "the-secret"})
+        rest.world.folder / "catalog.db",
+        "db.t",
+        lambda v: v.update({"last-column-id": "the-secret"}),
     )
 
-    status, answer = world.call("GET", "namespaces/db/tables/t")
+    status, answer = rest.call("GET", "namespaces/db/tables/t")
 
     assert status >= 400
     assert "the-secret" not in answer["error"]["message"]
     assert table.name() == ("db", "t")
     with pytest.raises(StreamhouseError) as caught:
-        load_table(world.catalog, "db.t")
+        load_table(rest.world.catalog, "db.t")
     assert "the-secret" not in caught.value.message
 
 
-def test_a_name_with_a_slash_is_not_another_tables(world: RestWorld, client: RestCatalog) -> None:
+def test_a_name_with_a_slash_is_not_another_tables(rest: RestWorld, client: RestCatalog) -> None:
     """Grants are looked up by the parts of the path as it is written."""
     client.create_table("db.t", ROWS.schema)
 
     for path in ("namespaces/db%2Ftables%2Ft", "namespaces/db/tables/t%2Fx"):
-        assert "must not have '/'" in _refused(world, "GET", path)
+        assert "must not have '/'" in _refused(rest, "GET", path)

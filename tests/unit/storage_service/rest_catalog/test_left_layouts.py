@@ -24,11 +24,19 @@ OTHER = {
 BATCH = "db.t$batch"
 
 
-class _World(RestWorld, KeyTieringWorld):
+class _World(KeyTieringWorld):
     """A primary key table with a batch layout, of which rows wait for both lake tables."""
 
     number = 0
     is_rest = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.rest = RestWorld(self)
+
+    def __exit__(self, *error: Any) -> None:
+        self.rest.__exit__(*error)
+        super().__exit__(*error)
 
     def write(self) -> None:
         self.number += 1
@@ -49,7 +57,7 @@ class _World(RestWorld, KeyTieringWorld):
             self.service.expire_log("db.t", bucket, end)
 
     def drop_layout(self, *, is_purged: bool = False) -> None:
-        client = self.client()
+        client = self.rest.client()
         drop = client.purge_table if is_purged else client.drop_table
         drop(("db", "t$batch"))
 
@@ -86,7 +94,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[_World]:
         opened.create_key_table(bucket_count=2, properties=SORT)
         opened.is_rest = request.param == "rest"
         if opened.is_rest:
-            opened.serve_tiering_through_rest()
+            opened.rest.serve_tiering_through_rest()
         opened.write()
         opened.tier()
         opened.lose_log()

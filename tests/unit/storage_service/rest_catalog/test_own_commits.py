@@ -9,21 +9,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 
 from tests.support.rest_world import RestWorld
-from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld, rows
-
-
-class _RestKeyWorld(RestWorld, KeyTieringWorld):
-    pass
-
-
-class _RestMaintenanceWorld(RestWorld, LogTieringWorld):
-    pass
+from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld, TieringWorld, rows
 
 
 def test_rounds_of_a_primary_key_table(tmp_path: Path) -> None:
-    with _RestKeyWorld(tmp_path) as world:
+    with KeyTieringWorld(tmp_path) as world, RestWorld(world) as rest:
         world.create_key_table(bucket_count=2)
-        world.serve_tiering_through_rest()
+        rest.serve_tiering_through_rest()
         for number in range(4):
             ids = range(number * 5, number * 5 + 20)
             world.upsert(*({"id": i, "region": f"r{number}", "amount": i / 2} for i in ids))
@@ -31,18 +23,18 @@ def test_rounds_of_a_primary_key_table(tmp_path: Path) -> None:
             world.catch_up()
             assert world.in_lake() == world.live
 
-        found = world.client().load_table("db.t").scan().to_arrow()
+        found = rest.client().load_table("db.t").scan().to_arrow()
         assert found.num_rows == len(world.rows)
 
 
 def test_a_commit_is_not_read_again_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RestWorld(tmp_path) as world:
+    with TieringWorld(tmp_path) as world, RestWorld(world) as rest:
         world.create_table()
         world.service.append("db.t", 0, rows(0, 5))
         world.tier()
-        table = world.client().load_table("db.t")
+        table = rest.client().load_table("db.t")
         read: list[str] = []
         parse = SqlCatalog._convert_orm_to_iceberg
         monkeypatch.setattr(
@@ -61,9 +53,9 @@ def test_a_commit_is_not_read_again_for_the_next_one(
 
 
 def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
-    with _RestMaintenanceWorld(tmp_path) as world:
+    with LogTieringWorld(tmp_path) as world, RestWorld(world) as rest:
         world.create_table(bucket_count=2, properties={"table.datalake.snapshot.min-count": "1"})
-        world.serve_tiering_through_rest()
+        rest.serve_tiering_through_rest()
         for number in range(12):
             world.tier_rows(10, bucket=number % 2)
         world.delete((0, 3), (1, 4))
@@ -78,10 +70,10 @@ def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
 
 
 def test_rows_leave_both_layouts(tmp_path: Path) -> None:
-    with _RestMaintenanceWorld(tmp_path) as world:
+    with LogTieringWorld(tmp_path) as world, RestWorld(world) as rest:
         sort = {"table.datalake.batch-layout.sort": "id"}
         world.create_table(properties=sort | {"table.datalake.ttl": "100s"})
-        world.serve_tiering_through_rest()
+        rest.serve_tiering_through_rest()
         world.tier_rows(10)
         world.service.sleep(120)
         world.append(10)
@@ -91,21 +83,21 @@ def test_rows_leave_both_layouts(tmp_path: Path) -> None:
         for name in ("db.t", "db.t$batch"):
             assert world.addresses(name) == [(0, n) for n in range(10, 20)]
         # What has left is the rounds' to say.
-        table = world.client().load_table("db.t")
+        table = rest.client().load_table("db.t")
         said = {"streamhouse.expired-offsets": '{"0": 15}'}
         with pytest.raises(ForbiddenError, match="expired-offsets"):
             table.transaction().set_properties(said).commit_transaction()
 
 
 def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
-    with _RestKeyWorld(tmp_path) as world:
+    with KeyTieringWorld(tmp_path) as world, RestWorld(world) as rest:
         world.create_key_table(properties={"table.datalake.changelog": "true"})
-        world.serve_tiering_through_rest()
+        rest.serve_tiering_through_rest()
         for number in range(3):
             world.upsert(*({"id": i, "region": f"r{number}", "amount": 1.0} for i in range(5)))
             world.catch_up()
 
-        history = world.client().load_table(("db", "t$changelog"))
+        history = rest.client().load_table(("db", "t$changelog"))
         found = history.scan().to_arrow()
         assert found.num_rows == world.service.table_state("db.t").lake.tiered_offsets[0]
         with pytest.raises(ForbiddenError, match="more rows than it removes"):
@@ -113,7 +105,7 @@ def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
         with pytest.raises(ForbiddenError, match="column '__change_type' must keep its name"):
             history.update_schema().rename_column("__change_type", "kind").commit()
         with pytest.raises(ForbiddenError, match="must not be dropped"):
-            world.client().drop_table(("db", "t$changelog"))
+            rest.client().drop_table(("db", "t$changelog"))
         assert world.in_lake() == world.live
 
 
@@ -122,22 +114,22 @@ def test_a_batch_layout_may_be_dropped_once_the_table_has_none(
     tmp_path: Path, is_purged: bool
 ) -> None:
     sort = {"table.datalake.batch-layout.sort": "region"}
-    with _RestKeyWorld(tmp_path) as world:
+    with KeyTieringWorld(tmp_path) as world, RestWorld(world) as rest:
         world.create_key_table(properties=sort)
-        world.serve_tiering_through_rest()
+        rest.serve_tiering_through_rest()
         world.upsert(*({"id": i, "region": f"r{i}", "amount": 1.0} for i in range(5)))
         world.catch_up()
-        client = world.client()
+        client = rest.client()
         drop = client.purge_table if is_purged else client.drop_table
         with pytest.raises(ForbiddenError, match="must not be dropped"):
             drop(("db", "t$batch"))
         world.service.change_layout("db.t", {})
         snapshot = client.load_table(("db", "t$batch")).current_snapshot()
         assert snapshot is not None
-        world.tables.pinned.add(snapshot.snapshot_id)
+        rest.tables.pinned.add(snapshot.snapshot_id)
         with pytest.raises(ForbiddenError, match="a reader has pinned its snapshot"):
             drop(("db", "t$batch"))
-        world.tables.pinned.clear()
+        rest.tables.pinned.clear()
         with pytest.raises(ForbiddenError, match="must not be dropped"):
             drop(("db", "t"))
 

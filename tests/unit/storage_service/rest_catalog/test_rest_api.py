@@ -22,8 +22,8 @@ from tests.support.rest_world import RestWorld, adding_column
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})
 
 
-def test_a_namespace_lives_from_creation_to_dropping(world: RestWorld) -> None:
-    client = world.client()
+def test_a_namespace_lives_from_creation_to_dropping(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("sales", {"owner": "me"})
 
     with pytest.raises(NamespaceAlreadyExistsError):
@@ -44,8 +44,8 @@ def test_a_namespace_lives_from_creation_to_dropping(world: RestWorld) -> None:
             call("sales")
 
 
-def test_a_table_lives_from_creation_to_purging(world: RestWorld) -> None:
-    client = world.client()
+def test_a_table_lives_from_creation_to_purging(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("db")
     table = client.create_table("db.mine", ROWS.schema)
 
@@ -67,13 +67,13 @@ def test_a_table_lives_from_creation_to_purging(world: RestWorld) -> None:
     registered = client.register_table("db.again", renamed.metadata_location)
     assert registered.scan().to_arrow().num_rows == 6
     client.purge_table("db.again")
-    assert not list(world.folder.rglob("*.parquet"))
+    assert not list(rest.world.folder.rglob("*.parquet"))
     with pytest.raises(NoSuchTableError):
         client.load_table("db.again")
 
 
-def test_a_table_is_created_with_its_first_rows_in_one_commit(world: RestWorld) -> None:
-    client = world.client()
+def test_a_table_is_created_with_its_first_rows_in_one_commit(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("db")
 
     with client.create_table_transaction("db.t", ROWS.schema) as transaction:
@@ -83,8 +83,8 @@ def test_a_table_is_created_with_its_first_rows_in_one_commit(world: RestWorld) 
     assert client.load_table("db.t").scan().to_arrow().num_rows == 3
 
 
-def test_of_two_commits_to_one_state_the_second_is_refused(world: RestWorld) -> None:
-    client = world.client()
+def test_of_two_commits_to_one_state_the_second_is_refused(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("db")
     client.create_table("db.t", ROWS.schema, properties={"commit.retry.num-retries": "0"})
     first, second = client.load_table("db.t"), client.load_table("db.t")
@@ -93,39 +93,39 @@ def test_of_two_commits_to_one_state_the_second_is_refused(world: RestWorld) -> 
     with pytest.raises(CommitFailedException):
         second.append(ROWS)
 
-    metadata = world.folder / "warehouse" / "db" / "t" / "metadata"
+    metadata = rest.world.folder / "warehouse" / "db" / "t" / "metadata"
     known = {entry.metadata_file for entry in client.load_table("db.t").metadata.metadata_log}
     known.add(client.load_table("db.t").metadata_location)
     # A commit that lost leaves no metadata file behind.
     assert {f"file://{path}" for path in metadata.glob("*.json")} == known
 
 
-def test_several_tables_change_together_or_not_at_all(world: RestWorld) -> None:
-    client = world.client()
+def test_several_tables_change_together_or_not_at_all(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("db")
     for name in ("one", "two"):
         client.create_table(f"db.{name}", ROWS.schema)
     both = {"table-changes": [adding_column(client, f"db.{name}", "c") for name in ("one", "two")]}
     stale = {"table-changes": [adding_column(client, f"db.{name}", "d") for name in ("one", "two")]}
 
-    assert world.call("POST", "transactions/commit", both) == (204, {})
+    assert rest.call("POST", "transactions/commit", both) == (204, {})
     with client.load_table("db.two").update_schema() as update:
         update.add_column("e", client.load_table("db.two").schema().find_type("a"))
-    status, answer = world.call("POST", "transactions/commit", stale)
+    status, answer = rest.call("POST", "transactions/commit", stale)
 
     assert (status, answer["error"]["type"]) == (409, "CommitFailedException")
     assert client.load_table("db.one").schema().column_names == ["a", "b", "c"]
     assert client.load_table("db.two").schema().column_names == ["a", "b", "c", "e"]
 
 
-def test_rows_of_the_catalog_are_taken_in_one_order(world: RestWorld) -> None:
+def test_rows_of_the_catalog_are_taken_in_one_order(rest: RestWorld) -> None:
     """Whatever order a commit names them in: two commits must not wait for each other."""
-    client = world.client()
+    client = rest.client()
     client.create_namespace("db")
     for name in ("one", "two"):
         client.create_table(f"db.{name}", ROWS.schema)
     changes = [adding_column(client, f"db.{name}", "c") for name in ("two", "one")]
-    catalog = world.api._open.get()
+    catalog = rest.api._open.get()
     assert isinstance(catalog, SqlCatalog)
     taken: list[str] = []
     sqlalchemy.event.listen(
@@ -138,13 +138,13 @@ def test_rows_of_the_catalog_are_taken_in_one_order(world: RestWorld) -> None:
         ),
     )
 
-    assert world.call("POST", "transactions/commit", {"table-changes": changes})[0] == 204
+    assert rest.call("POST", "transactions/commit", {"table-changes": changes})[0] == 204
 
     assert taken == ["one", "two"]
 
 
-def test_lists_come_in_pages_to_those_who_ask_for_pages(world: RestWorld) -> None:
-    client = world.client()
+def test_lists_come_in_pages_to_those_who_ask_for_pages(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("db")
     names = [f"t{i}" for i in range(5)]
     for name in names:
@@ -152,15 +152,15 @@ def test_lists_come_in_pages_to_those_who_ask_for_pages(world: RestWorld) -> Non
 
     found, token, pages = [], "", 0
     while token is not None:
-        status, page = world.call("GET", f"namespaces/db/tables?pageSize=2&pageToken={token}")
+        status, page = rest.call("GET", f"namespaces/db/tables?pageSize=2&pageToken={token}")
         assert status == 200
         found += [entry["name"] for entry in page["identifiers"]]
         token, pages = page["next-page-token"], pages + 1
 
     assert (found, pages) == (names, 3)
-    assert len(world.call("GET", "namespaces/db/tables")[1]["identifiers"]) == 5
-    assert world.call("GET", "namespaces/db/tables?pageToken=%21")[0] == 400
-    assert world.call("GET", "namespaces/db/tables?pageToken=&pageSize=x")[0] == 400
+    assert len(rest.call("GET", "namespaces/db/tables")[1]["identifiers"]) == 5
+    assert rest.call("GET", "namespaces/db/tables?pageToken=%21")[0] == 400
+    assert rest.call("GET", "namespaces/db/tables?pageToken=&pageSize=x")[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -190,35 +190,35 @@ def test_lists_come_in_pages_to_those_who_ask_for_pages(world: RestWorld) -> Non
     ],
 )
 def test_what_is_wrong_is_said_in_the_protocols_form(
-    world: RestWorld, method: str, path: str, body: Any, status: int, kind: str
+    rest: RestWorld, method: str, path: str, body: Any, status: int, kind: str
 ) -> None:
-    found, answer = world.call(method, path, body)
+    found, answer = rest.call(method, path, body)
 
     assert (found, answer["error"]["code"], answer["error"]["type"]) == (status, status, kind)
     assert answer["error"]["message"]
 
 
-def test_there_are_no_views(world: RestWorld) -> None:
-    assert world.call("GET", "namespaces/db/views") == (200, {"identifiers": []})
+def test_there_are_no_views(rest: RestWorld) -> None:
+    assert rest.call("GET", "namespaces/db/views") == (200, {"identifiers": []})
 
 
-def test_a_client_may_ask_for_referenced_snapshots_only(world: RestWorld) -> None:
-    client = world.client()
+def test_a_client_may_ask_for_referenced_snapshots_only(rest: RestWorld) -> None:
+    client = rest.client()
     client.create_namespace("db")
     table = client.create_table("db.t", ROWS.schema)
     for _ in range(3):
         table.append(ROWS)
 
-    _, everything = world.call("GET", "namespaces/db/tables/t")
-    _, referenced = world.call("GET", "namespaces/db/tables/t?snapshots=refs")
+    _, everything = rest.call("GET", "namespaces/db/tables/t")
+    _, referenced = rest.call("GET", "namespaces/db/tables/t?snapshots=refs")
 
     assert len(everything["metadata"]["snapshots"]) == 3
     current = everything["metadata"]["current-snapshot-id"]
     assert [s["snapshot-id"] for s in referenced["metadata"]["snapshots"]] == [current]
 
 
-def test_metrics_are_taken(world: RestWorld) -> None:
-    assert world.call("POST", "namespaces/db/tables/t/metrics", {"report-type": "scan"}) == (
+def test_metrics_are_taken(rest: RestWorld) -> None:
+    assert rest.call("POST", "namespaces/db/tables/t/metrics", {"report-type": "scan"}) == (
         204,
         {},
     )
@@ -239,14 +239,14 @@ def test_metrics_are_taken(world: RestWorld) -> None:
 )
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_a_field_of_another_type_is_the_callers_mistake(
-    world: RestWorld, wrong: dict[str, Any], is_staged: bool
+    rest: RestWorld, wrong: dict[str, Any], is_staged: bool
 ) -> None:
-    world.client().create_namespace("db")
+    rest.client().create_namespace("db")
     fields = [{"id": 1, "name": "id", "type": "long", "required": True}]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     body = {"name": "t", "schema": schema, "stage-create": is_staged} | wrong
 
-    status, answer = world.call("POST", "namespaces/db/tables", body)
+    status, answer = rest.call("POST", "namespaces/db/tables", body)
 
     assert status == 400, answer
-    assert world.call("GET", "namespaces/db/tables")[1]["identifiers"] == []
+    assert rest.call("GET", "namespaces/db/tables")[1]["identifiers"] == []

@@ -23,7 +23,7 @@ from streamhouse.storage_service.lake.guards.table_commits import TableCommits
 from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
 from tests.support.fake_service import FakeService
 from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld, adding_column, change_of
-from tests.support.tiering_world import rows
+from tests.support.tiering_world import TieringWorld, rows
 
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})
 TOKEN = "token-for-the-catalog-behind"
@@ -33,7 +33,11 @@ TOKEN = "token-for-the-catalog-behind"
 def front(tmp_path: Path) -> Iterator[FrontWorld]:
     """A service whose catalog is that of the world behind it, which has tables db.one, db.two."""
     (tmp_path / "behind").mkdir()
-    with RestWorld(tmp_path / "behind") as behind, FrontWorld(behind, token=TOKEN) as opened:
+    with (
+        TieringWorld(tmp_path / "behind") as world,
+        RestWorld(world) as behind,
+        FrontWorld(behind, token=TOKEN) as opened,
+    ):
         client = behind.client()
         client.create_namespace("db")
         for name in ("one", "two"):
@@ -42,7 +46,7 @@ def front(tmp_path: Path) -> Iterator[FrontWorld]:
 
 
 def _both(front: FrontWorld, column: str) -> dict[str, Any]:
-    client = front.client()
+    client = front.rest.client()
     return {"table-changes": [adding_column(client, f"db.{n}", column) for n in ("one", "two")]}
 
 
@@ -54,9 +58,9 @@ def _columns(front: FrontWorld) -> list[list[str]]:
 def test_several_tables_change_together_through_the_catalog_behind(front: FrontWorld) -> None:
     both, stale = _both(front, "c"), _both(front, "d")
 
-    assert front.call("POST", "transactions/commit", both) == (204, {})
+    assert front.rest.call("POST", "transactions/commit", both) == (204, {})
     assert _columns(front) == [["a", "b", "c"], ["a", "b", "c"]]
-    status, answer = front.call("POST", "transactions/commit", stale)
+    status, answer = front.rest.call("POST", "transactions/commit", stale)
 
     assert (status, answer["error"]["type"]) == (409, "CommitFailedException")
     assert _columns(front) == [["a", "b", "c"], ["a", "b", "c"]]
@@ -64,7 +68,7 @@ def test_several_tables_change_together_through_the_catalog_behind(front: FrontW
 
 
 def test_rows_of_two_tables_and_a_new_table_come_together(front: FrontWorld) -> None:
-    client = front.client()
+    client = front.rest.client()
     changes = []
     for name in ("one", "two"):
         table = client.load_table(f"db.{name}")
@@ -77,7 +81,7 @@ def test_rows_of_two_tables_and_a_new_table_come_together(front: FrontWorld) -> 
         {**change_of(creation._table, creation), "requirements": [{"type": "assert-create"}]}
     )
 
-    assert front.call("POST", "transactions/commit", {"table-changes": changes}) == (204, {})
+    assert front.rest.call("POST", "transactions/commit", {"table-changes": changes}) == (204, {})
 
     for name in ("one", "two", "three"):
         assert front.behind.client().load_table(f"db.{name}").scan().to_arrow().num_rows == 3
@@ -85,7 +89,7 @@ def test_rows_of_two_tables_and_a_new_table_come_together(front: FrontWorld) -> 
 
 def test_a_commit_between_the_check_and_the_forwarding_lets_none_land(front: FrontWorld) -> None:
     """The catalog behind is open to others: what was checked is what the commit asserts."""
-    client = front.client()
+    client = front.rest.client()
     changes = [adding_column(client, f"db.{name}", "c") for name in ("one", "two")]
     for change in changes:
         # The client itself asserts nothing.
@@ -94,17 +98,17 @@ def test_a_commit_between_the_check_and_the_forwarding_lets_none_land(front: Fro
         front.behind.client().load_table("db.two").append(ROWS)
     )
 
-    status, answer = front.call("POST", "transactions/commit", {"table-changes": changes})
+    status, answer = front.rest.call("POST", "transactions/commit", {"table-changes": changes})
 
     assert (status, answer["error"]["type"]) == (409, "CommitFailedException")
     assert _columns(front) == [["a", "b"], ["a", "b"]]
 
 
 def test_every_table_is_guarded_before_anything_is_forwarded(front: FrontWorld) -> None:
-    front.create_table("db.t")
-    front.service.append("db.t", 0, rows(0, 50))
-    front.tier("db.t")
-    client = front.client()
+    front.rest.world.create_table("db.t")
+    front.rest.world.service.append("db.t", 0, rows(0, 50))
+    front.rest.world.tier("db.t")
+    client = front.rest.client()
     harmless = adding_column(client, "db.one", "c")
     table = client.load_table("db.t")
     rolled_back = {
@@ -122,7 +126,7 @@ def test_every_table_is_guarded_before_anything_is_forwarded(front: FrontWorld) 
     front.requests.clear()
 
     for changes in ([harmless, rolled_back], [rolled_back, harmless]):
-        status, answer = front.call("POST", "transactions/commit", {"table-changes": changes})
+        status, answer = front.rest.call("POST", "transactions/commit", {"table-changes": changes})
 
         assert (status, answer["error"]["type"]) == (403, "ForbiddenException")
         assert "would lose rows" in answer["error"]["message"]
@@ -173,7 +177,7 @@ def test_what_the_catalog_behind_answers_is_passed_on(
         else (code, f"<html>{text}</html>")
     )
 
-    found, answer = front.call("POST", path, body)
+    found, answer = front.rest.call("POST", path, body)
 
     assert (found, answer["error"]["type"]) == (status, kind)
     assert answer["error"]["message"].startswith("cannot commit to lake table 'db.one'")
@@ -186,7 +190,7 @@ def test_an_answer_that_is_lost_leaves_the_outcome_unknown(front: FrontWorld) ->
     both = _both(front, "c")
     front.is_answer_lost = True
 
-    status, answer = front.call("POST", "transactions/commit", both)
+    status, answer = front.rest.call("POST", "transactions/commit", both)
 
     assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
     # It had landed, which is what the client finds when it looks.
@@ -202,7 +206,7 @@ def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(
     front.before[path] = lambda: front.behind.call("POST", path, change)
     front.instead[path] = (200, text)
 
-    status, answer = front.call("POST", path, change)
+    status, answer = front.rest.call("POST", path, change)
 
     assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
     assert _columns(front)[0] == ["a", "b", "c"]
@@ -210,15 +214,15 @@ def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(
 
 def test_a_refusal_of_a_commit_that_has_landed_is_looked_through(front: FrontWorld) -> None:
     """Something between sent it twice, and passed on the answer to the second."""
-    table = front.client().load_table("db.one")
+    table = front.rest.client().load_table("db.one")
     transaction = table.transaction()
     transaction.append(ROWS)
     change = change_of(table, transaction)
     path = "namespaces/db/tables/one"
 
     front.before[path] = lambda: front.behind.call("POST", path, change)
-    assert front.call("POST", path, change)[0] == 200
-    assert front.call("POST", path, change)[0] == 409
+    assert front.rest.call("POST", path, change)[0] == 200
+    assert front.rest.call("POST", path, change)[0] == 409
 
     assert front.behind.client().load_table("db.one").scan().to_arrow().num_rows == 3
 
@@ -231,10 +235,12 @@ def test_a_catalog_behind_is_asked_for_what_it_offers(front: FrontWorld, says: s
         endpoints = [e for e in config.pop("endpoints") if "transactions" not in e]
         more = {} if says == "nothing" else {"endpoints": endpoints}
         front.instead["config"] = (200, {**config, **more})
-    front.reopen()
+    front.rest.reopen()
 
-    status, answer = front.call("POST", "transactions/commit", both)
-    alone = front.call("POST", "transactions/commit", {"table-changes": both["table-changes"][:1]})
+    status, answer = front.rest.call("POST", "transactions/commit", both)
+    alone = front.rest.call(
+        "POST", "transactions/commit", {"table-changes": both["table-changes"][:1]}
+    )
 
     if says == "all but commits of several":
         assert (status, answer["error"]["type"]) == (501, "UnsupportedOperationException")

@@ -30,8 +30,8 @@ ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64())})
 
 
 @pytest.fixture
-def client(world: RestWorld) -> RestCatalog:
-    opened = world.client()
+def client(rest: RestWorld) -> RestCatalog:
+    opened = rest.client()
     opened.create_namespace("db")
     return opened
 
@@ -53,30 +53,30 @@ def _victim(client: RestCatalog) -> Table:
     ],
 )
 def test_a_lake_table_that_names_files_of_others_is_not_adopted(
-    world: RestWorld, spoil: Callable[[dict[str, Any]], Any], why: str
+    rest: RestWorld, spoil: Callable[[dict[str, Any]], Any], why: str
 ) -> None:
-    world.create_table()
-    world.service.append("db.t", 0, rows(0, 10))
-    world.tier()
-    world.service.drop_table("db.t")
-    rewrite_metadata(world.folder / "catalog.db", "db.t", spoil)
-    catalog = open_catalog(world.catalog)
+    rest.world.create_table()
+    rest.world.service.append("db.t", 0, rows(0, 10))
+    rest.world.tier()
+    rest.world.service.drop_table("db.t")
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.t", spoil)
+    catalog = open_catalog(rest.world.catalog)
 
     with pytest.raises(ForbiddenError, match=why):
-        find_adoptable(catalog, TablePath.parse("db.t"), world.tables, is_forced=True, now_ms=2**41)
+        find_adoptable(catalog, TablePath.parse("db.t"), rest.tables, is_forced=True, now_ms=2**41)
     catalog.close()
 
 
-def test_the_operator_can_name_more_places_for_files(world: RestWorld, client: RestCatalog) -> None:
+def test_the_operator_can_name_more_places_for_files(rest: RestWorld, client: RestCatalog) -> None:
     """A table that another engine made of files it found elsewhere."""
     victim = _victim(client)
     (task,) = victim.scan().plan_files()
-    judge = load_catalog(world.catalog.name, **world.catalog.properties)
+    judge = load_catalog(rest.world.catalog.name, **rest.world.catalog.properties)
     judge.create_table("db.mine", ROWS.schema).add_files([task.file.file_path])
     judge.close()
 
     def files(**more: str) -> list[str]:
-        described = LakeCatalog(name="lake", properties={**world.catalog.properties, **more})
+        described = LakeCatalog(name="lake", properties={**rest.world.catalog.properties, **more})
         found = load_table(described, "db.mine")
         assert found is not None
         snapshot = found.current_snapshot()
@@ -89,20 +89,22 @@ def test_the_operator_can_name_more_places_for_files(world: RestWorld, client: R
     assert files(**{LAKE_PATHS_PROPERTY: victim.location()}) == [task.file.file_path]
 
 
-def test_maintenance_looks_for_no_orphans_where_another_table_is(world: RestWorld) -> None:
+def test_maintenance_looks_for_no_orphans_where_another_table_is(rest: RestWorld) -> None:
     for path in ("db.t", "db.u"):
-        world.create_table(path)
-        world.service.append(path, 0, rows(0, 10))
-        world.tier(path)
-    theirs = world.lake_table("db.u").location()
-    rewrite_metadata(world.folder / "catalog.db", "db.t", lambda v: v.update(location=theirs))
-    catalog = open_catalog(world.catalog)
+        rest.world.create_table(path)
+        rest.world.service.append(path, 0, rows(0, 10))
+        rest.world.tier(path)
+    theirs = rest.world.lake_table("db.u").location()
+    rewrite_metadata(rest.world.folder / "catalog.db", "db.t", lambda v: v.update(location=theirs))
+    catalog = open_catalog(rest.world.catalog)
     table = catalog.load_table("db.t")
 
     with pytest.raises(ForbiddenError, match="another lake table"):
         find_orphans(table, LakeFilesystem({}), modified_before_ms=2**60)
 
-    rewrite_metadata(world.folder / "catalog.db", "db.t", lambda v: v.update(location="file:///"))
+    rewrite_metadata(
+        rest.world.folder / "catalog.db", "db.t", lambda v: v.update(location="file:///")
+    )
     table.refresh()
     with pytest.raises(ForbiddenError, match="does not lie below the warehouse"):
         find_orphans(table, LakeFilesystem({}), modified_before_ms=2**60)
@@ -110,13 +112,13 @@ def test_maintenance_looks_for_no_orphans_where_another_table_is(world: RestWorl
 
 
 def test_an_expiry_deletes_no_file_of_others(
-    world: RestWorld, client: RestCatalog, caplog: pytest.LogCaptureFixture
+    rest: RestWorld, client: RestCatalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     victim, mine = _victim(client), client.create_table("db.mine", ROWS.schema)
     mine.append(ROWS)
     (task,) = victim.scan().plan_files()
     (own,) = mine.scan().plan_files()
-    table = load_table(world.catalog, "db.mine")
+    table = load_table(rest.world.catalog, "db.mine")
     assert table is not None
 
     paths = [task.file.file_path, own.file.file_path, "/etc/hostname", f"{mine.location()}/../x"]

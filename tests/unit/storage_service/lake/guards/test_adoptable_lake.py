@@ -34,7 +34,7 @@ from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.faulty_catalog import missing_files
 from tests.support.rest_world import RestWorld
-from tests.support.tiering_world import SCHEMA, rows
+from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
 PATH = TablePath("db", "t")
 
@@ -52,7 +52,7 @@ class OtherService:
 
 
 def _find(
-    world: RestWorld, *, now_ms: int | None = None, catalog: Catalog | None = None, **more: Any
+    world: TieringWorld, *, now_ms: int | None = None, catalog: Catalog | None = None, **more: Any
 ) -> AdoptableLake:
     table = world.lake_table()
     last = table.current_snapshot()
@@ -66,7 +66,7 @@ def _find(
     )
 
 
-def _tiered(world: RestWorld, **options: Any) -> TableInfo:
+def _tiered(world: TieringWorld, **options: Any) -> TableInfo:
     info = world.create_table(bucket_count=2, **options)
     world.service.append("db.t", 0, rows(0, 5))
     world.service.append("db.t", 1, rows(50, 7))
@@ -74,7 +74,7 @@ def _tiered(world: RestWorld, **options: Any) -> TableInfo:
     return info
 
 
-def test_a_lake_table_says_what_its_table_is(world: RestWorld) -> None:
+def test_a_lake_table_says_what_its_table_is(world: TieringWorld) -> None:
     schema = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False),
@@ -113,7 +113,7 @@ def test_a_lake_table_says_what_its_table_is(world: RestWorld) -> None:
     )
 
 
-def test_taking_over_changes_no_rows_and_keeps_the_totals(world: RestWorld) -> None:
+def test_taking_over_changes_no_rows_and_keeps_the_totals(world: TieringWorld) -> None:
     _tiered(world)
     before = world.lake_table()
 
@@ -133,7 +133,7 @@ def test_taking_over_changes_no_rows_and_keeps_the_totals(world: RestWorld) -> N
     ]
 
 
-def test_an_adoption_that_was_broken_off_is_done_again(world: RestWorld) -> None:
+def test_an_adoption_that_was_broken_off_is_done_again(world: TieringWorld) -> None:
     _tiered(world)
     _find(world).take_over(8, now_us=1)
 
@@ -146,7 +146,7 @@ def test_an_adoption_that_was_broken_off_is_done_again(world: RestWorld) -> None
 
 
 @pytest.mark.parametrize("step", ["lake-opened", "files-written", "manifests-written"])
-def test_a_worker_in_the_middle_of_a_round_is_fenced(world: RestWorld, step: str) -> None:
+def test_a_worker_in_the_middle_of_a_round_is_fenced(world: TieringWorld, step: str) -> None:
     _tiered(world)
     world.service.append("db.t", 0, rows(20, 3))
 
@@ -162,7 +162,7 @@ def test_a_worker_in_the_middle_of_a_round_is_fenced(world: RestWorld, step: str
     assert world.lake_table().scan().to_arrow().num_rows == 12
 
 
-def test_the_old_services_next_round_is_refused(world: RestWorld) -> None:
+def test_the_old_services_next_round_is_refused(world: TieringWorld) -> None:
     _tiered(world)
     world.service.append("db.t", 0, rows(20, 3))
     _find(world).take_over(9, now_us=77)
@@ -171,7 +171,7 @@ def test_the_old_services_next_round_is_refused(world: RestWorld) -> None:
         world.tier()
 
 
-def test_a_round_that_lands_first_makes_the_adoption_fail(world: RestWorld) -> None:
+def test_a_round_that_lands_first_makes_the_adoption_fail(world: TieringWorld) -> None:
     _tiered(world)
     found = _find(world)
     world.service.append("db.t", 0, rows(20, 3))
@@ -197,7 +197,7 @@ class _Deaf(SqlCatalog):
 
 
 @pytest.fixture
-def deaf(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Deaf]:
+def deaf(world: TieringWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Deaf]:
     monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
     _tiered(world)
     opened = _Deaf("lake", **{k: v for k, v in world.catalog.properties.items() if k != "type"})
@@ -210,7 +210,7 @@ def deaf(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Deaf]:
     [ConnectionError("no answer"), CommitFailedException("sent twice, the second was refused")],
 )
 def test_a_commit_that_landed_is_found_whatever_was_answered(
-    world: RestWorld, deaf: _Deaf, error: Exception
+    world: TieringWorld, deaf: _Deaf, error: Exception
 ) -> None:
     deaf.error = error
 
@@ -220,7 +220,7 @@ def test_a_commit_that_landed_is_found_whatever_was_answered(
     assert missing_files(world.lake_table()) == []
 
 
-def test_a_commit_without_an_answer_may_still_land(world: RestWorld, deaf: _Deaf) -> None:
+def test_a_commit_without_an_answer_may_still_land(world: TieringWorld, deaf: _Deaf) -> None:
     deaf.is_done = False
     lists = {path.name for path in world.folder.rglob("snap-*.avro")}
 
@@ -230,7 +230,9 @@ def test_a_commit_without_an_answer_may_still_land(world: RestWorld, deaf: _Deaf
     assert len({path.name for path in world.folder.rglob("snap-*.avro")} - lists) == 3
 
 
-def test_what_another_service_wrote_just_now_is_not_taken_from_it(world: RestWorld) -> None:
+def test_what_another_service_wrote_just_now_is_not_taken_from_it(
+    world: TieringWorld, rest: RestWorld
+) -> None:
     _tiered(world)
     last = world.lake_table().current_snapshot()
     assert last is not None
@@ -241,49 +243,49 @@ def test_what_another_service_wrote_just_now_is_not_taken_from_it(world: RestWor
     assert _find(world, now_ms=soon, is_forced=True).owner_id == 1
 
     with pytest.raises(TableExistsError, match=r"this service's table 'db\.t': drop that first"):
-        _find(world, now_ms=soon, tables=world.tables)
+        _find(world, now_ms=soon, tables=rest.tables)
     world.service.drop_table("db.t")
-    assert _find(world, now_ms=soon, tables=world.tables).owner_id == 1
+    assert _find(world, now_ms=soon, tables=rest.tables).owner_id == 1
 
 
-def _no_round(world: RestWorld) -> None:
+def _no_round(world: TieringWorld) -> None:
     world.create_table(bucket_count=2)
     info = world.service.describe_table("db.t")
     world.lake().open_or_create(info, LakeState())
 
 
-def _foreign(world: RestWorld) -> None:
+def _foreign(world: TieringWorld) -> None:
     catalog = load_catalog("lake", **world.catalog.properties)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA)
     catalog.close()
 
 
-def _without_description(world: RestWorld) -> None:
+def _without_description(world: TieringWorld) -> None:
     _tiered(world)
     with world.lake_table().transaction() as transaction:
         transaction.remove_properties(TABLE_PROPERTY)
 
 
-def _nonsense(world: RestWorld) -> None:
+def _nonsense(world: TieringWorld) -> None:
     _tiered(world)
     with world.lake_table().transaction() as transaction:
         transaction.set_properties({TABLE_PROPERTY: '{"path": "db.t"}'})
 
 
-def _without_column(world: RestWorld) -> None:
+def _without_column(world: TieringWorld) -> None:
     _tiered(world)
     with world.lake_table().update_schema() as update:
         update.delete_column("name")
 
 
-def _without_addresses(world: RestWorld) -> None:
+def _without_addresses(world: TieringWorld) -> None:
     _tiered(world)
     with world.lake_table().update_schema(allow_incompatible_changes=True) as update:
         update.make_column_optional("__offset")
 
 
-def _rolled_back(world: RestWorld) -> None:
+def _rolled_back(world: TieringWorld) -> None:
     _tiered(world)
     table = world.lake_table()
     with table.transaction() as transaction:
@@ -308,7 +310,7 @@ def _rolled_back(world: RestWorld) -> None:
     ],
 )
 def test_what_a_table_cannot_go_on_from_is_refused(
-    world: RestWorld, spoil: Callable[[RestWorld], None], sentence: str
+    world: TieringWorld, spoil: Callable[[TieringWorld], None], sentence: str
 ) -> None:
     spoil(world)
 
@@ -316,7 +318,7 @@ def test_what_a_table_cannot_go_on_from_is_refused(
         _find(world)
 
 
-def test_no_table_is_nothing_to_adopt(world: RestWorld) -> None:
+def test_no_table_is_nothing_to_adopt(world: TieringWorld) -> None:
     _tiered(world)
     catalog = world.lake_table().catalog
 

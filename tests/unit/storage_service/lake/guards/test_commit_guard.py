@@ -34,14 +34,14 @@ from tests.support.tiering_world import rows
 
 
 @pytest.fixture
-def tiered(world: RestWorld) -> RestWorld:
+def tiered(rest: RestWorld) -> RestWorld:
     """Two rounds of a table of two buckets."""
-    world.create_table(bucket_count=2)
+    rest.world.create_table(bucket_count=2)
     for start in (0, 100):
         for bucket in (0, 1):
-            world.service.append("db.t", bucket, rows(start, 50))
-        world.tier()
-    return world
+            rest.world.service.append("db.t", bucket, rows(start, 50))
+        rest.world.tier()
+    return rest
 
 
 def _rename_column(table: Table) -> None:
@@ -162,8 +162,8 @@ def test_what_would_break_union_reads_is_refused(
     with pytest.raises(ForbiddenError, match=message):
         change(table)
 
-    assert tiered.lake_table().metadata_location == table.metadata_location
-    assert len(tiered.addresses()) == 200
+    assert tiered.world.lake_table().metadata_location == table.metadata_location
+    assert len(tiered.world.addresses()) == 200
 
 
 def test_the_format_version_stays(tiered: RestWorld) -> None:
@@ -185,14 +185,14 @@ def test_the_table_itself_cannot_go_while_it_is_live(tiered: RestWorld) -> None:
     ):
         with pytest.raises(ForbiddenError):
             call()
-    tiered.service.drop_table("db.t")
+    tiered.world.service.drop_table("db.t")
     client.rename_table("db.t", "db.u")
     client.drop_table("db.u")
 
 
-def test_nobody_takes_the_name_that_tiering_will_need(world: RestWorld) -> None:
-    world.create_table("db.t")
-    client = world.client()
+def test_nobody_takes_the_name_that_tiering_will_need(rest: RestWorld) -> None:
+    rest.world.create_table("db.t")
+    client = rest.client()
     client.create_namespace("db")
     schema = pa.schema([("a", pa.int64())])
     other = client.create_table("db.other", schema)
@@ -205,8 +205,8 @@ def test_nobody_takes_the_name_that_tiering_will_need(world: RestWorld) -> None:
         client.rename_table("db.other", "db.t")
     with pytest.raises(TableAlreadyExistsError):
         client.register_table("db.t", other.metadata_location)
-    world.service.append("db.t", 0, rows(0, 10))
-    assert world.tier().row_count == 10
+    rest.world.service.append("db.t", 0, rows(0, 10))
+    assert rest.world.tier().row_count == 10
 
 
 def test_deletes_compaction_expiry_and_new_columns_pass(tiered: RestWorld) -> None:
@@ -224,11 +224,11 @@ def test_deletes_compaction_expiry_and_new_columns_pass(tiered: RestWorld) -> No
     ids = [s.snapshot_id for s in table.metadata.snapshots[:-1]]
     table.maintenance.expire_snapshots().by_ids(ids).commit()
 
-    assert len(tiered.addresses()) == 180
+    assert len(tiered.world.addresses()) == 180
     # And tiering goes on from where it was.
-    tiered.service.append("db.t", 0, rows(500, 5))
-    assert tiered.tier().row_count == 5
-    assert len(tiered.addresses()) == 185
+    tiered.world.service.append("db.t", 0, rows(500, 5))
+    assert tiered.world.tier().row_count == 5
+    assert len(tiered.world.addresses()) == 185
 
 
 def test_position_deletes_pass(tiered: RestWorld) -> None:
@@ -239,7 +239,7 @@ def test_position_deletes_pass(tiered: RestWorld) -> None:
         table, [position_delete_file(table, [(file.file_path, 3)], partition=file.partition)]
     )
 
-    assert len(tiered.addresses()) == 199
+    assert len(tiered.world.addresses()) == 199
 
 
 @pytest.mark.parametrize(
@@ -257,12 +257,12 @@ def test_rows_do_not_come_in_as_if_they_had_been_there(
     is_added = status is ManifestEntryStatus.ADDED
     added_by = table.metadata.snapshots[0].snapshot_id if is_added else 0
     (file, *_) = [task.file for task in table.scan().plan_files()]
-    before = tiered.addresses()
+    before = tiered.world.addresses()
 
     with pytest.raises(ForbiddenError, match=said):
         commit_carried_files(table, [file], status, added_by=added_by)
 
-    assert tiered.addresses() == before
+    assert tiered.world.addresses() == before
 
 
 def test_one_may_return_to_a_snapshot_that_covers_the_same_offsets(tiered: RestWorld) -> None:
@@ -273,7 +273,7 @@ def test_one_may_return_to_a_snapshot_that_covers_the_same_offsets(tiered: RestW
 
     table.manage_snapshots().rollback_to_snapshot(before).commit()
 
-    assert len(tiered.addresses()) == 200
+    assert len(tiered.world.addresses()) == 200
 
 
 def test_a_pinned_snapshot_is_not_expired(tiered: RestWorld) -> None:
@@ -287,7 +287,7 @@ def test_a_pinned_snapshot_is_not_expired(tiered: RestWorld) -> None:
     table = tiered.client().load_table("db.t")
     table.maintenance.expire_snapshots().by_id(first).commit()
 
-    assert tiered.lake_table().metadata.snapshot_by_id(first) is None
+    assert tiered.world.lake_table().metadata.snapshot_by_id(first) is None
 
 
 def test_a_partition_spec_that_tiering_writes_with_stays(tiered: RestWorld) -> None:
@@ -307,32 +307,32 @@ def test_a_column_is_widened_once_the_service_says_so(tiered: RestWorld) -> None
         table.update_schema().update_column("__bucket", LongType()).commit()
 
 
-def test_tiering_through_the_catalog_is_a_round_like_any_other(world: RestWorld) -> None:
-    world.create_table(bucket_count=2)
-    world.serve_tiering_through_rest()
+def test_tiering_through_the_catalog_is_a_round_like_any_other(rest: RestWorld) -> None:
+    rest.world.create_table(bucket_count=2)
+    rest.serve_tiering_through_rest()
 
     for start in (0, 100, 200):
-        world.service.append("db.t", 0, rows(start, 10))
-        world.tier()
+        rest.world.service.append("db.t", 0, rows(start, 10))
+        rest.world.tier()
 
-    client = world.client()
+    client = rest.client()
     assert client.load_table("db.t").scan().to_arrow().num_rows == 30
-    state = world.service.table_state("db.t")
+    state = rest.world.service.table_state("db.t")
     assert state.lake.tiered_offsets == {0: 30, 1: 0}
 
 
-def test_a_round_of_an_old_epoch_does_not_land(world: RestWorld) -> None:
-    world.create_table()
-    world.serve_tiering_through_rest()
-    world.service.append("db.t", 0, rows(0, 10))
-    old = world.claim()
-    world.service.release("db.t")
-    world.round(world.claim()).run()
-    world.service.append("db.t", 0, rows(100, 10))
-    world.claim()
-    with world.client().load_table("db.t").transaction() as transaction:
+def test_a_round_of_an_old_epoch_does_not_land(rest: RestWorld) -> None:
+    rest.world.create_table()
+    rest.serve_tiering_through_rest()
+    rest.world.service.append("db.t", 0, rows(0, 10))
+    old = rest.world.claim()
+    rest.world.service.release("db.t")
+    rest.world.round(rest.world.claim()).run()
+    rest.world.service.append("db.t", 0, rows(100, 10))
+    rest.world.claim()
+    with rest.client().load_table("db.t").transaction() as transaction:
         transaction.set_properties({"commit.retry.num-retries": "0"})
-    table = world.client().load_table("db.t")
+    table = rest.client().load_table("db.t")
     properties = {
         "streamhouse.table-id": "1",
         "streamhouse.tiering-epoch": str(old.epoch),
@@ -341,4 +341,4 @@ def test_a_round_of_an_old_epoch_does_not_land(world: RestWorld) -> None:
 
     with pytest.raises(CommitFailedException, match="tiering epoch 1 is not the current one"):
         table.append(table.scan().to_arrow(), snapshot_properties=properties)
-    assert world.client().load_table("db.t").scan().to_arrow().num_rows == 10
+    assert rest.client().load_table("db.t").scan().to_arrow().num_rows == 10
