@@ -31,6 +31,7 @@ from streamhouse.connector.scan.spark_reader import (
     StreamhousePartition,
     spark_errors,
 )
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.schema import Schema
 
 if TYPE_CHECKING:
@@ -43,8 +44,15 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
     """Follows one Iceberg table from a snapshot's rows into what is appended after it."""
 
     def __init__(
-        self, options: ReadOptions, columns: Schema, context: ScanContext, schema: pa.Schema
+        self,
+        options: ReadOptions,
+        columns: Schema,
+        context: ScanContext,
+        schema: pa.Schema,
+        client: StorageClient | None = None,
     ) -> None:
+        """Of `client`, or of the one this process has for the options' endpoint."""
+        self._given_client = client
         self._options = options
         self._columns = columns
         self._context = context
@@ -105,7 +113,7 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> SourceTable:
         connection = self._options.connection
-        client = client_for(connection.endpoint, connection.token)
+        client = self._given_client or client_for(connection.endpoint, connection.token)
         self._newest = open_source(client, connection.name)
         return self._newest
 

@@ -53,7 +53,10 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         state: TableState,
         output: Sequence[ScanColumn],
         schema: pa.Schema,
+        client: StorageClient | None = None,
     ) -> None:
+        """Of `client`, or of the one this process has for the options' endpoint."""
+        self._given_client = client
         self._options = options
         self._table = str(options.connection.name.path)
         self._state = state
@@ -150,7 +153,7 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 
     def _client(self) -> StorageClient:
         connection = self._options.connection
-        return client_for(connection.endpoint, connection.token)
+        return self._given_client or client_for(connection.endpoint, connection.token)
 
     def _refresh(self) -> TableState:
         self._state = self._in_schema(self._client().table_state(self._table))

@@ -76,11 +76,15 @@ class LakePins:
         *,
         table: str,
         runtime: Runtime,
+        pins_max: int = PINS_MAX,
+        owner_pins_max: int = OWNER_PINS_MAX,
     ) -> None:
         """Read the pins in `file`; it need not exist: pins only keep what is there. Blocking."""
         self._file = file
         self._table = table
         self._runtime = runtime
+        self._pins_max = pins_max
+        self._owner_pins_max = owner_pins_max
         self._pins = _load(file)
         self._lock = asyncio.Lock()
 
@@ -134,10 +138,10 @@ class LakePins:
 
     def _check_room(self, pins: Mapping[_Key, LakePin], owner: str) -> None:
         of_owner = sum(key[0] == owner for key in pins)
-        if of_owner >= OWNER_PINS_MAX or len(pins) >= PINS_MAX:
-            whose, limit = ("this token", OWNER_PINS_MAX)
-            if of_owner < OWNER_PINS_MAX:
-                whose, limit = ("all readers together", PINS_MAX)
+        if of_owner >= self._owner_pins_max or len(pins) >= self._pins_max:
+            whose, limit = ("this token", self._owner_pins_max)
+            if of_owner < self._owner_pins_max:
+                whose, limit = ("all readers together", self._pins_max)
             raise OverloadedError(
                 f"table '{self._table}' has its limit of {limit} lake pins of {whose}; remove one,"
                 " or wait until one ends"

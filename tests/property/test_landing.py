@@ -25,7 +25,6 @@ from pyiceberg.exceptions import NoSuchTableError
 from integration.judges.duckdb_read import connect
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
@@ -48,6 +47,7 @@ from tests.support.faulty_catalog import (
     server_error_after_landed,
     well,
 )
+from tests.support.held_step import lower
 from tests.support.tiering_world import KeyTieringWorld, TieringWorld, rows
 
 PATH = "db.t"
@@ -244,7 +244,7 @@ def _world(folder: str, kind: str) -> Iterator[TieringWorld]:
 def test_no_live_file_is_deleted_and_no_row_is_lost(
     kind: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
+    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     with tempfile.TemporaryDirectory() as folder, _world(folder, kind) as world:
         life = Life(world, data.draw)
         for _ in range(2):

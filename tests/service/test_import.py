@@ -17,14 +17,13 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.connector.imports import import_progress
 from streamhouse.connector.imports.table_import import ImportedStep, TableImport
-from streamhouse.storage_service.client import Transaction
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     SnapshotNotFoundError,
 )
+from tests.support.held_step import around, lower
 from tests.support.iceberg_world import numbered
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
@@ -128,24 +127,23 @@ def test_a_table_that_was_empty_is_imported_from_its_first_append(world: World) 
 def test_an_import_that_died_anywhere_goes_on_and_doubles_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_progress, "STEP_ROWS", 4)
+    lower(monkeypatch, "import-step", 4)
     table = world.source()
     for start in range(0, 20, 2):
         table.append(numbered(start, start + 2))
-    commit = Transaction.commit
 
-    def dies_before(self: Transaction, parts: Any, **more: Any) -> Any:
+    def dies_before(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    def dies_after(self: Transaction, parts: Any, **more: Any) -> Any:
-        commit(self, parts, **more)
+    def dies_after(commit: Any, *arguments: Any, **more: Any) -> None:
+        commit(*arguments, **more)
         raise KeyboardInterrupt
 
     for attempt, dying in enumerate((dies_before, dies_after, dies_before, dies_after)):
-        monkeypatch.setattr(Transaction, "commit", dying)
-        with pytest.raises(KeyboardInterrupt):
-            world.run()
-        monkeypatch.setattr(Transaction, "commit", commit)
+        with monkeypatch.context() as patch:
+            around(patch, "transaction-committing", dying)
+            with pytest.raises(KeyboardInterrupt):
+                world.run()
         table.append(numbered(20 + attempt, 21 + attempt))
     assert len(world.ids()) == 8
 
@@ -155,7 +153,7 @@ def test_an_import_that_died_anywhere_goes_on_and_doubles_nothing(
 
 
 def test_two_imports_at_once_are_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_progress, "STEP_ROWS", 2)
+    lower(monkeypatch, "import-step", 2)
     table = world.source()
     for start in range(0, 10, 2):
         table.append(numbered(start, start + 2))

@@ -13,6 +13,7 @@ import pytest
 from streamhouse import Producer
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import UnknownOutcomeError
+from tests.support.held_step import around
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -54,16 +55,15 @@ def test_a_late_attempt_never_takes_the_place_of_the_next_write(
         with writes(client) as write:
             write(_row("same"))
             held: list[Callable[[], Any]] = []
-            send = client.transport._send
 
-            def hold(*args: Any, **kwargs: Any) -> Any:
+            def hold(send: Any, *args: Any, **kwargs: Any) -> Any:
                 if not held:
                     held.append(lambda: send(*args, **kwargs))
                     raise UnknownOutcomeError("the connection broke")
                 return send(*args, **kwargs)
 
             with monkeypatch.context() as slow:
-                slow.setattr(client.transport, "_send", hold)
+                around(slow, "request-sending", hold)
                 # Its first attempt is still on its way when the second is answered.
                 write(_row(first))
             another.upsert("keys", _row("another's"))

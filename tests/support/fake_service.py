@@ -7,7 +7,7 @@ out once, a stale epoch is refused, tiered offsets never go back. Time stands st
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -65,13 +65,20 @@ class _FakeTable:
 
 
 class FakeService:
-    """Satisfies `TieringClient` and what reads ask of a client; `with` closes nothing."""
+    """Satisfies `TieringClient` and what reads ask of a client; `with` closes nothing.
+
+    `on_read` stands between the pages of a bucket and who reads them. `on_claim` is called before a
+    claim, and may answer in its place. Both may raise. `reads`, `states` and the like count calls.
+    """
 
     def __init__(self, catalog: LakeCatalog) -> None:
         self.endpoint = "memory:"
         self.heartbeats = 0
         self.reads = 0
         self.questions = 0
+        self.states = 0
+        self.on_read: Callable[[int, Iterator[LogBatch]], Iterator[LogBatch]] | None = None
+        self.on_claim: Callable[[], TieringAssignment | TieringIdle | None] | None = None
         self._catalog = catalog
         self._tables: dict[str, _FakeTable] = {}
         self._next_table_id = 1
@@ -185,6 +192,7 @@ class FakeService:
     def table_state(
         self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
     ) -> TableState:
+        self.states += 1
         table = self._table(path)
         return TableState(
             table=table.info,
@@ -225,6 +233,9 @@ class FakeService:
         force: bool = False,
         include_idle: bool = False,
     ) -> TieringAssignment | TieringIdle:
+        answer = None if self.on_claim is None else self.on_claim()
+        if answer is not None:
+            return answer
         with self._lock:
             reason = "no_tables"
             for path in sorted(self._tables) if tables is None else tables:
@@ -350,6 +361,12 @@ class FakeService:
         schema_id: int | None = None,
     ) -> Iterator[LogBatch]:
         assert not schema_id, "the fake's tables never change their schema"
+        pages = self._pages(path, bucket, start, end, columns)
+        return pages if self.on_read is None else self.on_read(bucket, pages)
+
+    def _pages(
+        self, path: str, bucket: int, start: int, end: int, columns: Sequence[str] | None
+    ) -> Iterator[LogBatch]:
         self.reads += 1
         table = self._table(path)
         at = self.positions(path)[bucket]

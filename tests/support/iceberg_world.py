@@ -134,7 +134,9 @@ class IcebergWorld:
             state.table, columns=read.columns, include_metadata=False, has_change_type=False
         )
         context = source_context(self.client, state, read, output)
-        return AppendStreamReader(read, state.table.schema, context, context.output_schema)
+        return AppendStreamReader(
+            read, state.table.schema, context, context.output_schema, self.client
+        )
 
 
 def numbered(start: int, end: int) -> pa.Table:

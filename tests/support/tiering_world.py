@@ -90,9 +90,8 @@ class TieringWorld:
             },
         )
         self.service = FakeService(self.catalog)
-        self.runner = ThreadRunner(
-            2, run=functools.partial(run_split, open_client=lambda _: self.service)
-        )
+        self.run_split = functools.partial(run_split, open_client=lambda _: self.service)
+        self.runner = ThreadRunner(2, run=self.run_split)
         self._lakes: list[IcebergLake] = []
         self._judge: SqlCatalog | None = None
 

@@ -15,7 +15,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from streamhouse.connector.options.options import STREAM, ShapeOptions, read_options, shape_options
 from streamhouse.connector.plan.row_form import shape_columns, stream_form
 from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.connector.stream import stream_reader
 from streamhouse.connector.stream.stream_reader import StreamhouseStreamReader
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -31,14 +30,13 @@ Change = tuple[str, int, int]
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyWorld]:
+def world(tmp_path: Path) -> Iterator[KeyWorld]:
     """Keys 0 to 9 in the lake, of which 3 was updated and 4 deleted before it was tiered."""
     with KeyWorld(tmp_path) as opened:
         opened.create_key_table(SCHEMA)
         opened.upsert(0, *({"id": i, "n": i} for i in range(10)))
         opened.upsert(0, {"id": 3, "n": 33})
         opened.delete(0, {"id": 4})
-        monkeypatch.setattr(stream_reader, "client_for", lambda *_: opened.client)
         yield opened
 
 
@@ -49,7 +47,8 @@ def reader(world: KeyWorld, part: str = "", **options: str) -> StreamhouseStream
     state = world.state()
     output = shape_columns(state.table, shape_options(given))
     schema = pa.schema([column.to_arrow() for column in output])
-    return StreamhouseStreamReader(read_options(given, use=STREAM), state, output, schema)
+    read = read_options(given, use=STREAM)
+    return StreamhouseStreamReader(read, state, output, schema, world.client)
 
 
 def changes(world: KeyWorld, stream: StreamhouseStreamReader, *ends: Any) -> list[Change]:
@@ -244,12 +243,9 @@ def test_a_marked_stream_has_the_change_type(world: KeyWorld) -> None:
     assert names(None, feed=False) == ["id", "n"]
 
 
-def test_a_stream_reaches_back_through_full_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_reaches_back_through_full_history(tmp_path: Path) -> None:
     with KeyWorld(tmp_path) as world:
         world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
-        monkeypatch.setattr(stream_reader, "client_for", lambda *_: world.client)
         world.upsert(0, {"id": 1, "n": 1}, {"id": 2, "n": 2})
         world.upsert(0, {"id": 1, "n": 11})
         world.tier()

@@ -13,7 +13,6 @@ from pyiceberg.table import CommitTableResponse
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
-from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
@@ -32,6 +31,7 @@ from tests.support.faulty_catalog import (
     server_error_after_landed,
     well,
 )
+from tests.support.held_step import lower
 from tests.support.tiering_world import KeyTieringWorld
 
 PROPERTIES = {
@@ -42,7 +42,7 @@ PROPERTIES = {
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
-    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
+    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
     with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)

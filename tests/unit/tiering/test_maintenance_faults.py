@@ -11,7 +11,6 @@ import pytest
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole, LakeState
 from streamhouse.tiering.maintain.maintenance import Maintainer
@@ -25,6 +24,7 @@ from tests.support.faulty_catalog import (
     lost_request,
     refused,
 )
+from tests.support.held_step import lower
 from tests.support.tiering_world import KeyTieringWorld
 
 FAULTS = (refused, lost_answer, lost_request, late, catalog_dies)
@@ -43,7 +43,7 @@ STEPS = (
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
-    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
+    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
     with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.exceptions import ResolveError
 
-from streamhouse.connector.imports import import_progress
 from streamhouse.connector.imports.import_origin import ImportOrigin
 from streamhouse.connector.imports.import_progress import (
     _last_true,
@@ -22,6 +21,7 @@ from streamhouse.connector.imports.import_progress import (
 from streamhouse.connector.lake.appends import SourceTable
 from streamhouse.connector.options.connection import TableName
 from streamhouse.connector.plan.iceberg_read import open_source
+from tests.support.held_step import lower
 from tests.support.iceberg_world import IcebergWorld, numbered
 
 ROWS = numbered(0, 0).schema
@@ -48,7 +48,7 @@ def test_the_last_that_is_true_is_found(count: int, true: int) -> None:
 def test_wherever_an_import_stopped_it_goes_on_there(
     world: IcebergWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_progress, "STEP_ROWS", 3)
+    lower(monkeypatch, "import-step", 3)
     world.create(ROWS)
     world.append(numbered(0, 2), numbered(2, 3), numbered(3, 7))
     world.append(numbered(7, 8))

@@ -139,25 +139,21 @@ def test_rows_that_left_the_log_may_be_skipped(
     assert "rows [5, 20) left the log" in caplog.text
 
 
-def test_rows_that_leave_while_being_read_are_noticed(
-    world: UnionWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_leave_while_being_read_are_noticed(world: UnionWorld) -> None:
     context = scan(world, failOnDataLoss="false")
-    read_range = world.service.read_range
     calls = 0
 
-    def losing(*arguments: Any, **more: Any) -> Iterator[LogBatch]:
+    def losing(_: int, pages: Iterator[LogBatch]) -> Iterator[LogBatch]:
         """Retention takes the log below 20 after the first page of the first call."""
         nonlocal calls
         calls += 1
-        pages = read_range(*arguments, **more)
         yield next(pages)
         if calls == 1:
             world.expire_log(0, 20)
             raise OffsetOutOfRangeError("offset 10 is gone")
         yield from pages
 
-    monkeypatch.setattr(world.service, "read_range", losing)
+    world.service.on_read = losing
 
     found = read(world, [LogPiece(bucket=0, start=0, end=30)], context)
 

@@ -15,7 +15,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, StructType, UUIDType
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector.stream import append_stream
 from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -33,9 +32,8 @@ ROWS = numbered(0, 0).schema
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergWorld]:
+def world(tmp_path: Path) -> Iterator[IcebergWorld]:
     with IcebergWorld(tmp_path) as opened:
-        monkeypatch.setattr(append_stream, "client_for", lambda *_: opened.client)
         yield opened
 
 

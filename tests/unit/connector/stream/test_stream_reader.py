@@ -12,10 +12,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from streamhouse.connector.options.options import STREAM, read_options
-from streamhouse.connector.plan import tier_plan
 from streamhouse.connector.plan.scan_schema import output_columns
 from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.connector.stream import stream_plan, stream_reader
+from streamhouse.connector.stream.stream_plan import LOG_ROWS_PREFERRED_MAX
 from streamhouse.connector.stream.stream_reader import RefusedStreamReader, StreamhouseStreamReader
 from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
@@ -23,7 +22,7 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.table_state import TableState
+from tests.support.held_step import around
 from tests.support.tiering_world import SCHEMA, rows
 from tests.support.union_world import UnionWorld
 
@@ -31,14 +30,13 @@ ALL = ReadAllAvailable()
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnionWorld]:
+def world(tmp_path: Path) -> Iterator[UnionWorld]:
     """Two buckets with 30 rows each."""
     with UnionWorld(tmp_path) as opened:
         opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
         for bucket in (0, 1):
             for start in range(0, 30, 10):
                 opened.append(bucket, rows(start, 10))
-        monkeypatch.setattr(stream_reader, "client_for", lambda *_: opened.client)
         yield opened
 
 
@@ -50,7 +48,7 @@ def reader(world: UnionWorld, **options: str) -> StreamhouseStreamReader:
     output = output_columns(
         state.table.schema, columns=None, include_metadata=True, table=UnionWorld.PATH
     )
-    return StreamhouseStreamReader(read, state, output, SCHEMA)
+    return StreamhouseStreamReader(read, state, output, SCHEMA, world.client)
 
 
 def offsets(position: Mapping[str, Any]) -> list[int]:
@@ -130,7 +128,7 @@ def test_live_rows_are_read_without_the_lake(
     def no_lake(*_: Any, **__: Any) -> Any:
         raise AssertionError("the lake was opened")
 
-    monkeypatch.setattr(tier_plan, "plan_lake", no_lake)
+    around(monkeypatch, "lake-planning", no_lake)
     start, end = position(world, 30, 30), position(world, 35, 30)
 
     assert addresses(world, reader(world), start, end) == {(0, o) for o in range(30, 35)}
@@ -138,13 +136,13 @@ def test_live_rows_are_read_without_the_lake(
     assert len(addresses(world, reader(world), position(world, 20, 20), end)) == 25
 
 
-def test_history_is_read_from_the_lake(world: UnionWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_read_from_the_lake(world: UnionWorld) -> None:
+    world.append(0, rows(30, LOG_ROWS_PREFERRED_MAX))
     world.tier()
     reads = world.service.reads
-    monkeypatch.setattr(stream_plan, "LOG_ROWS_PREFERRED_MAX", 10)
-    start, end = position(world, 0, 0), position(world, 30, 30)
+    start, end = position(world, 0, 0), position(world, 30 + LOG_ROWS_PREFERRED_MAX, 30)
 
-    assert len(addresses(world, reader(world), start, end)) == 60
+    assert len(addresses(world, reader(world), start, end)) == 60 + LOG_ROWS_PREFERRED_MAX
     assert world.service.reads == reads
 
 
@@ -184,26 +182,17 @@ def test_a_table_created_again_is_refused_even_with_other_buckets(world: UnionWo
             again.latestOffset(start, ALL)
 
 
-def test_a_range_is_planned_on_a_state_that_covers_it(
-    world: UnionWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_is_planned_on_a_state_that_covers_it(world: UnionWorld) -> None:
     """After a restart Spark asks for partitions before it asks for offsets."""
     stream = reader(world)
     world.append(0, rows(30, 10))
-    asked = []
-    ask = world.service.table_state
-
-    def counting(*arguments: Any, **more: Any) -> TableState:
-        asked.append(1)
-        return ask(*arguments, **more)
-
     start, end = position(world, 30, 30), position(world, 40, 30)
-    monkeypatch.setattr(world.service, "table_state", counting)
+    asked = world.service.states
 
     assert len(stream.partitions(start, end)) == 1
-    assert len(asked) == 1
+    assert world.service.states == asked + 1
     assert len(stream.partitions(start, end)) == 1
-    assert len(asked) == 1
+    assert world.service.states == asked + 1
 
 
 def test_what_is_shipped_to_executors_holds_no_secret(world: UnionWorld) -> None:

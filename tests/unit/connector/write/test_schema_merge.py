@@ -67,13 +67,12 @@ def test_a_program_older_than_an_added_column_goes_on() -> None:
         _resolve(tables, "log", [ID, NAME])
 
 
-def test_whoever_comes_second_finds_it_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_comes_second_finds_it_done() -> None:
     tables = _tables()
     stale = tables.describe_table("db.log")
     tables.alter_schema("db.log", [{"add": "name", "type": "string"}])
     fresh = tables.infos["db.log"]
-    answers = iter([stale])
-    monkeypatch.setattr(tables, "describe_table", lambda path: next(answers, fresh))
+    tables.stale.append(stale)
 
     target = _resolve(tables, "log", [ID, SIZE, NAME], mergeSchema="true")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from streamhouse.connector.options.write_options import write_options
-from streamhouse.connector.write import write_jobs
 from streamhouse.connector.write.write_jobs import StagedRows, StreamJob, TransactionJob
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.errors import (
@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from tests.support.described_tables import DescribedTables
+from tests.support.held_step import around
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 HOUR_MS = 3_600_000
@@ -30,7 +31,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> DescribedTables:
     tables = DescribedTables()
     tables.create_table("db.log", SCHEMA)
     tables.create_table("db.keyed", SCHEMA, primary_key=["id"])
-    monkeypatch.setattr(write_jobs, "client_for", lambda endpoint, token: tables)
+    around(monkeypatch, "client-opening", lambda *_: tables)
     return tables
 
 
@@ -143,7 +144,7 @@ class Query:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batch_id: int | None = 0
         context = SimpleNamespace(getLocalProperty=self._property)
-        monkeypatch.setattr(write_jobs.TaskContext, "get", lambda: context)
+        monkeypatch.setattr(TaskContext, "get", lambda: context)
 
     def _property(self, key: str) -> str | None:
         values = {"sql.streaming.queryId": "query-1", "streaming.sql.batchId": self.batch_id}

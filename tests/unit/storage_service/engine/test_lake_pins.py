@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine import lake_pins
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import (
@@ -28,7 +27,7 @@ class World:
         self.executor = ThreadPoolExecutor(1)
         self.now_us = 1_000_000
 
-    def open(self) -> LakePins:
+    def open(self, **bounds: int) -> LakePins:
         """Open the pins as a service does that has just started."""
         return LakePins(
             state_file(self.file, "lake_pins"),
@@ -36,6 +35,7 @@ class World:
             runtime=Runtime(
                 executor=self.executor, observer=ServiceMetrics(), clock_us=lambda: self.now_us
             ),
+            **bounds,
         )
 
 
@@ -72,13 +72,9 @@ async def test_a_pin_ends_by_itself_and_can_be_renewed_and_moved(tmp_path: Path)
     assert _held(pins) == _held(world.open()) == {}
 
 
-async def test_their_number_is_bounded_and_ended_ones_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lake_pins, "PINS_MAX", 2)
-
+async def test_their_number_is_bounded_and_ended_ones_do_not_count(tmp_path: Path) -> None:
     world = World(tmp_path / "lake_pins.json")
-    pins = world.open()
+    pins = world.open(pins_max=2)
     await pins.pin("a", owner="me", snapshot_id=1, ttl_ms=10)
     await pins.pin("b", owner="me", snapshot_id=1, ttl_ms=20)
     with pytest.raises(OverloadedError, match="has its limit of 2 lake pins"):
@@ -108,13 +104,9 @@ async def test_a_pin_is_its_owners_and_others_may_have_one_of_that_name(tmp_path
     assert pins.current() == []
 
 
-async def test_one_owner_leaves_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lake_pins, "OWNER_PINS_MAX", 1)
-
+async def test_one_owner_leaves_room_for_others(tmp_path: Path) -> None:
     world = World(tmp_path / "lake_pins.json")
-    pins = world.open()
+    pins = world.open(owner_pins_max=1)
     await pins.pin("a", owner="me", snapshot_id=1, ttl_ms=10)
     with pytest.raises(OverloadedError, match="1 lake pins of this token"):
         await pins.pin("b", owner="me", snapshot_id=1, ttl_ms=10)

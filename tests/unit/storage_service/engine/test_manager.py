@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,6 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
@@ -256,15 +257,15 @@ async def test_a_table_whose_logs_cannot_be_made_does_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No disk space, or no file descriptors left, after the table was registered."""
-    make_directory = LocalFilesystem.make_directory
+    make_directory = os.mkdir
 
-    def full(self: LocalFilesystem, directory: Path) -> None:
-        if directory.name == "bucket-1":
+    def full(directory: Path, *more: Any) -> None:
+        if Path(directory).name == "bucket-1":
             raise OSError(28, "No space left on device")
-        make_directory(self, directory)
+        make_directory(directory, *more)
 
     async with open_manager(tmp_path) as manager:
-        monkeypatch.setattr(LocalFilesystem, "make_directory", full)
+        monkeypatch.setattr(os, "mkdir", full)
         with pytest.raises(
             StorageFailedError, match=r"'default\.events' cannot be opened: .*No space left"
         ):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine import opener
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
@@ -23,6 +22,7 @@ from streamhouse.storage_service.log.segment_format import segment_path
 from streamhouse.storage_service.log.segment_scan import open_segment
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
+from tests.support.held_step import around
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 ENDS = {0: 40, 1: 0, 2: 7}
@@ -109,7 +109,7 @@ async def test_a_table_that_cannot_be_filled_or_opened_is_none(
     async with open_manager(tmp_path) as manager:
         lake = FakeLake(owner_id=1)
         with monkeypatch.context() as patched:
-            patched.setattr(opener, "begin_log", refuse)
+            around(patched, "log-beginning", refuse)
             with pytest.raises(StreamhouseError, match="No space left"):
                 await manager.adopt_table(lambda: lake)
         keyed = FakeLake(
@@ -182,7 +182,7 @@ async def test_a_replacement_that_is_cut_off_leaves_the_table_or_none_and_is_rep
         (table,) = manager.open_tables()
         assert table.lake.diverged
         with monkeypatch.context() as patched:
-            patched.setattr(opener, "begin_log", refuse)
+            around(patched, "log-beginning", refuse)
             with pytest.raises(StorageFailedError, match="No space left"):
                 await manager.replace_by_lake(table, lambda: FakeLake(owner_id=4))
         assert manager.list_tables(None) == []

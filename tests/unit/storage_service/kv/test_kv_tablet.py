@@ -23,6 +23,7 @@ from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
+from tests.support.held_step import around
 from tests.support.kv_world import Batch, LoggedBucket, simple_rules
 
 
@@ -147,13 +148,11 @@ def test_writes_are_refused_while_rocksdb_cannot_take_more(
 ) -> None:
     """What is durable in the log is applied all the same; new writes wait until it is better."""
     bucket = LoggedBucket(tmp_path / "kv", simple_rules(), options=KvOptions(backlog_rows=2))
-    store = bucket.tablet._store
-    real = store.write
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OverloadedError("RocksDB is behind")
 
-    monkeypatch.setattr(store, "write", refuse)
+    around(monkeypatch, "rocksdb-writing", refuse)
     for number in range(8):
         bucket.write(upserts(number))
     assert "event=rocksdb_behind" in caplog.text
@@ -161,7 +160,7 @@ def test_writes_are_refused_while_rocksdb_cannot_take_more(
         bucket.plan(upserts(9))
     assert len(bucket.lookup_all([(n,) for n in range(8)])) == 8
 
-    monkeypatch.setattr(store, "write", real)
+    monkeypatch.undo()
     bucket.write(upserts(9))
     bucket.tablet.flush()
     bucket.reopen(replay_from=len(bucket.log))

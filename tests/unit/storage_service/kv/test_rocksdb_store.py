@@ -18,8 +18,8 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     UnavailableError,
 )
-from streamhouse.storage_service.kv import rocksdb_store
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
+from tests.support.held_step import lower
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_write_that_rocksdb_refuses_can_be_written_again(
     store: RocksdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the chunks are in when RocksDB stalls: the marker is not."""
-    monkeypatch.setattr(rocksdb_store, "_CHUNK_ROWS", 2)
+    lower(monkeypatch, "stored-chunk", 2)
     database = store._db
 
     class Stalling:

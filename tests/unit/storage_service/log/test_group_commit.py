@@ -29,6 +29,7 @@ from streamhouse.storage_service.log.group_commit import (
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import Crash, CrashFilesystem
+from tests.support.held_step import around
 from tests.support.log_world import SettableClock, open_log, payloads_of, read_all
 
 WAIT_SECONDS = 10.0
@@ -418,11 +419,11 @@ def test_stop_commits_what_waits_and_refuses_what_comes(service: CommitHarness) 
 def test_a_bug_answers_every_unit_and_the_committer_goes_on(
     service: CommitHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: LogTablet) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(LogTablet, "write", broken)
+        around(patch, "rows-written", broken)
         outcome = service.commit(service.batch(_A), service.batch(_B))
 
     assert isinstance(outcome.error, InternalError)

@@ -11,6 +11,7 @@ import pytest
 from streamhouse.storage_service.errors import OverloadedError
 from streamhouse.storage_service.server.http.fair_turns import SHARE
 from tests.support.asgi_call import AsgiCall
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     append_body,
@@ -103,7 +104,7 @@ async def test_a_bug_is_an_internal_error_that_tells_nothing(
 
     async with in_process_service(tmp_path) as service:
         await service.create_table()
-        monkeypatch.setattr(service.service, "table", broken)
+        around(monkeypatch, "table-found", broken)
         for path in ("/v1/tables/events/state", "/v1/tables/events/buckets/0/fetch"):
             status, code, message = (await service.call("GET", path)).error()
             assert (status, code) == (500, "internal")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table.snapshots import Operation
 
+from streamhouse.storage_service.client import LogBatch
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     FencedError,
@@ -21,7 +22,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake_coverage import offsets_said_by
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from streamhouse.tiering.tasks.lake_task import SplitResult
+from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.tiering_world import Killed, TieringWorld, rows
 
 _GOLDEN_FOLDER = Path(__file__).parents[3] / "golden"
@@ -211,40 +212,36 @@ def test_a_round_whose_lease_is_lost_commits_nothing(world: TieringWorld) -> Non
     assert world.data_files() == []
 
 
-def test_a_failed_task_leaves_no_file_and_gives_the_claim_back(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_task_leaves_no_file_and_gives_the_claim_back(world: TieringWorld) -> None:
     _filled(world)
-    read_range = world.service.read_range
 
-    def break_bucket_1(path: str, bucket: int, start: int, end: int, **more: Any) -> Any:
-        yield from read_range(path, bucket, start, end, **more)
+    def break_bucket_1(bucket: int, pages: Iterator[LogBatch]) -> Iterator[LogBatch]:
+        yield from pages
         if bucket == 1:
             raise UnavailableError("the connection broke")
 
-    monkeypatch.setattr(world.service, "read_range", break_bucket_1)
+    world.service.on_read = break_bucket_1
 
     with pytest.raises(UnavailableError, match="the connection broke"):
         world.tier()
 
     assert world.data_files() == []
     assert world.service.failures("db.t") == ["unavailable: the connection broke"]
-    monkeypatch.undo()
+    world.service.on_read = None
     world.tier()
     assert world.addresses() == _addresses(10, 10)
 
 
 @pytest.mark.parametrize("loss", ["missing batch", "repeated batch", "short range"])
 def test_rows_that_are_not_those_planned_never_reach_the_lake(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch, loss: str
+    world: TieringWorld, loss: str
 ) -> None:
     world.create_table()
     for start in range(0, 30, 10):
         world.service.append("db.t", 0, rows(start, 10))
-    read_range = world.service.read_range
 
-    def lose(path: str, bucket: int, start: int, end: int, **more: Any) -> Any:
-        batches = list(read_range(path, bucket, start, end, **more))
+    def lose(_: int, pages: Iterator[LogBatch]) -> Iterator[LogBatch]:
+        batches = list(pages)
         return iter(
             {
                 "missing batch": [batches[0], batches[2]],
@@ -253,7 +250,7 @@ def test_rows_that_are_not_those_planned_never_reach_the_lake(
             }[loss]
         )
 
-    monkeypatch.setattr(world.service, "read_range", lose)
+    world.service.on_read = lose
 
     with pytest.raises(CorruptDataError, match=r"'db\.t', bucket 0"):
         world.tier()
@@ -261,18 +258,15 @@ def test_rows_that_are_not_those_planned_never_reach_the_lake(
     assert world.data_files() == []
 
 
-def test_a_table_dropped_and_made_again_while_it_is_read_is_noticed(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_dropped_and_made_again_while_it_is_read_is_noticed(world: TieringWorld) -> None:
     _filled(world, buckets=1)
-    read_range = world.service.read_range
 
-    def replace_table(path: str, bucket: int, start: int, end: int, **more: Any) -> Any:
-        world.service.drop_table(path)
+    def replace_table(_: int, pages: Iterator[LogBatch]) -> Iterator[LogBatch]:
+        world.service.drop_table("db.t")
         _filled(world, buckets=1, rows_each=12)
-        return read_range(path, bucket, start, end, **more)
+        return pages
 
-    monkeypatch.setattr(world.service, "read_range", replace_table)
+    world.service.on_read = replace_table
 
     with pytest.raises(TableNotFoundError, match="dropped and created again"):
         world.tier()
@@ -302,16 +296,15 @@ def test_a_full_disk_fails_the_round_and_leaves_the_lake_as_it_was(
 def test_files_of_attempts_that_did_not_count_are_deleted(world: TieringWorld) -> None:
     """A speculative or repeated Spark task leaves files beside those of the attempt that counts."""
     _filled(world)
-    round_ = world.round()
-    run = round_.runner.run
 
-    def run_twice(*args: Any, **more: Any) -> list[SplitResult]:
-        run(*args, **more)
-        return run(*args, **more)
+    class Twice(ThreadRunner):
+        def run(self, *arguments: Any, **more: Any) -> Any:
+            super().run(*arguments, **more)
+            return super().run(*arguments, **more)
 
-    world.runner.run = run_twice  # type: ignore[method-assign]
+    world.runner = Twice(2, run=world.run_split)
 
-    result = round_.run()
+    result = world.round().run()
 
     assert result.file_count == 2
     assert len(world.data_files()) == 2
@@ -320,8 +313,12 @@ def test_files_of_attempts_that_did_not_count_are_deleted(world: TieringWorld) -
 
 def test_results_that_miss_a_split_are_refused(world: TieringWorld) -> None:
     _filled(world)
-    run = world.runner.run
-    world.runner.run = lambda *a, **m: run(*a, **m)[:1]  # type: ignore[method-assign]
+
+    class Forgetful(ThreadRunner):
+        def run(self, *arguments: Any, **more: Any) -> Any:
+            return super().run(*arguments, **more)[:1]
+
+    world.runner = Forgetful(2, run=world.run_split)
 
     with pytest.raises(CorruptDataError, match="10 rows in 1 splits; 20 in 2 were planned"):
         world.tier()

@@ -25,9 +25,10 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.lake.files.parquet_writer import FileFormat
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.tiering.tasks import lake_task, log_chunks
+from streamhouse.tiering.tasks import log_chunks
 from streamhouse.tiering.tasks.lake_rows import lake_rows
 from streamhouse.tiering.tasks.lake_task import TieringSplit, run_split
+from tests.support.held_step import around, lower
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
 LAKE_SCHEMA = lake_arrow_schema(Schema.from_arrow(SCHEMA), {})
@@ -111,11 +112,11 @@ def test_tiny_batches_are_written_together(
         world.service.append("db.t", 0, rows(start, 1))
     calls = []
 
-    def count(batches: list[LogBatch], *more: Any, **named: Any) -> pa.Table:
+    def count(real: Any, batches: list[LogBatch], *more: Any, **named: Any) -> Any:
         calls.append(len(batches))
-        return lake_rows(batches, *more, **named)
+        return real(batches, *more, **named)
 
-    monkeypatch.setattr(lake_task, "lake_rows", count)
+    around(monkeypatch, "lake-rows-made", count)
 
     result = run_split(_split(tmp_path / "out", end=300), open_client=lambda _: world.service)
 
@@ -164,33 +165,30 @@ def test_a_cancelled_task_stops_reading_and_leaves_nothing(
     assert not any(t.name == "tiering-read" for t in threading.enumerate())
 
 
-def test_an_error_of_the_reading_thread_is_the_tasks(
-    world: TieringWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_reading_thread_is_the_tasks(world: TieringWorld, tmp_path: Path) -> None:
     world.create_table()
 
-    def broken(*_: Any, **__: Any) -> Iterator[LogBatch]:
+    def broken(*_: object) -> Iterator[LogBatch]:
         yield _batch(0, 3)
         raise UnavailableError("gone")
 
-    monkeypatch.setattr(world.service, "read_range", broken)
+    world.service.on_read = broken
 
     with pytest.raises(UnavailableError, match="gone"):
         run_split(_split(tmp_path / "out", end=9), open_client=lambda _: world.service)
 
 
 def test_reading_ahead_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_chunks, "PAGE_BYTES", 500)
+    lower(monkeypatch, "read-page", 500)
     pulled: list[int] = []
     is_waiting = threading.Event()
-    take = log_chunks._Budget.take
 
-    def take_and_say(self: Any, size: int) -> bool:
-        if self._used >= self._size:
+    def take_and_say(real: Any, budget: Any, size: int) -> Any:
+        if budget._used >= budget._size:
             is_waiting.set()
-        return take(self, size)
+        return real(budget, size)
 
-    monkeypatch.setattr(log_chunks._Budget, "take", take_and_say)
+    around(monkeypatch, "budget-taking", take_and_say)
 
     def batches() -> Iterator[LogBatch]:
         for start in range(0, 10_000, 100):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.client import LogBatch, TieringIdle
 from streamhouse.storage_service.errors import (
     StorageFailedError,
     TableNotFoundError,
@@ -16,6 +16,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from tests.support.held_step import around
 from tests.support.tiering_world import TieringWorld, rows
 
 
@@ -99,18 +100,16 @@ def test_a_table_that_fails_does_not_hold_up_the_others(world: TieringWorld) -> 
     assert (second.row_count, second.error) == (10, None)
 
 
-def test_a_passing_failure_is_tried_again(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passing_failure_is_tried_again(world: TieringWorld) -> None:
     _table(world, "db.t")
-    read_range, failures = world.service.read_range, iter([UnavailableError("a moment")])
+    failures = iter([UnavailableError("a moment")])
 
-    def fail_once(*a: Any, **m: Any) -> Any:
+    def fail_once(_: int, pages: Iterator[LogBatch]) -> Iterator[LogBatch]:
         for failure in failures:
             raise failure
-        return read_range(*a, **m)
+        return pages
 
-    monkeypatch.setattr(world.service, "read_range", fail_once)
+    world.service.on_read = fail_once
 
     (summary,) = world.worker().run_once()
 
@@ -120,16 +119,9 @@ def test_a_passing_failure_is_tried_again(
 def test_a_table_another_worker_holds_is_waited_for(world: TieringWorld) -> None:
     _table(world, "db.t")
     other = world.round(world.claim())
-    worker = world.worker()
-    wait = worker.stopping.wait
+    stopping = _Stopping(lambda _: other.run())
 
-    def the_other_finishes(timeout: float) -> bool:
-        other.run()
-        return wait(0)
-
-    worker.stopping.wait = the_other_finishes  # type: ignore[method-assign]
-
-    (summary,) = worker.run_once()
+    (summary,) = world.worker(stopping=stopping).run_once()
 
     assert (summary.rounds, summary.error) == (0, None)
     assert world.addresses() == [(0, offset) for offset in range(10)]
@@ -144,19 +136,15 @@ def test_a_table_that_is_never_given_out_ends_in_an_error(world: TieringWorld) -
     assert "could not be claimed for 0 s: leased" in summary.text()
 
 
-def test_a_table_dropped_meanwhile_is_reported(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_dropped_meanwhile_is_reported(world: TieringWorld) -> None:
     _table(world, "db.a")
     _table(world, "db.b")
-    claim = world.service.claim_tiering
 
-    def drop_first(worker_id: str, *, tables: Sequence[str], force: bool) -> Any:
+    def drop_first() -> None:
         if "db.a" in world.service.list_tables():
             world.service.drop_table("db.a")
-        return claim(worker_id, tables=tables, force=force)
 
-    monkeypatch.setattr(world.service, "claim_tiering", drop_first)
+    world.service.on_claim = drop_first
 
     first, second = world.worker().run_once()
 
@@ -183,13 +171,25 @@ def test_forever_tiers_what_comes_until_it_is_stopped(world: TieringWorld) -> No
     assert world.addresses() == [(0, offset) for offset in range(15)]
 
 
-def _forever(world: TieringWorld, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[float]:
+class _Stopping(threading.Event):
+    """Says `on_wait` how long it was to be waited for, and does not wait."""
+
+    def __init__(self, on_wait: Callable[[float | None], object]) -> None:
+        super().__init__()
+        self._on_wait = on_wait
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._on_wait(timeout)
+        return self.is_set()
+
+
+def _forever(world: TieringWorld, *answers: Any) -> list[float]:
     """Run the loop over scripted answers to its claims; return how long it waited after each."""
     script = list(answers)
     waits: list[float] = []
-    worker = world.worker(tables_in_flight=1)
+    worker = world.worker(tables_in_flight=1, stopping=_Stopping(waits.append))
 
-    def claim(*_: Any, **__: Any) -> Any:
+    def claim() -> Any:
         if len(script) == 1:
             worker.stop()
         answer = script.pop(0)
@@ -197,18 +197,14 @@ def _forever(world: TieringWorld, monkeypatch: pytest.MonkeyPatch, *answers: Any
             raise answer
         return answer
 
-    monkeypatch.setattr(world.service, "claim_tiering", claim)
-    monkeypatch.setattr(worker.stopping, "wait", waits.append)
+    world.service.on_claim = claim
     worker.run_forever()
     return waits
 
 
-def test_idle_waits_as_long_as_the_service_says_within_bounds(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_waits_as_long_as_the_service_says_within_bounds(world: TieringWorld) -> None:
     waits = _forever(
         world,
-        monkeypatch,
         TieringIdle(reason="not_due", retry_after_ms=70),
         TieringIdle(reason="no_tables", retry_after_ms=3_600_000),
     )
@@ -216,27 +212,23 @@ def test_idle_waits_as_long_as_the_service_says_within_bounds(
     assert waits == [0.07, 5.0]
 
 
-def test_an_unreachable_service_is_asked_less_and_less_often(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits = _forever(world, monkeypatch, *[UnavailableError("down")] * 7)
+def test_an_unreachable_service_is_asked_less_and_less_often(world: TieringWorld) -> None:
+    waits = _forever(world, *[UnavailableError("down")] * 7)
 
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
-def test_a_service_whose_disk_is_full_is_asked_again(
-    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_whose_disk_is_full_is_asked_again(world: TieringWorld) -> None:
     idle = TieringIdle(reason="leased", retry_after_ms=50)
 
-    waits = _forever(world, monkeypatch, StorageFailedError("disk full"), idle)
+    waits = _forever(world, StorageFailedError("disk full"), idle)
 
     assert waits == [0.2, 0.05]
 
 
-def test_a_wrong_token_ends_the_loop(world: TieringWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_ends_the_loop(world: TieringWorld) -> None:
     with pytest.raises(UnauthorizedError):
-        _forever(world, monkeypatch, UnauthorizedError("wrong token"), None)
+        _forever(world, UnauthorizedError("wrong token"), None)
 
 
 def test_a_bug_in_one_table_is_reported_and_the_loop_goes_on(
@@ -244,11 +236,9 @@ def test_a_bug_in_one_table_is_reported_and_the_loop_goes_on(
 ) -> None:
     _table(world, "db.t")
     assignment = world.claim()
-    monkeypatch.setattr("streamhouse.tiering.round.round.plan_round", lambda **_: {}["not there"])
+    around(monkeypatch, "round-planning", lambda *_, **__: {}["not there"])
 
-    waits = _forever(
-        world, monkeypatch, assignment, TieringIdle(reason="leased", retry_after_ms=50)
-    )
+    waits = _forever(world, assignment, TieringIdle(reason="leased", retry_after_ms=50))
 
     assert waits == [0.05]
     assert world.service.failures("db.t") == ["internal: KeyError: 'not there'"]

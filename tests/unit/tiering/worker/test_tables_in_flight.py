@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.tables_in_flight import IdleLog, TablesInFlight
+from tests.support.held_step import around
 from tests.support.tiering_world import TieringWorld, rows
 
 WAIT_S = 30.0
@@ -98,28 +100,29 @@ def test_a_table_claimed_again_waits_for_its_own_round_to_end(world: TieringWorl
     assert rounds.running_max == 1
 
 
-def test_a_slow_table_does_not_hold_up_another(world: TieringWorld) -> None:
+def test_a_slow_table_does_not_hold_up_another(
+    world: TieringWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Table a's round stands still until table b's rows are in the lake."""
     for path in ("db.a", "db.b"):
         world.create_table(path)
         world.service.append(path, 0, rows(0, 5))
     is_b_done, names = threading.Event(), cast(dict[int, str], {})
     worker = world.worker(tables_in_flight=2)
-    run_round = worker._run_round
 
-    def run(assignment: TieringAssignment) -> object:
+    def run(real: Any, worker: TieringService, assignment: TieringAssignment) -> object:
         table = str(assignment.state.table.path)
         names[threading.get_ident()] = table
         if table == "db.a":
             assert is_b_done.wait(WAIT_S)
-        result = run_round(assignment)
+        result = real(worker, assignment)
         if table == "db.b":
             is_b_done.set()
         else:
             worker.stop()
         return result
 
-    worker._run_round = run  # type: ignore[method-assign, assignment]
+    around(monkeypatch, "round-running", run)
 
     worker.run_forever()
 

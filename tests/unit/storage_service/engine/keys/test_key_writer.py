@@ -24,10 +24,9 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
+from tests.support.held_step import around
 from tests.support.in_process_service import EVENTS, event_rows, open_manager, table_descriptor
 
 
@@ -61,16 +60,15 @@ async def test_changes_are_durable_then_found_then_visible_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[list[int], list[int]]] = []
-    apply = KvTablet.apply
 
     async with open_manager(tmp_path) as manager:
         table = await _table(manager, 2)
 
-        def watching(self: KvTablet, planned: PlannedWrite) -> None:
+        def watching(apply: Any, *planned: Any) -> None:
             seen.append(([t.log_end_offset for t in table.tablets], _watermarks(table)))
-            apply(self, planned)
+            apply(*planned)
 
-        monkeypatch.setattr(KvTablet, "apply", watching)
+        around(monkeypatch, "changes-applying", watching)
         await _write(manager, table, KeyWrite(0, event_rows(0, 3)), KeyWrite(1, event_rows(3, 5)))
         assert seen == [([3, 2], [0, 0]), ([3, 2], [0, 0])]
         assert _watermarks(table) == [3, 2]
@@ -177,14 +175,13 @@ async def test_after_a_failed_sync_the_bucket_is_read_only_and_the_others_go_on(
         both = [KeyWrite(b, _named(ids[b], "first"), sequence=1) for b in (0, 1)]
         await _write(manager, table, *both, writer_id=5)
         failing = table.tablets[1]._active
-        sync = type(failing).sync
 
-        def failing_sync(self: Any) -> None:
-            if self is failing:
+        def failing_sync(sync: Any, segment: Any) -> None:
+            if segment is failing:
                 raise OSError(5, "Input/output error")
-            sync(self)
+            sync(segment)
 
-        monkeypatch.setattr(type(failing), "sync", failing_sync)
+        around(monkeypatch, "segment-syncing", failing_sync)
         both = [KeyWrite(b, _named(ids[b], "second"), sequence=2) for b in (0, 1)]
         with pytest.raises(UnknownOutcomeError):
             await _write(manager, table, *both, writer_id=5)
@@ -206,13 +203,13 @@ async def test_after_a_failed_sync_the_bucket_is_read_only_and_the_others_go_on(
 async def test_rows_that_cannot_be_applied_are_out_of_use_until_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: KvTablet, planned: PlannedWrite) -> None:
+    def failing(*_: object) -> None:
         raise MemoryError
 
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
         await _write(manager, table, KeyWrite(0, event_rows(0, 2)))
-        monkeypatch.setattr(KvTablet, "apply", failing)
+        around(monkeypatch, "changes-applying", failing)
         write = KeyWrite(0, _named(range(2), "x"), sequence=1)
         with pytest.raises(UnknownOutcomeError, match="could not be applied; restart"):
             await _write(manager, table, write, writer_id=4)
@@ -235,11 +232,10 @@ async def test_a_clean_stop_leaves_nothing_to_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed: list[int] = []
-    replay = KvTablet.replay
 
-    def watching(self: KvTablet, changelog: pa.RecordBatch, *, base_offset: int) -> None:
+    def watching(replay: Any, *changes: Any, base_offset: int) -> None:
         replayed.append(base_offset)
-        replay(self, changelog, base_offset=base_offset)
+        replay(*changes, base_offset=base_offset)
 
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
@@ -247,7 +243,7 @@ async def test_a_clean_stop_leaves_nothing_to_replay(
         await _write(manager, table, KeyWrite(0, event_rows(0, 5)))
         key = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
         await _write(manager, table, KeyWrite(0, key, deletes))
-    monkeypatch.setattr(KvTablet, "replay", watching)
+    around(monkeypatch, "changes-replaying", watching)
     async with open_manager(tmp_path) as manager:
         table = next(iter(manager.open_tables()))
         assert _names(table, 0, range(5)) == ["n0", "n1", "n2", None, "n4"]

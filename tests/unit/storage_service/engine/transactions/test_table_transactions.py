@@ -12,18 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.transactions.transaction_commit import TransactionCommit
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.errors import (
     StorageFailedError,
     TransactionNotFoundError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.transaction import (
     TransactionStatus,
 )
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     begin,
@@ -123,7 +122,7 @@ async def test_a_failed_sync_leaves_nothing_half_visible_and_the_next_start_comp
 async def test_a_decision_that_cannot_be_written_leaves_the_transaction_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: LocalFilesystem, source: Path, target: Path) -> None:
+    def failing(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with open_manager(tmp_path) as manager:
@@ -131,7 +130,7 @@ async def test_a_decision_that_cannot_be_written_leaves_the_transaction_open(
         transactions = manager.transactions.of(table)
         begun = await begin(transactions)
         parts = await stage_parts(transactions, begun)
-        monkeypatch.setattr(LocalFilesystem, "rename", failing)
+        monkeypatch.setattr(os, "rename", failing)
         with pytest.raises(StorageFailedError, match="nothing was stored"):
             await transactions.commit(begun, parts, wait_s=20)
         monkeypatch.undo()
@@ -153,17 +152,16 @@ async def test_writes_wait_for_a_commit_and_other_tables_do_not(
         transactions = manager.transactions.of(table)
         begun = await begin(transactions, is_keyed)
         parts = await stage_parts(transactions, begun)
-        real = TransactionCommit._stored
         pieces = 0
 
-        async def stored(self: TransactionCommit, *args: Any) -> int:
+        async def stored(real: Any, *args: Any) -> Any:
             nonlocal pieces
             pieces += 1
             if pieces == 3:
                 await held.wait()
-            return await real(self, *args)
+            return await real(*args)
 
-        monkeypatch.setattr(TransactionCommit, "_stored", stored)
+        around(monkeypatch, "piece-storing", stored)
         assert await transactions.commit(begun, parts, wait_s=0) is None
         waiting = asyncio.ensure_future(write_alone(manager, table, 0))
         await until(lambda: pieces == 3)
@@ -187,16 +185,15 @@ async def test_a_stop_interrupts_a_commit_and_the_next_start_completes_it(
         transactions = manager.transactions.of(table)
         begun = await begin(transactions, is_keyed)
         parts = await stage_parts(transactions, begun)
-        real = TransactionCommit._stored
         started = asyncio.Event()
 
-        async def stored(self: TransactionCommit, *args: Any) -> int:
-            timestamp_us = await real(self, *args)
+        async def stored(real: Any, *args: Any) -> Any:
+            timestamp_us = await real(*args)
             started.set()
             await asyncio.sleep(0.01)
             return timestamp_us
 
-        monkeypatch.setattr(TransactionCommit, "_stored", stored)
+        around(monkeypatch, "piece-storing", stored)
         asking = asyncio.ensure_future(transactions.commit(begun, parts, wait_s=20))
         await started.wait()
     with pytest.raises(UnknownOutcomeError, match="the service stops"):
@@ -226,9 +223,8 @@ async def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
 ) -> None:
     is_aborted = threading.Event()
-    real = TransactionFiles._sync_open
 
-    def after_the_abort(files: TransactionFiles, transaction_id: str) -> None:
+    def after_the_abort(real: Any, files: TransactionFiles, transaction_id: str) -> None:
         assert is_aborted.wait(20)
         (files.directory / f"{transaction_id}.open").unlink(missing_ok=True)
         real(files, transaction_id)
@@ -237,7 +233,7 @@ async def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
         table = await make_table(manager, is_keyed)
         transactions = manager.transactions.of(table)
         begun = await begin(transactions, is_keyed)
-        monkeypatch.setattr(TransactionFiles, "_sync_open", after_the_abort)
+        around(monkeypatch, "part-syncing", after_the_abort)
         staging = asyncio.ensure_future(stage_parts(transactions, begun))
         await asyncio.sleep(0)
         transactions.abort(begun)

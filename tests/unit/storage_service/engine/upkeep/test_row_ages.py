@@ -9,6 +9,7 @@ import pytest
 
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from tests.support.held_step import around
 from tests.support.in_process_service import HOUR_US, TTL, expiry_world, table_descriptor
 from tests.support.state_files import content_of, state_file
 
@@ -28,11 +29,11 @@ async def test_a_clock_that_is_set_back_costs_only_the_marks_of_the_time_it_was_
         await world.upsert(table, [0])
         # The marks are made while the clock is a year ahead, but nothing is written then.
         year_us = 365 * 24 * HOUR_US
-        monkeypatch.setattr(tablet, "now_us", lambda: now_us + year_us)
-        ages.advance(table.tablets, now_us=now_us + year_us, age_us=HOUR_US)
-        monkeypatch.setattr(tablet, "now_us", lambda: now_us)
+        now_us += year_us
+        ages.advance(table.tablets, now_us=now_us, age_us=HOUR_US)
+        now_us -= year_us
         # And the log forgets everything at once.
-        monkeypatch.setattr(tablet, "offset_for_timestamp", lambda _: tablet.log_start_offset)
+        around(monkeypatch, "time-looked-up", lambda _, log, __: log.log_start_offset)
         for minute in range(1, 120):
             now_us = START_US + minute * MINUTE_US
             await world.upsert(table, [minute])
@@ -54,13 +55,14 @@ async def test_a_log_that_is_cut_while_its_ages_are_read_is_read_again_the_next_
         cut, whole = table.tablets
         for bucket in (0, 1):
             await world.upsert(table, range(5), bucket=bucket)
-        monkeypatch.setattr(cut, "read", _refuse)
-        monkeypatch.setattr(type(cut), "log_start_offset", property(lambda t: 2 * (t is cut)))
+        around(monkeypatch, "log-read", _refuse)
+        around(monkeypatch, "log-start-asked", lambda _, log: 2 * (log is cut))
         ages = RowAges(state_file(tmp_path / "ages.json", "row_ages"))
         far_us = START_US * 2
         ages.advance(table.tablets, now_us=START_US, age_us=HOUR_US)
-        monkeypatch.setattr(cut, "offset_for_timestamp", lambda _: 2)
-        assert ages.end_before(0, cut, far_us) == 0
+        with monkeypatch.context() as patch:
+            around(patch, "time-looked-up", lambda *_: 2)
+            assert ages.end_before(0, cut, far_us) == 0
         assert ages.end_before(1, whole, far_us) == 5
 
         monkeypatch.undo()

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.engine.directory.state_file import seal
-from streamhouse.storage_service.engine.keys import key_writes, older_keys
-from streamhouse.storage_service.engine.open_table import Appended, OpenTable
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.engine.upkeep import row_expiry
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -23,6 +21,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     HOUR_US,
     TTL,
@@ -43,13 +42,13 @@ async def test_a_row_written_between_look_and_delete_stays(
         await world.upsert(table, range(10))
 
         async def write_first(
-            table: OpenTable, writes: Sequence[KeyWrite], **others: Any
-        ) -> Appended:
+            real: Any, table: OpenTable, writes: Sequence[KeyWrite], **others: Any
+        ) -> Any:
             assert writes[0].rows.num_rows == 10, "all were found to be old"
             await world.upsert(table, [3, 4])
-            return await key_writes.write_keys(table, writes, **others)
+            return await real(table, writes, **others)
 
-        monkeypatch.setattr(row_expiry, "write_keys", write_first)
+        around(monkeypatch, "expired-deleting", write_first)
         await world.look()
 
         assert ids_of(table) == [3, 4]
@@ -102,14 +101,14 @@ async def test_nothing_more_is_deleted_once_the_owner_says_otherwise(
         table = await world.table()
         await world.upsert(table, range(2_000), "x" * 500)
 
-        async def alter_then(of: OpenTable, writes: Sequence[KeyWrite], **others: Any) -> Appended:
-            appended = await key_writes.write_keys(of, writes, **others)
+        async def alter_then(real: Any, *of: Any, **others: Any) -> Any:
+            appended = await real(*of, **others)
             await world.manager.alter_properties(
                 table.path, updates=updates, removals=[] if updates else list(TTL)
             )
             return appended
 
-        monkeypatch.setattr(row_expiry, "write_keys", alter_then)
+        around(monkeypatch, "expired-deleting", alter_then)
         await world.look()
 
         assert len(world.expired) == 1, "the piece that was on its way"
@@ -124,11 +123,11 @@ async def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted
     async with expiry_world(tmp_path) as world:
         table = await world.table()
 
-        async def slowly(*of: Any, **others: Any) -> Appended:
+        async def slowly(real: Any, *of: Any, **others: Any) -> Any:
             world.monotonic_s += 1_000
-            return await key_writes.write_keys(*of, **others)
+            return await real(*of, **others)
 
-        monkeypatch.setattr(row_expiry, "write_keys", slowly)
+        around(monkeypatch, "expired-deleting", slowly)
         for hours in (2, 4, 6):
             await world.upsert(table, [1])
             await world.look(ahead_us=hours * HOUR_US)
@@ -189,12 +188,12 @@ async def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_withou
             await world.upsert(table, [bucket], bucket=bucket)
         table.key_buckets[1].fail("it was told so")
 
-        async def slow_keys(*of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
+        async def slow_keys(real: Any, *of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
             world.monotonic_s += 1
-            async for keys in older_keys.older_keys(*of, **others):
+            async for keys in real(*of, **others):
                 yield keys
 
-        monkeypatch.setattr(row_expiry, "older_keys", slow_keys)
+        around(monkeypatch, "old-keys-read", slow_keys)
         for later_s, failures in ((0, 1), (100, 1), (100, 2)):
             world.monotonic_s += later_s
             await world.look()
@@ -210,12 +209,12 @@ async def test_a_table_dropped_under_a_look_is_let_go_of(
         for each in (table, other):
             await world.upsert(each, range(5))
 
-        async def drop_first(of: OpenTable, writes: Sequence[KeyWrite], **others: Any) -> Appended:
+        async def drop_first(real: Any, of: OpenTable, *more: Any, **others: Any) -> Any:
             if of is table:
                 await world.manager.drop_table(table.path)
-            return await key_writes.write_keys(of, writes, **others)
+            return await real(of, *more, **others)
 
-        monkeypatch.setattr(row_expiry, "write_keys", drop_first)
+        around(monkeypatch, "expired-deleting", drop_first)
         await world.look()
 
         assert [t.path for t in world.manager.open_tables()] == [other.path]
@@ -235,9 +234,8 @@ async def test_ages_outlive_the_log_and_a_restart(
             (table,) = manager.open_tables()
             if not with_marks:
                 world.ages_file(table).rename(tmp_path / "kept.json")
-            tablet = table.tablets[0]
             # As of a log that was trimmed to its end.
-            monkeypatch.setattr(tablet, "offset_for_timestamp", lambda _: tablet.log_start_offset)
+            around(monkeypatch, "time-looked-up", lambda _, log, __: log.log_start_offset)
             await world.look(ahead_us=HOUR_US + 60_000_000)
             if not with_marks:
                 (tmp_path / "kept.json").rename(world.ages_file(table))

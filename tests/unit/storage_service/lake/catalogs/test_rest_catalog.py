@@ -27,6 +27,7 @@ from streamhouse.storage_service.model.lake import (
     LakeCatalog,
     is_rest_catalog,
 )
+from tests.support.held_step import around
 from tests.support.silent_server import SilentServer
 
 CONFIG = {"/iceberg/v1/config": {"defaults": {}, "overrides": {}}}
@@ -112,14 +113,13 @@ def test_who_waits_for_the_catalog_to_be_opened_does_not_wait_once_more(
     opened, go_on = threading.Event(), threading.Event()
     attempts = []
 
-    def fail(_: LakeCatalog, **__: object) -> Catalog:
+    def fail(*_: object, **__: object) -> Catalog:
         attempts.append(1)
         opened.set()
         go_on.wait()
         raise ReadTimeout("nobody there")
 
-    module = "streamhouse.storage_service.lake.catalogs.open_catalog"
-    monkeypatch.setattr(f"{module}.open_catalog", fail)
+    around(monkeypatch, "catalog-opening", fail)
     catalog = OpenCatalog(LakeCatalog(name="lake", properties={}), service_id="a")
     errors: list[str] = []
 

@@ -16,7 +16,6 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.lake.commits.committer import LakeCommit
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
@@ -30,6 +29,7 @@ from tests.support.faulty_catalog import (
     lost_request,
     refused,
 )
+from tests.support.held_step import lower
 from tests.support.tiering_world import TieringWorld, rows
 
 TEN = [(0, offset) for offset in range(10)]
@@ -37,7 +37,7 @@ TEN = [(0, offset) for offset in range(10)]
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TieringWorld]:
-    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
+    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
     with TieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         opened.create_table()

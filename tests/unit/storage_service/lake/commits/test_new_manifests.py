@@ -6,6 +6,7 @@ import pytest
 from pyiceberg.manifest import ManifestEntryStatus
 
 from streamhouse.storage_service.lake.commits import new_manifests as iceberg_manifests
+from tests.support.held_step import lower
 from tests.support.tiering_world import TieringWorld, rows
 
 
@@ -19,7 +20,7 @@ def _manifests(world: TieringWorld):
 def test_manifests_of_many_rounds_are_merged(
     world: TieringWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_manifests, "MERGE_MANIFESTS_MIN", 4)
+    lower(monkeypatch, "manifests-merged", 4)
     world.create_table()
     for number in range(15):
         world.service.append("db.t", 0, rows(number * 10, 10))
@@ -44,7 +45,7 @@ def test_manifests_of_many_rounds_are_merged(
 def test_old_snapshots_stay_readable_after_manifests_merged(
     world: TieringWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_manifests, "MERGE_MANIFESTS_MIN", 2)
+    lower(monkeypatch, "manifests-merged", 2)
     world.create_table()
     for number in range(6):
         world.service.append("db.t", 0, rows(number * 10, 10))
@@ -62,7 +63,7 @@ def test_old_snapshots_stay_readable_after_manifests_merged(
 def test_deletes_of_another_engine_are_carried_over(
     world: TieringWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_manifests, "MERGE_MANIFESTS_MIN", 2)
+    lower(monkeypatch, "manifests-merged", 2)
     world.create_table()
     for number in range(3):
         world.service.append("db.t", 0, rows(number * 10, 10))

@@ -11,13 +11,13 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table
 
 from streamhouse.storage_service.errors import FencedError
-from streamhouse.storage_service.lake.commits import new_manifests as iceberg_manifests
 from streamhouse.storage_service.lake.commits.staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,
 )
 from tests.support.foreign_deletes import position_delete_file
+from tests.support.held_step import lower
 from tests.support.tiering_world import TieringWorld, rows
 
 
@@ -181,7 +181,7 @@ def test_a_file_that_is_not_live_cannot_be_removed(world: TieringWorld, table: T
 def test_manifests_of_deletes_are_merged_too(
     world: TieringWorld, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_manifests, "MERGE_MANIFESTS_MIN", 4)
+    lower(monkeypatch, "manifests-merged", 4)
     first, second = _files(table)
 
     for position in range(10):

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamhouse.storage_service.errors import StorageFailedError, UnsupportedError
-from streamhouse.storage_service.lake.files import position_deletes
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.position_deletes import (
     LakeFile,
@@ -20,6 +19,7 @@ from streamhouse.storage_service.lake.files.position_deletes import (
     locate_offsets,
     write_position_deletes,
 )
+from tests.support.held_step import lower
 
 FILES = LakeFilesystem({})
 
@@ -142,7 +142,7 @@ def test_a_few_data_files_get_a_delete_file_each(tmp_path: Path) -> None:
 def test_many_data_files_of_a_partition_share_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(position_deletes, "FILE_SCOPED_MAX", 2)
+    lower(monkeypatch, "deletes-of-one-file", 2)
     many = [_file(tmp_path, [1], name=f"n{i}") for i in (2, 0, 1)]
     other = _file(tmp_path, [1], name="other", partition=(None,))
 

@@ -22,7 +22,6 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.lake import landing
 from streamhouse.storage_service.lake.guards.adoptable_lake import (
     QUIET_MS,
     AdoptableLake,
@@ -33,6 +32,7 @@ from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.faulty_catalog import missing_files
+from tests.support.held_step import lower
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
@@ -198,7 +198,7 @@ class _Deaf(SqlCatalog):
 
 @pytest.fixture
 def deaf(world: TieringWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Deaf]:
-    monkeypatch.setattr(landing, "BACKOFF", Backoff(first_s=0.0, most_s=0.0))
+    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     _tiered(world)
     opened = _Deaf("lake", **{k: v for k, v in world.catalog.properties.items() if k != "type"})
     yield opened

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from streamhouse.storage_service.lake.commits import new_manifests as iceberg_manifests
 from streamhouse.storage_service.lake.snapshots.live_files import LiveFilesCache
+from tests.support.held_step import lower
 from tests.support.tiering_world import TieringWorld, rows
 
 
@@ -54,7 +54,7 @@ def test_files_by_bucket_with_their_offsets(world: TieringWorld) -> None:
 def test_a_manifest_is_read_once(
     world: TieringWorld, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_manifests, "MERGE_MANIFESTS_MIN", 4)
+    lower(monkeypatch, "manifests-merged", 4)
     world.create_table()
     cache = LiveFilesCache()
     seen: list[str] = []

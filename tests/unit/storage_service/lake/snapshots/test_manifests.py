@@ -16,7 +16,6 @@ from pyiceberg.table import Table
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.lake.snapshots import manifests
 from streamhouse.storage_service.lake.snapshots.manifests import (
     EntryFacts,
     check_manifest,
@@ -25,6 +24,7 @@ from streamhouse.storage_service.lake.snapshots.manifests import (
     live_rows,
     manifests_of,
 )
+from tests.support.held_step import around
 from tests.support.tiering_world import TieringWorld, rows
 
 
@@ -145,9 +145,8 @@ def test_the_collector_runs_again_once_the_last_of_several_threads_has_decoded(
     manifest = manifests_of(table.io, snapshot)[0]
     enabled: list[bool] = []
     both_decode, first_is_done = threading.Barrier(2), threading.Event()
-    decoder_of = manifests._row_decoder
 
-    def waiting_decoder_of(avro_schema: str) -> Any:
+    def waiting_decoder_of(decoder_of: Any, avro_schema: str) -> Any:
         decode = decoder_of(avro_schema)
 
         def waiting(decoder: BinaryDecoder) -> Any:
@@ -163,7 +162,7 @@ def test_the_collector_runs_again_once_the_last_of_several_threads_has_decoded(
         first_is_done.set()
         return len(found)
 
-    monkeypatch.setattr(manifests, "_row_decoder", waiting_decoder_of)
+    around(monkeypatch, "rows-decoding", waiting_decoder_of)
     with ThreadPoolExecutor(2) as pool:
         reads = [pool.submit(read) for _ in range(2)]
         assert [found.result() for found in reads] == [1, 1]

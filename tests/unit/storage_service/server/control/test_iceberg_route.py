@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
-from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer
+from tests.support.held_step import around
 from tests.support.in_process_service import in_process_service
 
 
@@ -43,7 +43,7 @@ async def test_a_slow_catalog_is_not_waited_for_by_everybody(
         go_on.wait()
         return RestAnswer.of({})
 
-    monkeypatch.setattr(RestCatalogApi, "answer", slow)
+    around(monkeypatch, "catalog-answering", slow)
 
     limits = {"catalog_threads": 1, "catalog_requests_max": 2}
     async with in_process_service(tmp_path, **limits) as service:
@@ -65,10 +65,10 @@ async def test_a_slow_catalog_is_not_waited_for_by_everybody(
 async def test_a_bug_is_an_unknown_outcome_to_nobody_who_only_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: RestCatalogApi, request: RestRequest, *_: object) -> RestAnswer:
+    def broken(*_: object) -> RestAnswer:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(RestCatalogApi, "_answer", broken)
+    around(monkeypatch, "catalog-asked", broken)
 
     async with in_process_service(tmp_path) as service:
         read = await service.call("GET", "/iceberg/v1/namespaces/db")

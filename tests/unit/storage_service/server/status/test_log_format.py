@@ -14,7 +14,7 @@ from tests.support.in_process_service import in_process_service
 def _line(message: str, *arguments: object, **fields: object) -> str:
     record = logging.LogRecord("a.b", logging.INFO, "f.py", 1, message, arguments, None)
     for name, value in fields.items():
-        setattr(record, name, value)
+        record.__dict__[name] = value
     return KeyValueFormatter().format(record)
 
 

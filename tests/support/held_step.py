@@ -1,0 +1,139 @@
+"""The one place where a test puts something around a function of the product.
+
+An argument, a failing disk or catalog, or a fake service comes first. What is left stands here: a
+moment that must be held between two effects, an error that no input brings about, a bound whose
+real value would take a test minutes. Each step is named once, with its reason; one that is gone
+fails every test (`tests/architecture/test_replaced_functions.py`), so none goes stale.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+__all__ = ["BOUNDS", "STEPS", "Place", "around", "lower"]
+
+
+class Place(NamedTuple):
+    """A name in a module of the product, dots for members, and why tests replace it."""
+
+    module: str
+    name: str
+    why: str
+
+    def owner(self) -> tuple[Any, str]:
+        """Return what the name is looked up in, and its last part; an error if it is gone."""
+        *owners, name = self.name.split(".")
+        module = importlib.import_module(f"streamhouse.{self.module}")
+        owner: Any = functools.reduce(getattr, owners, module)
+        getattr(owner, name)
+        return owner, name
+
+
+_ENGINE: Final = "storage_service.engine"
+_LAKE: Final = "storage_service.lake"
+_BUG: Final = "a bug of ours, which no input brings about"
+_BETWEEN: Final = "something happens between a look and the write that follows it"
+_HELD: Final = "a moment between two effects is held"
+_SLOW: Final = "the real value takes a test too long to reach"
+
+STEPS: Final = {
+    "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
+    "table-found": Place("storage_service.server.service", "Service.table", _BUG),
+    "catalog-answering": Place(
+        "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD
+    ),
+    "catalog-asked": Place("storage_service.rest_catalog.rest_api", "RestCatalogApi._answer", _BUG),
+    "catalog-opening": Place(f"{_LAKE}.catalogs.open_catalog", "open_catalog", _HELD),
+    "rows-decoding": Place(f"{_LAKE}.snapshots.manifests", "_row_decoder", _HELD),
+    "piece-storing": Place(
+        f"{_ENGINE}.transactions.transaction_commit", "TransactionCommit._stored", _HELD
+    ),
+    "part-syncing": Place(
+        f"{_ENGINE}.transactions.transaction_files", "TransactionFiles._sync_open", _HELD
+    ),
+    "log-beginning": Place(f"{_ENGINE}.opener", "begin_log", "the disk is full at this step alone"),
+    "segment-syncing": Place(
+        "storage_service.log.segment",
+        "ActiveSegment.sync",
+        "of two logs that are synced at once one fails",
+    ),
+    "time-looked-up": Place(
+        "storage_service.log.log_tablet",
+        "LogTablet.offset_for_timestamp",
+        "the log has forgotten times that only days of retention make it forget",
+    ),
+    "log-read": Place("storage_service.log.log_tablet", "LogTablet.read", _BETWEEN),
+    "log-start-asked": Place(
+        "storage_service.log.log_tablet", "LogTablet.log_start_offset", _BETWEEN
+    ),
+    "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "write_keys", _BETWEEN),
+    "old-keys-read": Place(f"{_ENGINE}.upkeep.row_expiry", "older_keys", _BETWEEN),
+    "changes-applying": Place("storage_service.kv.kv_tablet", "KvTablet.apply", _HELD),
+    "changes-replaying": Place(
+        "storage_service.kv.kv_tablet", "KvTablet.replay", "what a start replays is seen nowhere"
+    ),
+    "rocksdb-writing": Place(
+        "storage_service.kv.rocksdb_store",
+        "RocksdbStore.write",
+        "RocksDB stalls only under a load of minutes",
+    ),
+    "request-sending": Place(
+        "storage_service.client.transport",
+        "HttpTransport._send",
+        "a request arrives after the repetition of it was answered",
+    ),
+    "transaction-committing": Place(
+        "storage_service.client.transactions", "Transaction.commit", "a program dies around it"
+    ),
+    "lake-planning": Place(
+        "connector.plan.tier_plan", "plan_lake", "that the lake is not asked is seen nowhere"
+    ),
+    "client-opening": Place(
+        "connector.write.write_jobs", "client_for", "a pickled job opens its client by itself"
+    ),
+    "lake-rows-made": Place(
+        "tiering.tasks.lake_task", "lake_rows", "how many batches make one table is seen nowhere"
+    ),
+    "budget-taking": Place("tiering.tasks.log_chunks", "_Budget.take", _HELD),
+    "round-running": Place("tiering.worker.service", "TieringService._run_round", _HELD),
+    "round-planning": Place("tiering.round.round", "plan_round", _BUG),
+}
+"""Step -> the function, where its callers look it up."""
+
+BOUNDS: Final = {
+    "manifests-merged": Place(f"{_LAKE}.commits.new_manifests", "MERGE_MANIFESTS_MIN", _SLOW),
+    "deletes-of-one-file": Place(f"{_LAKE}.files.position_deletes", "FILE_SCOPED_MAX", _SLOW),
+    "landing-backoff": Place(
+        f"{_LAKE}.landing", "BACKOFF", "a commit that fails five times would wait for seconds"
+    ),
+    "import-step": Place("connector.imports.import_progress", "STEP_ROWS", _SLOW),
+    "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
+    "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
+}
+"""Bound -> the constant."""
+
+
+def around(patch: pytest.MonkeyPatch, step: str, act: Callable[..., Any]) -> None:
+    """Call `act(real, *arguments)` instead of the step's function, until `patch` is undone."""
+    owner, name = STEPS[step].owner()
+    real = getattr(owner, name)
+    if isinstance(real, property):
+        patch.setattr(owner, name, property(functools.partial(act, real.fget)))
+        return
+
+    @functools.wraps(real)
+    def acting(*args: Any, **kwargs: Any) -> Any:
+        return act(real, *args, **kwargs)
+
+    patch.setattr(owner, name, acting)
+
+
+def lower(patch: pytest.MonkeyPatch, bound: str, value: object) -> None:
+    """Give a bound of the product this value, until `patch` is undone."""
+    owner, name = BOUNDS[bound].owner()
+    patch.setattr(owner, name, value)
