@@ -16,8 +16,6 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import (
-    CHANGE_TYPE_COLUMN,
-    RETRACTS_COLUMN,
     Schema,
 )
 from tests.support.kv_model import Entry, KvModel, identity
@@ -26,6 +24,7 @@ from tests.support.kv_world import (
     Batch,
     batch_of,
     batches,
+    entries_of,
     operations_of_changes,
     table_rules,
 )
@@ -61,14 +60,6 @@ class DictStore:
         self.end_offset = planned.end_offset
         self.row_count += planned.row_count_delta
         return planned
-
-
-def entries_of(changelog: pa.RecordBatch, base_offset: int) -> list[Entry]:
-    entries = []
-    for position, line in enumerate(changelog.to_pylist()):
-        change_type, retracts = line.pop(CHANGE_TYPE_COLUMN), line.pop(RETRACTS_COLUMN)
-        entries.append(Entry(base_offset + position, change_type, retracts, line))
-    return entries
 
 
 def comparable(entries: list[Entry]) -> list[Any]:

@@ -47,12 +47,6 @@ def _stored_ids(client: StorageClient, path: str) -> dict[int, list[int]]:
     }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with ServiceProcess(tmp_path_factory.mktemp("data")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(service: ServiceProcess) -> Iterator[StorageClient]:
     with StorageClient(service.endpoint) as opened:

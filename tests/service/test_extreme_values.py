@@ -37,12 +37,6 @@ KEY = ["day", "at", "name"]
 MANUAL = "table.datalake.auto-maintenance"
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with ServiceProcess(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(service: ServiceProcess) -> Iterator[StreamhouseClient]:
     with StreamhouseClient(service.endpoint) as opened:

@@ -23,12 +23,6 @@ pytestmark = pytest.mark.slow
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with ServiceProcess(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(service: ServiceProcess) -> Iterator[StorageClient]:
     with StorageClient(service.endpoint) as opened:

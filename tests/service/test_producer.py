@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,20 +38,6 @@ def _log(client: StorageClient, path: str) -> dict[int, list[int]]:
         for batch in client.read_range(path, bucket, 0, positions.high_watermark):
             found[bucket] += batch.data.column("id").to_pylist()
     return found
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with ServiceProcess(tmp_path_factory.mktemp("data")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[StorageClient]:
-    with StorageClient(service.endpoint) as opened:
-        for path in opened.list_tables():
-            opened.drop_table(path)
-        yield opened
 
 
 @pytest.mark.parametrize("key", [(), ("id",)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,20 +50,6 @@ def _sizes(client: StorageClient) -> list[tuple[int, int | None]]:
         for batch in client.read_range("events", bucket, 0, positions.high_watermark):
             found += zip(*batch.data.select(["id", "size"]).to_pydict().values(), strict=True)
     return sorted(found)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with ServiceProcess(tmp_path_factory.mktemp("data")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[StorageClient]:
-    with StorageClient(service.endpoint) as opened:
-        for path in opened.list_tables():
-            opened.drop_table(path)
-        yield opened
 
 
 @pytest.mark.parametrize("path", ["events", "rows"])

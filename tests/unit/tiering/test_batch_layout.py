@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +19,6 @@ from tests.support.tiering_world import KeyTieringWorld, Killed
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 BATCH = "db.t$batch"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
-        yield opened
 
 
 def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict[str, Any]:

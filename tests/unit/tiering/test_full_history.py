@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,6 @@ from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.tiering_world import KeyTieringWorld, Killed, TieringWorld
 
 PROPERTIES = {"table.datalake.changelog": "true"}
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
-        yield opened
 
 
 def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict[str, Any]:

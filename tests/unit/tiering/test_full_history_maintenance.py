@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import StorageFailedError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.tiering_world import KeyTieringWorld, Killed
 
@@ -20,17 +18,6 @@ PROPERTIES = {
     "table.datalake.snapshot.max-age": "1ms",
     "table.datalake.snapshot.min-count": "2",
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
-        yield opened
-
-
-def _maintainer(world: KeyTieringWorld, **more: Any) -> Maintainer:
-    filesystem = LakeFilesystem(world.catalog.properties)
-    return Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem, **more)
 
 
 def _rounds(world: KeyTieringWorld, numbers: range, maintainer: Maintainer, **more: Any) -> None:
@@ -51,7 +38,7 @@ def _check(world: KeyTieringWorld) -> None:
 
 def test_its_files_and_snapshots_stay_few(world: KeyTieringWorld) -> None:
     world.create_key_table(bucket_count=2, properties=PROPERTIES)
-    maintainer = _maintainer(world)
+    maintainer = world.maintainer()
     for number in range(30):
         _rounds(world, range(number, number + 1), maintainer)
         # Readers are always pointed at the newest snapshot, rewritten or not.
@@ -71,7 +58,7 @@ def test_its_files_and_snapshots_stay_few(world: KeyTieringWorld) -> None:
 
 def test_a_pinned_snapshot_of_it_stays(world: KeyTieringWorld) -> None:
     world.create_key_table(properties=PROPERTIES)
-    maintainer = _maintainer(world)
+    maintainer = world.maintainer()
     _rounds(world, range(3), maintainer)
     pinned = world.lake_table(HISTORY).metadata.current_snapshot_id
     assert pinned is not None
@@ -99,12 +86,12 @@ def _raising(step: str, error: BaseException) -> Callable[[str], None]:
 )
 def test_a_worker_may_die_in_its_maintenance(world: KeyTieringWorld, step: str) -> None:
     world.create_key_table(properties=PROPERTIES)
-    _rounds(world, range(7), _maintainer(world))
+    _rounds(world, range(7), world.maintainer())
     with pytest.raises(Killed):
-        _rounds(world, range(7, 8), _maintainer(world, checkpoint=_raising(step, Killed())))
+        _rounds(world, range(7, 8), world.maintainer(checkpoint=_raising(step, Killed())))
     world.service.release("db.t")
 
-    _rounds(world, range(8, 20), _maintainer(world))
+    _rounds(world, range(8, 20), world.maintainer())
     _check(world)
     assert len(world.lake_table(HISTORY).inspect.files()) <= 12
 
@@ -118,7 +105,7 @@ def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTieringWo
         if len(steps) == 1:
             raise StorageFailedError("disk full")
 
-    _rounds(world, range(8), _maintainer(world, checkpoint=fail_first))
+    _rounds(world, range(8), world.maintainer(checkpoint=fail_first))
 
     assert steps[0] == "rewrite-planned"
     assert len(world.lake_table().inspect.data_files()) == 8

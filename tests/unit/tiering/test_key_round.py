@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +14,6 @@ from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.tiering_world import KeyTieringWorld, Killed
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
-        yield opened
 
 
 def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
@@ -23,12 +20,6 @@ ENGINES: dict[str, dict[str, str]] = {
     "versioned": {"table.merge-engine.versioned.ver-column": "version"},
     "aggregation": {"fields.version.agg": "sum", "fields.text.agg": "listagg"},
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("image", ["full", "after"])

@@ -27,13 +27,6 @@ from tests.support.held_step import around
 from tests.support.kv_world import Batch, LoggedBucket, simple_rules
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[LoggedBucket]:
-    bucket = LoggedBucket(tmp_path / "kv", simple_rules())
-    yield bucket
-    bucket.tablet.close()
-
-
 def upserts(*ids: int, name: str = "a") -> Batch:
     return Batch([("upsert", {"id": i, "name": name, "amount": None}) for i in ids])
 

@@ -44,13 +44,6 @@ def nothing_entered() -> Iterator[None]:
     assert entered == []
 
 
-@pytest.fixture
-def client(rest: RestWorld) -> RestCatalog:
-    opened = rest.client()
-    opened.create_namespace("db")
-    return opened
-
-
 def _refused(rest: RestWorld, method: str, path: str, body: Any = None) -> str:
     """The message of a request that is refused as forbidden or malformed."""
     status, answer = rest.call(method, path, body)

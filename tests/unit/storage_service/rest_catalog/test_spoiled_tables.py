@@ -29,13 +29,6 @@ from tests.support.tiering_world import rows
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64())})
 
 
-@pytest.fixture
-def client(rest: RestWorld) -> RestCatalog:
-    opened = rest.client()
-    opened.create_namespace("db")
-    return opened
-
-
 def _victim(client: RestCatalog) -> Table:
     victim = client.create_table("db.victim", ROWS.schema)
     victim.append(ROWS)

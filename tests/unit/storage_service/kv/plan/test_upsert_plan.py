@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from streamhouse.storage_service.model.schema import Schema
 from tests.support.kv_world import LoggedBucket, simple_rules
 
 Lines = list[tuple[str, int, Any, int | None]]
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[LoggedBucket]:
-    bucket = LoggedBucket(tmp_path / "kv", simple_rules())
-    yield bucket
-    bucket.tablet.close()
 
 
 def write(bucket: LoggedBucket, *changes: tuple[str, int, str | None]) -> Lines:
