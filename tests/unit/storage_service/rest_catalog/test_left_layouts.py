@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +25,32 @@ OTHER = {
 BATCH = "db.t$batch"
 
 
-class _World(KeyTieringWorld):
+@dataclass
+class _World:
     """A primary key table with a batch layout, of which rows wait for both lake tables."""
 
-    number = 0
-    is_rest = False
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.rest = RestWorld(self)
-
-    def __exit__(self, *error: Any) -> None:
-        self.rest.__exit__(*error)
-        super().__exit__(*error)
+    tiering: KeyTieringWorld
+    rest: RestWorld
+    is_rest: bool
+    number: int = 0
 
     def write(self) -> None:
         self.number += 1
         keys = range(self.number, 24, 2)
         regions = ("eu", "us", None)
-        self.upsert(
+        self.tiering.upsert(
             *(
                 {"id": key, "region": regions[key % 3], "amount": float(-key * self.number)}
                 for key in keys
             )
         )
-        self.delete({"id": self.number})
+        self.tiering.delete({"id": self.number})
 
     def lose_log(self) -> None:
         """What is in the lake is not in the log any more."""
-        state = self.service.table_state("db.t")
+        state = self.tiering.service.table_state("db.t")
         for bucket, end in state.reached_offsets().items():
-            self.service.expire_log("db.t", bucket, end)
+            self.tiering.service.expire_log("db.t", bucket, end)
 
     def drop_layout(self, *, is_purged: bool = False) -> None:
         client = self.rest.client()
@@ -63,40 +59,40 @@ class _World(KeyTieringWorld):
 
     def finish(self, **more: Any) -> None:
         """Rounds of new workers, until both lake tables have everything."""
-        self.service.release("db.t")
+        self.tiering.service.release("db.t")
         while not self._is_reached():
-            self.round(**more).run()
+            self.tiering.round(**more).run()
 
     def _is_reached(self) -> bool:
-        state = self.service.table_state("db.t")
+        state = self.tiering.service.table_state("db.t")
         reached = state.reached_offsets()
         return all(at.high_watermark == reached[b] for b, at in state.positions.items())
 
     def check(self, layout: dict[str, str]) -> None:
         """Both lake tables have the same rows, laid out as the table says."""
-        assert self.in_lake() == self.live
+        assert self.tiering.in_lake() == self.tiering.live
         if layout:
-            table = self.lake_table(BATCH)
-            state = self.service.table_state("db.t").lake.batch
+            table = self.tiering.lake_table(BATCH)
+            state = self.tiering.service.table_state("db.t").lake.batch
             assert state is not None
             assert state.snapshot_id == table.metadata.current_snapshot_id
             assert state.table_uuid == str(table.metadata.table_uuid)
             order = [("__bucket", "ascending"), ("__offset", "ascending")]
             found = table.scan().to_arrow().sort_by(order)
-            assert found == self.lake_table().scan().to_arrow().sort_by(order)
+            assert found == self.tiering.lake_table().scan().to_arrow().sort_by(order)
             names = [field.name for field in table.spec().fields]
             assert names == (["region"] if layout == OTHER else []) + ["id_bucket"]
 
 
 @pytest.fixture(params=["direct", "rest"])
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[_World]:
-    with _World(tmp_path) as opened:
-        opened.create_key_table(bucket_count=2, properties=SORT)
-        opened.is_rest = request.param == "rest"
+    with KeyTieringWorld(tmp_path) as tiering, RestWorld(tiering) as rest:
+        opened = _World(tiering, rest, is_rest=request.param == "rest")
+        tiering.create_key_table(bucket_count=2, properties=SORT)
         if opened.is_rest:
-            opened.rest.serve_tiering_through_rest()
+            rest.serve_tiering_through_rest()
         opened.write()
-        opened.tier()
+        tiering.tier()
         opened.lose_log()
         opened.write()
         yield opened
@@ -116,33 +112,33 @@ _STEPS = ["claimed", "committed", *BATCH_STEPS]
 @pytest.mark.parametrize("is_purged", [False, True], ids=["dropped", "purged"])
 @pytest.mark.parametrize("again", [SORT, OTHER], ids=["same", "another"])
 def test_between_two_rounds(world: _World, again: dict[str, str], is_purged: bool) -> None:
-    world.tier()
+    world.tiering.tier()
     with pytest.raises(ForbiddenError, match="must not be dropped"):
         world.drop_layout(is_purged=is_purged)
-    world.service.change_layout("db.t", {})
+    world.tiering.service.change_layout("db.t", {})
     world.write()
-    world.tier()
+    world.tiering.tier()
     world.drop_layout(is_purged=is_purged)
     world.write()
-    world.tier()
+    world.tiering.tier()
     world.check({})
     world.lose_log()
 
-    world.service.change_layout("db.t", again)
+    world.tiering.service.change_layout("db.t", again)
     world.write()
     world.finish(limits=PlanLimits(rows_max=9, key_bucket_rows_max=3))
 
     world.check(again)
     world.write()
-    world.tier()
+    world.tiering.tier()
     world.check(again)
 
 
 @pytest.mark.parametrize("has_rows", [True, False], ids=["filled", "not-yet"])
 def test_a_layout_that_was_given_back_is_not_dropped(world: _World, has_rows: bool) -> None:
-    world.tier()
-    world.service.change_layout("db.t", {})
-    world.service.change_layout("db.t", SORT)
+    world.tiering.tier()
+    world.tiering.service.change_layout("db.t", {})
+    world.tiering.service.change_layout("db.t", SORT)
     if has_rows:
         world.finish()
 
@@ -159,22 +155,22 @@ def test_a_layout_that_was_given_back_is_not_dropped(world: _World, has_rows: bo
 @pytest.mark.parametrize("step", _STEPS)
 def test_while_a_worker_is_in_a_round(world: _World, step: str, when: str, is_killed: bool) -> None:
     def act() -> None:
-        world.service.change_layout("db.t", {})
+        world.tiering.service.change_layout("db.t", {})
         world.drop_layout(is_purged=world.is_rest)
         if when == "at-once":
-            world.service.change_layout("db.t", OTHER)
+            world.tiering.service.change_layout("db.t", OTHER)
         if is_killed:
             raise Killed
 
     with pytest.raises(Killed) if is_killed else contextlib.nullcontext():
-        world.round(checkpoint=_at(step, act)).run()
+        world.tiering.round(checkpoint=_at(step, act)).run()
     if not is_killed:
         # That the layout went away is no failure: the table does not rest.
-        assert world.service.failures("db.t") == []
-        assert world.in_lake() == world.live
-        assert world.service.table_state("db.t").lake.batch is None
+        assert world.tiering.service.failures("db.t") == []
+        assert world.tiering.in_lake() == world.tiering.live
+        assert world.tiering.service.table_state("db.t").lake.batch is None
     if when == "later":
-        world.service.change_layout("db.t", OTHER)
+        world.tiering.service.change_layout("db.t", OTHER)
     world.write()
     world.finish()
 
@@ -186,19 +182,19 @@ def test_a_drop_that_lands_when_the_layout_is_there_again(
     world: _World, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog behind is slow, or somebody goes around the service: the copy is made anew."""
-    world.tier()
-    world.service.change_layout("db.t", {})
+    world.tiering.tier()
+    world.tiering.service.change_layout("db.t", {})
     drop = SqlCatalog.drop_table
 
     def drop_late(catalog: SqlCatalog, identifier: tuple[str, str]) -> None:
-        world.service.change_layout("db.t", SORT)
+        world.tiering.service.change_layout("db.t", SORT)
         world.finish()
         drop(catalog, identifier)
 
     monkeypatch.setattr(SqlCatalog, "drop_table", drop_late)
     world.drop_layout()
     monkeypatch.undo()
-    lost = world.service.table_state("db.t").lake.batch
+    lost = world.tiering.service.table_state("db.t").lake.batch
     assert lost is not None
     world.lose_log()
     world.write()
@@ -208,10 +204,10 @@ def test_a_drop_that_lands_when_the_layout_is_there_again(
             raise Killed
 
         with pytest.raises(Killed):
-            world.round(checkpoint=_at(step, die)).run()
+            world.tiering.round(checkpoint=_at(step, die)).run()
     world.finish()
 
     world.check(SORT)
-    made = world.service.table_state("db.t").lake.batch
+    made = world.tiering.service.table_state("db.t").lake.batch
     assert made is not None
     assert made.table_uuid != lost.table_uuid
