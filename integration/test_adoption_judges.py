@@ -14,9 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import streamhouse
 from integration.judges.engines import read_many_with_spark35
-from integration.spark_world import spark_session
 from streamhouse.client import StreamhouseClient
 from tests.support.adoption_world import KEYED, LOG, Lake, Rows, adopt, by_id, filled, go_on, rows
 from tests.support.object_store import BUCKET, ObjectStore
@@ -57,13 +55,6 @@ class Judged:
                 ),
                 key=lambda row: str(row["kind"]),
             )
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session() as session:
-        streamhouse.register(session)
-        yield session
 
 
 @pytest.fixture(params=["files", "store"])

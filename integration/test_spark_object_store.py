@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import streamhouse
-from integration.spark_world import spark_session
 from streamhouse.client import StreamhouseClient
 from tests.support.object_store import REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import ServiceProcess
@@ -21,13 +18,6 @@ from tests.support.tier_once import tier_once
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session() as session:
-        streamhouse.register(session)
-        yield session
 
 
 def test_executors_read_the_store_with_keys_of_the_service(

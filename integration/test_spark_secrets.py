@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import streamhouse
-from integration.spark_world import EVENTS, event_rows, spark_session
+from integration.spark_world import EVENTS, event_rows
 from streamhouse.client import StreamhouseClient
 from tests.support.certificates import make_certificates
 from tests.support.service_process import ServiceProcess
@@ -17,13 +15,6 @@ from tests.support.service_process import ServiceProcess
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SECRET = "s3cret-t0ken-of-spark"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session() as session:
-        streamhouse.register(session)
-        yield session
 
 
 def _plans(frame: DataFrame) -> str:
