@@ -13,10 +13,8 @@ from pyiceberg.table import CommitTableResponse
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
-from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.faulty_catalog import (
     Commit,
@@ -52,11 +50,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTierin
     FaultyCatalog.reset()
 
 
-def _maintainer(world: KeyTieringWorld, **more: Any) -> Maintainer:
-    filesystem = LakeFilesystem(world.catalog.properties)
-    return Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem, **more)
-
-
 def _fill(world: KeyTieringWorld) -> None:
     """Rounds that leave files to rewrite, and rows for another round."""
     for number in range(3):
@@ -74,7 +67,7 @@ def _maintain(world: KeyTieringWorld) -> None:
     lake_table = world.lake().open_or_create(state.table, state.lake)
     claim = Claim(epoch=claimed.epoch, snapshot_id=state.lake.snapshot_id)
     try:
-        _maintainer(world).maintain(lake_table, state.table, claim, policy=policy)
+        world.maintainer().maintain(lake_table, state.table, claim, policy=policy)
     finally:
         world.service.release(world.PATH)
 

@@ -11,7 +11,6 @@ import pytest
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.lake import LakeRole, LakeState
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.faulty_catalog import (
@@ -54,11 +53,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTierin
     FaultyCatalog.reset()
 
 
-def _maintainer(world: KeyTieringWorld, **more: Any) -> Maintainer:
-    filesystem = LakeFilesystem(world.catalog.properties)
-    return Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem, **more)
-
-
 def _write(world: KeyTieringWorld, number: int) -> None:
     world.upsert(*({"id": key, "region": "eu", "amount": float(number)} for key in range(8)))
     world.delete({"id": number % 8, "region": None, "amount": None})
@@ -80,7 +74,7 @@ def _settle(world: KeyTieringWorld) -> None:
             commit.land()
     for number in range(100, 110):
         _write(world, number)
-        maintainer = _maintainer(world)
+        maintainer = world.maintainer()
         while world.lag:
             world.round(world.claim(), maintainer=maintainer).run()
     assert world.in_lake() == world.live
@@ -99,18 +93,18 @@ def well(_: FaultyCatalog, commit: Commit) -> Any:
 def test_rounds_of_upserts(world: KeyTieringWorld, fault: Any, before: int) -> None:
     """`before` commits of the round go well: the history is committed first, then the rows."""
     _write(world, 0)
-    _round(world, _maintainer(world))
+    _round(world, world.maintainer())
     for number in range(1, 4):
         _write(world, number)
         FaultyCatalog.faults[:] = [*[well] * before, fault]
-        _round(world, _maintainer(world))
+        _round(world, world.maintainer())
     _settle(world)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_maintenance(world: KeyTieringWorld, fault: Any) -> None:
     """Both commits of the round go well; that of the rewrite does not."""
-    maintainer = _maintainer(world)
+    maintainer = world.maintainer()
     for number in range(7):
         _write(world, number)
         _round(world, maintainer)
@@ -136,10 +130,10 @@ def test_a_worker_that_lost_its_claim_in_maintenance_harms_nobody(
             met.append(step)
             world.service.release(world.PATH)
             _write(world, 50)
-            other = _maintainer(world)
+            other = world.maintainer()
             world.round(world.claim(), maintainer=other).run()
 
-    slow = _maintainer(world, checkpoint=overtaken)
+    slow = world.maintainer(checkpoint=overtaken)
     for number in range(8):
         _write(world, number)
         _round(world, slow)
