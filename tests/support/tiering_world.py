@@ -47,6 +47,7 @@ __all__ = [
     "Killed",
     "LogTieringWorld",
     "TieringWorld",
+    "dying_at",
     "rows",
 ]
 
@@ -66,6 +67,16 @@ Address = tuple[int, int]
 
 class Killed(BaseException):
     """A worker's death: nothing of the worker catches it, as nothing catches kill -9."""
+
+
+def dying_at(step: str) -> Callable[[str], None]:
+    """A checkpoint at which the worker dies when it has come to `step`."""
+
+    def checkpoint(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    return checkpoint
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:

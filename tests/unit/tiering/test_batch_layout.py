@@ -15,7 +15,7 @@ from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed, dying_at
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 BATCH = "db.t$batch"
@@ -95,12 +95,8 @@ def test_a_worker_may_die_anywhere(world: KeyTieringWorld, step: str, limited: b
     world.tier()
     _live(world, 1)
 
-    def die(reached: str) -> None:
-        if reached == step:
-            raise Killed
-
     with pytest.raises(Killed):
-        world.round(checkpoint=die).run()
+        world.round(checkpoint=dying_at(step)).run()
     world.service.release("db.t")
     _live(world, 2)
     limits = PlanLimits(key_bucket_rows_max=2) if limited else PlanLimits()
@@ -160,12 +156,8 @@ def test_tiering_once_after_a_death_brings_rows_to_both(world: KeyTieringWorld) 
     world.create_key_table(properties=SORT)
     _live(world, 0)
 
-    def die(reached: str) -> None:
-        if reached == "committed":
-            raise Killed
-
     with pytest.raises(Killed):
-        world.round(checkpoint=die).run()
+        world.round(checkpoint=dying_at("committed")).run()
     world.service.release("db.t")
 
     (summary,) = world.worker().run_once()

@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError, NotFoundError
 from streamhouse.tiering.round.round import HISTORY_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.tiering_world import KeyTieringWorld, Killed, TieringWorld
+from tests.support.tiering_world import KeyTieringWorld, Killed, TieringWorld, dying_at
 
 PROPERTIES = {"table.datalake.changelog": "true"}
 
@@ -62,12 +62,8 @@ def test_a_worker_may_die_between_the_two_commits(
     world.tier()
     _live(world, 1)
 
-    def die(reached: str) -> None:
-        if reached == step:
-            raise Killed
-
     with pytest.raises(Killed):
-        world.round(checkpoint=die).run()
+        world.round(checkpoint=dying_at(step)).run()
     world.service.release("db.t")
     _live(world, 2)
     # The next worker may take smaller steps than the one that died.

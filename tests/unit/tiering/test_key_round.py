@@ -13,7 +13,7 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed, dying_at
 
 
 def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict[str, Any]:
@@ -198,12 +198,8 @@ def test_a_worker_may_die_after_any_step(world: KeyTieringWorld, step: str) -> N
     world.upsert(*(row(key, amount=2.0) for key in range(0, 10, 2)))
     world.delete(row(1))
 
-    def die(reached: str) -> None:
-        if reached == step:
-            raise Killed
-
     with pytest.raises(Killed):
-        world.round(checkpoint=die).run()
+        world.round(checkpoint=dying_at(step)).run()
     world.service.release("db.t")
     world.upsert(row(3, amount=3.0), row(12))
 

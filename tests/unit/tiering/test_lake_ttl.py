@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from streamhouse.storage_service.model.lake import (
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
-from tests.support.tiering_world import Address, Killed, LogTieringWorld
+from tests.support.tiering_world import Address, Killed, LogTieringWorld, dying_at
 
 TTL_S = 100
 TTL = {"table.datalake.ttl": f"{TTL_S}s"}
@@ -363,21 +362,13 @@ def test_rows_are_not_removed_from_files_that_another_engine_rewrote(
     lake.check()
 
 
-def _dying(step: str) -> Callable[[str], None]:
-    def checkpoint(reached: str) -> None:
-        if reached == step:
-            raise Killed
-
-    return checkpoint
-
-
 @pytest.mark.parametrize("step", ["removal-staged", "removal-committed"])
 def test_a_worker_may_die_at_it(lake: LogTieringWorld, step: str) -> None:
     lake.create_table(properties={**TTL, "table.datalake.snapshot.max-age": "1ms"})
     for _ in range(12):
         lake.tier_rows(5)
     lake.service.sleep(TTL_S + 11)
-    maintainer = _maintainer(lake, checkpoint=_dying(step))
+    maintainer = _maintainer(lake, checkpoint=dying_at(step))
     lake.append(5)
     with pytest.raises(Killed):
         lake.round(lake.claim(), maintainer=maintainer).run()

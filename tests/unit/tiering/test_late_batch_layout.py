@@ -15,7 +15,7 @@ from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_delete_files, equality_delete_file
 from tests.support.kv_model import identity
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.tiering_world import KeyTieringWorld, Killed, dying_at
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 OTHER = {
@@ -67,14 +67,6 @@ def _finish(world: KeyTieringWorld, **more: Any) -> None:
         world.round(**more).run()
 
 
-def _die_at(step: str) -> Any:
-    def die(reached: str) -> None:
-        if reached == step:
-            raise Killed
-
-    return die
-
-
 def test_it_begins_with_the_rows_of_the_lake_and_goes_on_from_the_log(
     world: KeyTieringWorld,
 ) -> None:
@@ -108,7 +100,7 @@ def test_a_worker_may_die_anywhere_while_it_begins(world: KeyTieringWorld, step:
     _live(world, 3)
 
     with pytest.raises(Killed):
-        world.round(checkpoint=_die_at(step)).run()
+        world.round(checkpoint=dying_at(step)).run()
     world.service.release("db.t")
     _live(world, 4)
     _finish(world, limits=PlanLimits(rows_max=9, key_bucket_rows_max=3))

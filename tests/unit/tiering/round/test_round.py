@@ -23,7 +23,7 @@ from streamhouse.storage_service.model.lake_coverage import offsets_said_by
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
-from tests.support.tiering_world import Killed, TieringWorld, rows
+from tests.support.tiering_world import Killed, TieringWorld, dying_at, rows
 
 _GOLDEN_FOLDER = Path(__file__).parents[3] / "golden"
 GOLDEN = _GOLDEN_FOLDER / "lake_snapshot_summary_v2.json"
@@ -123,12 +123,8 @@ def test_what_an_earlier_release_wrote_is_understood() -> None:
 def test_a_worker_may_die_after_any_step(world: TieringWorld, step: str) -> None:
     _filled(world)
 
-    def die(passed: str) -> None:
-        if passed == step:
-            raise Killed
-
     with pytest.raises(Killed):
-        world.round(checkpoint=die).run()
+        world.round(checkpoint=dying_at(step)).run()
     world.service.release("db.t")
     world.worker().run_once()
 
@@ -145,12 +141,8 @@ def test_a_lake_ahead_of_the_service_is_registered_before_anything_else(
 ) -> None:
     _filled(world)
 
-    def die(passed: str) -> None:
-        if passed == "committed":
-            raise Killed
-
     with pytest.raises(Killed):
-        world.round(checkpoint=die).run()
+        world.round(checkpoint=dying_at("committed")).run()
     world.service.release("db.t")
     world.service.append("db.t", 0, rows(70, 2))
 
