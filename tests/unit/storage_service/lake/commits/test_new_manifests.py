@@ -17,14 +17,19 @@ def _manifests(world: TieringWorld):
     return table, snapshot.manifests(table.io)
 
 
+def _tier_rounds(world: TieringWorld, numbers: range) -> None:
+    """A round of ten rows for each number."""
+    for number in numbers:
+        world.service.append("db.t", 0, rows(number * 10, 10))
+        world.tier()
+
+
 def test_manifests_of_many_rounds_are_merged(
     world: TieringWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lower(monkeypatch, "manifests-merged", 4)
     world.create_table()
-    for number in range(15):
-        world.service.append("db.t", 0, rows(number * 10, 10))
-        world.tier()
+    _tier_rounds(world, range(15))
 
     table, manifests = _manifests(world)
 
@@ -47,9 +52,7 @@ def test_old_snapshots_stay_readable_after_manifests_merged(
 ) -> None:
     lower(monkeypatch, "manifests-merged", 2)
     world.create_table()
-    for number in range(6):
-        world.service.append("db.t", 0, rows(number * 10, 10))
-        world.tier()
+    _tier_rounds(world, range(6))
 
     table = world.lake_table()
 
@@ -65,13 +68,9 @@ def test_deletes_of_another_engine_are_carried_over(
 ) -> None:
     lower(monkeypatch, "manifests-merged", 2)
     world.create_table()
-    for number in range(3):
-        world.service.append("db.t", 0, rows(number * 10, 10))
-        world.tier()
+    _tier_rounds(world, range(3))
     world.lake_table().delete("id < 10")
-    for number in range(3, 6):
-        world.service.append("db.t", 0, rows(number * 10, 10))
-        world.tier()
+    _tier_rounds(world, range(3, 6))
 
     assert world.addresses() == [(0, offset) for offset in range(10, 60)]
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.wire.arrow_body import FetchBody, decode_fetch_body
-from tests.support.asgi_call import AsgiCall
-from tests.support.in_process_service import event_rows, in_process_service
+from tests.support.asgi_call import AsgiAnswer, AsgiCall
+from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 SUBSCRIBE = "/v1/tables/events/subscribe"
 
@@ -31,6 +31,14 @@ def _rows(call: AsgiCall) -> list[tuple[int, int, int]]:
         for answer in _answers(call)
         for address, batch in answer.batches
     ]
+
+
+async def _stalled(service: InProcessService) -> tuple[AsgiCall, asyncio.Task[AsgiAnswer]]:
+    """A subscription whose reader takes nothing more after the first answer."""
+    call, following = service.start("GET", SUBSCRIBE)
+    await call.sent(0)
+    call.takes_more.clear()
+    return call, following
 
 
 async def test_the_first_thing_sent_is_an_empty_answer(tmp_path: Path) -> None:
@@ -104,9 +112,7 @@ async def test_a_silent_table_sends_heartbeats(tmp_path: Path) -> None:
 async def test_a_reader_that_fell_behind_gets_everything_from_the_log(tmp_path: Path) -> None:
     async with in_process_service(tmp_path, subscription_page_bytes_max=4_096) as service:
         await service.create_table()
-        call, following = service.start("GET", SUBSCRIBE)
-        await call.sent(0)
-        call.takes_more.clear()
+        call, following = await _stalled(service)
         for start in range(0, 1_000, 10):
             await service.append([(0, 0, event_rows(start, start + 10))])
 
@@ -129,9 +135,7 @@ async def test_a_reader_that_fell_behind_gets_everything_from_the_log(tmp_path: 
 async def test_a_reader_that_stalls_for_too_long_is_cut_off(tmp_path: Path) -> None:
     async with in_process_service(tmp_path, answer_stall_timeout_ms=5) as service:
         await service.create_table()
-        call, following = service.start("GET", SUBSCRIBE)
-        await call.sent(0)
-        call.takes_more.clear()
+        call, following = await _stalled(service)
         await service.append([(0, 0, event_rows(0, 3))])
 
         await asyncio.wait_for(following, 10)
