@@ -139,7 +139,7 @@ def test_what_is_taken_is_found(
     }
     given_properties = {key: value for key, value in properties.items() if value}
     with tempfile.TemporaryDirectory() as folder, UnionWorld(Path(folder)) as world:
-        info = world.create_table(
+        info = world.tiering.create_table(
             "db.t", SCHEMA, partitioned_by=partitioned_by, properties=given_properties
         )
         limits = LakeLimits.of(info.descriptor)
@@ -151,8 +151,8 @@ def test_what_is_taken_is_found(
             ids = pa.array(range(start, start + part.num_rows), pa.int64())
             rows = part.set_column(0, SCHEMA.field("id"), ids)
             written.append(pa.Table.from_batches([rows]))
-            world.service.append("db.t", 0, rows)
-            world.tier("db.t")
+            world.tiering.service.append("db.t", 0, rows)
+            world.tiering.tier("db.t")
         expected = pa.concat_tables(written)
         _check(world, expected, wheres)
         _rewrite(world)
@@ -178,7 +178,7 @@ def _refusal(limits: LakeLimits, rows: pa.RecordBatch) -> str:
 
 def _check(world: UnionWorld, expected: pa.Table, wheres: list[str]) -> None:
     same_rows(world.read(), expected)
-    same_rows(world.lake_table("db.t").scan().to_arrow(), expected)
+    same_rows(world.tiering.lake_table("db.t").scan().to_arrow(), expected)
     assert world.read("db.t$files").num_rows
     (batch,) = expected.combine_chunks().to_batches() or [None]
     schema = world.state().table.schema
@@ -194,12 +194,12 @@ def _rewrite(world: UnionWorld) -> None:
     state = world.state()
     lake = state.lake
     maintainer = Maintainer(
-        pins=world.service,
-        runner=world.runner,
-        filesystem=LakeFilesystem(world.catalog.properties),
+        pins=world.tiering.service,
+        runner=world.tiering.runner,
+        filesystem=LakeFilesystem(world.tiering.catalog.properties),
     )
     claim = Claim(epoch=lake.tiering_epoch, snapshot_id=lake.snapshot_id, check=lambda: None)
-    opened = world.lake().open_or_create(state.table, lake)
+    opened = world.tiering.lake().open_or_create(state.table, lake)
     policy = MaintenancePolicy.of(state.table).on_demand()
     maintainer.maintain(opened, state.table, claim, policy=policy)
 
@@ -209,11 +209,11 @@ def test_rows_of_every_extreme_have_a_partition_in_each_transform() -> None:
     rows = extreme_rows(*TRANSFORMS).combine_chunks()
     every = [field for found in TRANSFORMS.values() for field in found if "2147483647" not in field]
     with tempfile.TemporaryDirectory() as folder, UnionWorld(Path(folder)) as world:
-        world.create_table("db.t", rows.schema, partitioned_by=every)
-        world.service.append("db.t", 0, rows.to_batches()[0])
-        world.tier("db.t")
+        world.tiering.create_table("db.t", rows.schema, partitioned_by=every)
+        world.tiering.service.append("db.t", 0, rows.to_batches()[0])
+        world.tiering.tier("db.t")
         same_rows(world.read(), rows)
-        same_rows(world.lake_table("db.t").scan().to_arrow(), rows)
+        same_rows(world.tiering.lake_table("db.t").scan().to_arrow(), rows)
         for name in rows.column_names[1:]:
             missing = rows.filter(rows[name].is_null())
             same_rows(world.read(where=f"{name} IS NULL"), missing)

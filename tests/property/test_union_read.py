@@ -112,17 +112,17 @@ class Life:
 
     def tier(self) -> None:
         if self.lag() > 0 or self.world.state().has_overwritten_rows:
-            result = self.world.tier()
+            result = self.world.tiering.tier()
             if result.kind == "recovered":
                 return
             # Other engines see what the service says, row for row, and old rows for a while.
             expected = sorted((row.bucket, row.offset) for row in self.rows())
-            assert self.young(self.world.addresses()) == expected
+            assert self.young(self.world.tiering.addresses()) == expected
             state = self.world.state()
             if state.lake.batch is not None and not state.has_overwritten_rows:
                 # One that is new, or late, is filled round by round.
                 ends = state.lake.batch.tiered_offsets
-                batch = self.world.addresses(LakeRole.BATCH.lake_name(UnionWorld.PATH))
+                batch = self.world.tiering.addresses(LakeRole.BATCH.lake_name(UnionWorld.PATH))
                 assert self.young(batch) == [(b, o) for b, o in expected if o < ends[b]]
 
     def rows(self) -> list[ModelRow]:
@@ -309,7 +309,7 @@ def _table(partitioned: bool, layout: Mapping[str, str]) -> Iterator[Life]:
         tempfile.TemporaryDirectory(prefix="union-read-") as folder,
         UnionWorld(Path(folder)) as world,
     ):
-        world.create_table(
+        world.tiering.create_table(
             UnionWorld.PATH,
             SCHEMA,
             bucket_count=BUCKETS,

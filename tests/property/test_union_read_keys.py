@@ -96,7 +96,7 @@ class Life:
 
     def __init__(self, world: KeyWorld) -> None:
         self.world = world
-        self.tiers = Tiers(world, LAYOUTS)
+        self.tiers = Tiers(world.union, LAYOUTS)
         self.replays: list[tuple[Bootstrap, Position, Position, Any]] = []
 
     def write(self, bucket: int, changes: list[tuple[Any, ...]]) -> None:
@@ -110,7 +110,7 @@ class Life:
 
     def tier(self) -> None:
         if self.tiers.lacks_rows():
-            self.world.tier()
+            self.world.tiering.tier()
 
     def read(self, where: str | None, columns: tuple[str, ...] | None) -> None:
         options = {"where": where, "columns": columns and ",".join(columns)}
@@ -122,20 +122,20 @@ class Life:
             if where is None or PREDICATES[where](address, row)
         }
 
-        for found in self.world.read_layouts(minPartitions=3, **given):
+        for found in self.world.union.read_layouts(minPartitions=3, **given):
             assert _rows(found) == expected
 
     def read_lake(self) -> None:
-        ends = {b: at.tiered_offset for b, at in self.world.state().positions.items()}
+        ends = {b: at.tiered_offset for b, at in self.world.union.state().positions.items()}
 
-        found = self.world.read(f"{KeyWorld.PATH}$lake", includeMetadata=True)
+        found = self.world.union.read(f"{KeyWorld.PATH}$lake", includeMetadata=True)
 
         assert _rows(found) == self.world.rows_at(ends)
 
     def read_changes(self, part: str) -> None:
-        at = self.world.state().positions
+        at = self.world.union.state().positions
 
-        found = self.world.read(f"{KeyWorld.PATH}${part}", includeMetadata=True)
+        found = self.world.union.read(f"{KeyWorld.PATH}${part}", includeMetadata=True)
 
         expected = {
             (bucket, offset): change
@@ -151,17 +151,17 @@ class Life:
         moment = self.world.moments[int(share * (len(self.world.moments) - 1))]
         try:
             # Options take milliseconds, and the world's clock ticks in whole ones.
-            found = self.world.read(
+            found = self.world.union.read(
                 includeMetadata=True, asOfTimestamp=moment.timestamp_us // 1_000
             )
         except OffsetOutOfRangeError:
-            assert any(at.log_start_offset for at in self.world.state().positions.values())
+            assert any(at.log_start_offset for at in self.world.union.state().positions.values())
             return
 
         assert _rows(found) == moment.rows
 
     def stream(self, low: float, high: float, upserts_only: bool) -> None:
-        at = self.world.state().positions
+        at = self.world.union.state().positions
         first = {b: 0 if self._has_history() else p.log_start_offset for b, p in at.items()}
         start = {b: _between(first[b], p.high_watermark, low) for b, p in at.items()}
         end = {b: _between(start[b], p.high_watermark, high) for b, p in at.items()}
@@ -181,7 +181,7 @@ class Life:
             assert _each_bucket_in_order_in_one_split(plan)
 
     def bootstrap(self, low: float, high: float) -> None:
-        lake = self.world.state().lake
+        lake = self.world.union.state().lake
         if lake.snapshot_id is None:
             return
         start = {b: _between(0, end, low) for b, end in lake.tiered_offsets.items()}
@@ -206,22 +206,22 @@ class Life:
             assert _changes(self._table(plan)) == expected
 
     def _has_history(self) -> bool:
-        return self.world.state().lake.changelog is not None
+        return self.world.union.state().lake.changelog is not None
 
     def _stream(self, upserts_only: bool) -> tuple[Any, ...]:
-        state = self.world.state()
+        state = self.world.union.state()
         feed = "false" if upserts_only else "true"
         given = {"table": KeyWorld.PATH, "endpoint": "http://memory", "readChangeFeed": feed}
         output = table_columns(
             state.table, columns=None, include_metadata=True, has_change_type=not upserts_only
         )
-        return self.world.client, state, read_options(given, use=STREAM), output
+        return self.world.union.client, state, read_options(given, use=STREAM), output
 
     def _table(self, plan: ReadPlan) -> pa.Table:
         batches = [
             batch
             for split in plan.splits
-            for batch in read_split(split, plan.context, client=self.world.client)
+            for batch in read_split(split, plan.context, client=self.world.union.client)
         ]
         return pa.Table.from_batches(batches, schema=plan.context.output_schema)
 

@@ -23,10 +23,7 @@ from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round_planner import PlanLimits
@@ -53,24 +50,30 @@ class ModelRow:
     values: tuple[Any, ...]
 
 
-class UnionWorld(TieringWorld):
-    """One table `db.t`, both tiers, and the rows it must have."""
+class UnionWorld:
+    """One table `db.t`, both tiers, and the rows it must have. Closed by `with`."""
 
     PATH = "db.t"
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        self.tiering = TieringWorld(folder)
         self.rows: list[ModelRow] = []
+
+    def __enter__(self) -> UnionWorld:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.tiering.__exit__(*error)
 
     @property
     def client(self) -> StorageClient:
         """The service, as code under test takes it."""
-        return cast(StorageClient, self.service)
+        return cast(StorageClient, self.tiering.service)
 
     def append(self, bucket: int, rows: pa.RecordBatch) -> None:
         """Append to one bucket, as one batch with one timestamp."""
-        self.service.append(self.PATH, bucket, rows)
-        log = self.service._table(self.PATH).batches[bucket][-1]
+        self.tiering.service.append(self.PATH, bucket, rows)
+        log = self.tiering.service._table(self.PATH).batches[bucket][-1]
         values = zip(*(column.to_pylist() for column in log.data.columns), strict=True)
         self.rows += [
             ModelRow(bucket, log.base_offset + i, log.timestamp_us, row)
@@ -79,12 +82,12 @@ class UnionWorld(TieringWorld):
 
     def overwrite(self) -> None:
         """Let all rows there are be overwritten; what is appended next has replaced them."""
-        self.service.overwrite(self.PATH)
+        self.tiering.service.overwrite(self.PATH)
         self.rows = []
 
     def expire_log(self, bucket: int, before: int) -> None:
         """Let retention take the log below `before`."""
-        self.service.expire_log(self.PATH, bucket, before)
+        self.tiering.service.expire_log(self.PATH, bucket, before)
 
     def age_out(self, now_ms: int, death: tuple[str, int] | None = None) -> None:
         """Let a worker that has not seen the table before look after it at the time `now_ms`.
@@ -99,24 +102,24 @@ class UnionWorld(TieringWorld):
                 raise Killed
 
         maintainer = Maintainer(
-            pins=self.service,
-            runner=self.runner,
-            filesystem=LakeFilesystem(self.catalog.properties),
+            pins=self.tiering.service,
+            runner=self.tiering.runner,
+            filesystem=LakeFilesystem(self.tiering.catalog.properties),
             checkpoint=checkpoint,
             clock_ms=lambda: now_ms,
         )
-        claim = self.service.claim_tiering("test", tables=[self.PATH], include_idle=True)
+        claim = self.tiering.service.claim_tiering("test", tables=[self.PATH], include_idle=True)
         assert isinstance(claim, TieringAssignment)
         with contextlib.suppress(Killed):
-            self.round(claim, maintainer=maintainer).run()
-        self.service.release(self.PATH)
+            self.tiering.round(claim, maintainer=maintainer).run()
+        self.tiering.service.release(self.PATH)
 
     def rewrite_lake(self, *, keep_bounds: bool = True, role: LakeRole = LakeRole.ROWS) -> None:
         """Compact all files of each partition into one, as a foreign engine does: no properties.
 
         Without `keep_bounds` the new files carry no column statistics.
         """
-        table = self.lake_table(role.lake_name(self.PATH))
+        table = self.tiering.lake_table(role.lake_name(self.PATH))
         rows = table.scan().to_arrow()
         old = [task.file for task in table.scan().plan_files()]
         with table.transaction() as change, change.update_snapshot().overwrite() as rewrite:
@@ -129,7 +132,7 @@ class UnionWorld(TieringWorld):
 
     def expire_old_snapshots(self) -> None:
         """Expire every snapshot but the current one, as a foreign engine's maintenance does."""
-        table = self.lake_table(self.PATH)
+        table = self.tiering.lake_table(self.PATH)
         current = table.metadata.current_snapshot_id
         old = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != current]
         if old:
@@ -146,7 +149,7 @@ class UnionWorld(TieringWorld):
 
     def state(self) -> TableState:
         """One cut of the table."""
-        return self.service.table_state(self.PATH)
+        return self.tiering.service.table_state(self.PATH)
 
 
 @dataclass(frozen=True)
@@ -157,17 +160,26 @@ class Moment:
     rows: dict[Address, dict[str, Any]]
 
 
-class KeyWorld(UnionWorld):
+class KeyWorld:
     """One primary key table `db.t`, and a dict of rows beside.
 
     Buckets are chosen by the test; each has a model of its own, which makes the changelog that
     goes into the log, line by line.
     """
 
+    PATH = UnionWorld.PATH
+
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        self.union = UnionWorld(folder)
+        self.tiering = self.union.tiering
         self.models: list[KvModel] = []
         self.moments: list[Moment] = []
+
+    def __enter__(self) -> KeyWorld:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.union.__exit__(*error)
 
     def create_key_table(
         self,
@@ -178,19 +190,15 @@ class KeyWorld(UnionWorld):
         partitioned_by: Sequence[str] = (),
         properties: dict[str, str] | None = None,
     ) -> TableInfo:
-        info = self.service.create_table(
-            TableDescriptor(
-                path=TablePath.parse(self.PATH),
-                schema=Schema.from_arrow(schema),
-                primary_key=tuple(primary_key),
-                bucket_count=bucket_count,
-                partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),
-                properties=properties or {},
-            )
+        info = self.tiering.create_table(
+            self.PATH,
+            schema,
+            primary_key=primary_key,
+            bucket_count=bucket_count,
+            partitioned_by=partitioned_by,
+            properties=properties,
         )
-        rules = MergeRules.parse(
-            properties or {}, schema=info.schema, primary_key=tuple(primary_key), table=self.PATH
-        )
+        rules = info.descriptor.merge_rules()
         self.models = [KvModel(info.schema, tuple(primary_key), rules) for _ in range(bucket_count)]
         return info
 
@@ -200,7 +208,7 @@ class KeyWorld(UnionWorld):
         if entries:
             self._log(bucket, entries)
             rows = self.live_rows()
-            self.moments.append(Moment(self.service._now_us, rows))
+            self.moments.append(Moment(self.tiering.service._now_us, rows))
         return entries
 
     def upsert(self, bucket: int, *rows: dict[str, Any]) -> list[Entry]:
@@ -239,8 +247,8 @@ class KeyWorld(UnionWorld):
         }
 
     def _log(self, bucket: int, entries: Sequence[Entry]) -> None:
-        table = self.service._table(self.PATH)
-        self.service._now_us += 1_000
+        table = self.tiering.service._table(self.PATH)
+        self.tiering.service._now_us += 1_000
         lines = [
             {**entry.row, "__change_type": entry.change_type, "__retracts": entry.retracts}
             for entry in entries
@@ -249,7 +257,7 @@ class KeyWorld(UnionWorld):
             LogBatch(
                 bucket=bucket,
                 base_offset=entries[0].offset,
-                timestamp_us=self.service._now_us,
+                timestamp_us=self.tiering.service._now_us,
                 data=pa.RecordBatch.from_pylist(lines, schema=table.info.log_schema),
             )
         )
@@ -265,7 +273,7 @@ class Tiers:
     def nibble(self) -> None:
         """A round that moves few rows."""
         if self.lacks_rows():
-            self.world.round(limits=PlanLimits(rows_max=7, key_bucket_rows_max=5)).run()
+            self.world.tiering.round(limits=PlanLimits(rows_max=7, key_bucket_rows_max=5)).run()
 
     def die(self, step: str) -> None:
         """A worker dies right after `step` of a round, if there is something for one to do.
@@ -279,12 +287,12 @@ class Tiers:
 
         if self.lacks_rows() or self.world.state().has_overwritten_rows:
             with contextlib.suppress(Killed):
-                self.world.round(checkpoint=die).run()
-            self.world.service.release(self.world.PATH)
+                self.world.tiering.round(checkpoint=die).run()
+            self.world.tiering.service.release(self.world.PATH)
 
     def lay_out(self, number: int) -> None:
         """The table gets a batch layout, another one, or none."""
-        self.world.service.change_layout(self.world.PATH, ({}, *self.layouts)[number])
+        self.world.tiering.service.change_layout(self.world.PATH, ({}, *self.layouts)[number])
 
     def expire(self, share: float) -> None:
         """Retention takes part of what every layout in the lake has."""

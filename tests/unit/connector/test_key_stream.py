@@ -44,18 +44,18 @@ def reader(world: KeyWorld, part: str = "", **options: str) -> StreamhouseStream
     given = {"table": f"{KeyWorld.PATH}{part}", "endpoint": "http://memory", **options}
     if not part:
         given.setdefault("readChangeFeed", "true")
-    state = world.state()
+    state = world.union.state()
     output = shape_columns(state.table, shape_options(given))
     schema = pa.schema([column.to_arrow() for column in output])
     read = read_options(given, use=STREAM)
-    return StreamhouseStreamReader(read, state, output, schema, world.client)
+    return StreamhouseStreamReader(read, state, output, schema, world.union.client)
 
 
 def changes(world: KeyWorld, stream: StreamhouseStreamReader, *ends: Any) -> list[Change]:
     found = []
     for partition in stream.partitions(*ends):
         split, context = partition.split, partition.context  # type: ignore[attr-defined]
-        for batch in read_split(split, context, client=world.client):
+        for batch in read_split(split, context, client=world.union.client):
             found += [(r.get("__change_type", ""), r["id"], r["n"]) for r in batch.to_pylist()]
     return found
 
@@ -78,7 +78,7 @@ BOOTSTRAP = [("+I", i, i) for i in (0, 1, 2, 5, 6, 7, 8, 9)] + [("+I", 3, 33)]
 
 
 def test_a_stream_starts_with_the_rows_and_goes_on_with_changes(world: KeyWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     world.upsert(0, {"id": 3, "n": 333})
     world.delete(0, {"id": 0})
     stream = reader(world, longPollMs="0")
@@ -92,34 +92,34 @@ def test_a_stream_starts_with_the_rows_and_goes_on_with_changes(world: KeyWorld)
 
 
 def test_the_snapshot_is_pinned_while_the_bootstrap_lasts(world: KeyWorld) -> None:
-    world.tier()
-    snapshot_id = world.state().lake.snapshot_id
+    world.tiering.tier()
+    snapshot_id = world.union.state().lake.snapshot_id
     stream = reader(world, longPollMs="0")
     start = stream.initialOffset()
 
     middle = stream.latestOffset(start, ReadMaxRows(5))
-    pinned = world.service.pinned_snapshots(world.PATH)
+    pinned = world.tiering.service.pinned_snapshots(world.PATH)
     drain(world, stream, middle)
 
     assert list(pinned.values()) == [snapshot_id]
     assert middle["bootstrap"]["snapshot_id"] == str(snapshot_id)
-    assert world.service.pinned_snapshots(world.PATH) == {}
+    assert world.tiering.service.pinned_snapshots(world.PATH) == {}
 
 
 def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     first = reader(world, longPollMs="0")
     start = first.initialOffset()
     middle = first.latestOffset(start, ReadMaxRows(5))
     next_end = first.latestOffset(middle, ReadMaxRows(5))
     before = changes(world, first, middle, next_end)
-    world.service.clear_pins(world.PATH)
+    world.tiering.service.clear_pins(world.PATH)
 
     world.upsert(0, {"id": 9, "n": 99}, {"id": 1, "n": 11})
-    world.tier()
+    world.tiering.tier()
     second = reader(world, longPollMs="0")
     after = changes(world, second, middle, next_end)
-    pinned = world.service.pinned_snapshots(world.PATH)
+    pinned = world.tiering.service.pinned_snapshots(world.PATH)
     batches, _ = drain(world, second, next_end)
 
     assert after == before
@@ -135,20 +135,20 @@ def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> Non
 
 
 def test_an_expired_snapshot_fails_the_bootstrap_by_name(world: KeyWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     stream = reader(world)
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)
     world.upsert(0, {"id": 9, "n": 99})
-    world.tier()
-    world.expire_old_snapshots()
+    world.tiering.tier()
+    world.union.expire_old_snapshots()
 
     with pytest.raises(SnapshotNotFoundError, match="was expired; it is kept only while"):
         stream.partitions(start, end)
 
 
 def test_upserts_only(world: KeyWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     world.upsert(0, {"id": 3, "n": 333}, {"id": 20, "n": 20})
     world.delete(0, {"id": 0})
     stream = reader(world, readChangeFeed="false", longPollMs="0")
@@ -167,7 +167,7 @@ def test_without_a_lake_all_changes_are_the_bootstrap(world: KeyWorld) -> None:
 
 
 def test_a_cut_log_without_a_lake_cannot_be_bootstrapped(world: KeyWorld) -> None:
-    world.expire_log(0, 5)
+    world.union.expire_log(0, 5)
 
     with pytest.raises(OffsetOutOfRangeError, match=r"changes \[0, 5\) have left the log"):
         reader(world).initialOffset()
@@ -186,7 +186,7 @@ def test_starting_points(world: KeyWorld) -> None:
 
 
 def test_the_changelog_is_streamed_from_its_first_change(world: KeyWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     stream = reader(world, "$changelog", longPollMs="0")
 
     batches, _ = drain(world, stream, stream.initialOffset(), rows=100)
@@ -195,7 +195,7 @@ def test_the_changelog_is_streamed_from_its_first_change(world: KeyWorld) -> Non
 
 
 def test_available_now_ends_at_what_was_there(world: KeyWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     world.upsert(0, {"id": 3, "n": 333})
     stream = reader(world)
     stream.prepareForTriggerAvailableNow()
@@ -209,7 +209,7 @@ def test_available_now_ends_at_what_was_there(world: KeyWorld) -> None:
 
 
 def test_a_stream_must_say_what_its_rows_are(world: KeyWorld) -> None:
-    table = world.state().table
+    table = world.union.state().table
     unsaid = {"table": KeyWorld.PATH, "endpoint": "http://memory"}
     options = read_options(unsaid, use=STREAM)
     changelog = read_options(
@@ -225,7 +225,7 @@ def test_a_stream_must_say_what_its_rows_are(world: KeyWorld) -> None:
 
 
 def test_a_marked_stream_has_the_change_type(world: KeyWorld) -> None:
-    table = world.state().table
+    table = world.union.state().table
 
     def names(columns: tuple[str, ...] | None, *, feed: bool | None) -> list[str]:
         shape = ShapeOptions(
@@ -248,8 +248,8 @@ def test_a_stream_reaches_back_through_full_history(tmp_path: Path) -> None:
         world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
         world.upsert(0, {"id": 1, "n": 1}, {"id": 2, "n": 2})
         world.upsert(0, {"id": 1, "n": 11})
-        world.tier()
-        world.expire_log(0, 4)
+        world.tiering.tier()
+        world.union.expire_log(0, 4)
         world.upsert(0, {"id": 3, "n": 3})
         stream = reader(world, startingOffsets="earliest", longPollMs="0")
         upserts = reader(world, startingOffsets="earliest", readChangeFeed="false", longPollMs="0")

@@ -25,10 +25,10 @@ PATH = UnionWorld.PATH
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[UnionWorld]:
     with UnionWorld(tmp_path) as made:
-        made.create_table(PATH, SCHEMA, bucket_count=2, bucket_key=["id"])
+        made.tiering.create_table(PATH, SCHEMA, bucket_count=2, bucket_key=["id"])
         made.append(0, rows(0, 5))
         made.append(1, rows(100, 7))
-        made.tier()
+        made.tiering.tier()
         made.append(0, rows(200, 3))
         yield made
 
@@ -43,7 +43,7 @@ def ids_read(world: UnionWorld) -> list[int]:
 
 
 def ids_in_lake(world: UnionWorld) -> list[int]:
-    scan = world.lake_table().scan(selected_fields=("id",))
+    scan = world.tiering.lake_table().scan(selected_fields=("id",))
     found: pa.Table = scan.to_arrow()
     return sorted(found.column("id").to_pylist())
 
@@ -65,45 +65,45 @@ def test_old_rows_go_in_the_snapshot_in_which_the_new_ones_come(world: UnionWorl
     assert ids_read(world) == NEW
     assert ids_in_lake(world) == before
 
-    world.tier()
+    world.tiering.tier()
 
     assert ids_in_lake(world) == ids_read(world) == NEW
-    snapshots = world.lake_table().snapshots()
+    snapshots = world.tiering.lake_table().snapshots()
     assert [str(s.summary.operation.value) for s in snapshots if s.summary] == [
         "append",
         "overwrite",
     ]
-    assert isinstance(world.service.claim_tiering("idle"), TieringIdle)
+    assert isinstance(world.tiering.service.claim_tiering("idle"), TieringIdle)
     world.append(0, rows(400, 1))
-    world.tier()
+    world.tiering.tier()
     assert ids_in_lake(world) == ids_read(world) == [*NEW, 400]
 
 
 def test_a_table_that_was_emptied_is_emptied_in_the_lake(world: UnionWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     world.overwrite()
     assert ids_read(world) == []
 
-    world.tier()
+    world.tiering.tier()
 
     assert ids_in_lake(world) == ids_read(world) == []
-    current = world.lake_table().current_snapshot()
+    current = world.tiering.lake_table().current_snapshot()
     assert current is not None
     assert current.summary is not None
     assert current.summary.operation.value == "delete"
-    assert isinstance(world.service.claim_tiering("idle"), TieringIdle)
+    assert isinstance(world.tiering.service.claim_tiering("idle"), TieringIdle)
 
 
 @pytest.mark.parametrize("step", ROUND_STEPS)
 def test_an_overwrite_beside_a_round_is_finished_by_the_next(world: UnionWorld, step: str) -> None:
     try:
-        world.round(checkpoint=at_step(step, lambda: replaced(world))).run()
+        world.tiering.round(checkpoint=at_step(step, lambda: replaced(world))).run()
     except StreamhouseError:
         # It met rows that are gone, and gave the table back.
-        world.service.release(PATH)
+        world.tiering.service.release(PATH)
     assert ids_read(world) == NEW
 
-    world.tier()
+    world.tiering.tier()
 
     assert ids_in_lake(world) == ids_read(world) == NEW
 
@@ -118,28 +118,28 @@ def test_a_round_that_dies_leaves_old_rows_or_new_ones(
     if not is_late:
         replaced(world)
     with pytest.raises(Killed):
-        world.round(checkpoint=at_step(step, die)).run()
+        world.tiering.round(checkpoint=at_step(step, die)).run()
     if is_late:
         replaced(world)
-    world.service.release(PATH)
+    world.tiering.service.release(PATH)
     assert ids_read(world) == NEW
     assert ids_in_lake(world) in (old if is_late else (old[0], NEW))
 
-    answer = world.service.claim_tiering("next", tables=[PATH])
+    answer = world.tiering.service.claim_tiering("next", tables=[PATH])
     while not isinstance(answer, TieringIdle):
-        world.round(answer).run()
-        answer = world.service.claim_tiering("next", tables=[PATH])
+        world.tiering.round(answer).run()
+        answer = world.tiering.service.claim_tiering("next", tables=[PATH])
 
     assert ids_in_lake(world) == ids_read(world) == NEW
 
 
 def test_a_reader_pinned_before_fails_when_its_snapshot_is_gone(world: UnionWorld) -> None:
-    world.tier()
+    world.tiering.tier()
     state = world.state()
     options = read_options({"table": PATH, "endpoint": "http://memory"}, use=BATCH)
     output = output_columns(state.table.schema, columns=None, include_metadata=False, table=PATH)
     replaced(world)
-    world.tier()
+    world.tiering.tier()
     world.expire_old_snapshots()
 
     with pytest.raises(StreamhouseError, match="has no snapshot"):
@@ -152,17 +152,17 @@ def laid_out(tmp_path: Path) -> Iterator[UnionWorld]:
     """As `world`, of a table with a batch layout."""
     with UnionWorld(tmp_path) as made:
         sort = {"table.datalake.batch-layout.sort": "id"}
-        made.create_table(PATH, SCHEMA, bucket_count=2, bucket_key=["id"], properties=sort)
+        made.tiering.create_table(PATH, SCHEMA, bucket_count=2, bucket_key=["id"], properties=sort)
         made.append(0, rows(0, 5))
         made.append(1, rows(100, 7))
-        made.tier()
+        made.tiering.tier()
         made.append(0, rows(200, 3))
         yield made
 
 
 def ids_in_both(world: UnionWorld) -> list[list[int]]:
     """The rows' own lake table, and the batch layout's."""
-    tables = [world.lake_table(name) for name in (PATH, LakeRole.BATCH.lake_name(PATH))]
+    tables = [world.tiering.lake_table(name) for name in (PATH, LakeRole.BATCH.lake_name(PATH))]
     found = [table.scan(selected_fields=("id",)).to_arrow() for table in tables]
     return [sorted(rows.column("id").to_pylist()) for rows in found]
 
@@ -181,17 +181,17 @@ def test_both_layouts_end_with_the_new_rows_whatever_dies(
     if not is_late:
         replaced(world)
     with pytest.raises(Killed):
-        world.round(checkpoint=at_step(step, die)).run()
+        world.tiering.round(checkpoint=at_step(step, die)).run()
     if is_late:
         replaced(world)
-    world.service.release(PATH)
+    world.tiering.service.release(PATH)
     assert ids_read_by_layout(world) == [NEW, NEW]
     assert all(ids in (old[:12], old, NEW) for ids in ids_in_both(world))
 
-    answer = world.service.claim_tiering("next", tables=[PATH])
+    answer = world.tiering.service.claim_tiering("next", tables=[PATH])
     while not isinstance(answer, TieringIdle):
-        world.round(answer).run()
-        answer = world.service.claim_tiering("next", tables=[PATH])
+        world.tiering.round(answer).run()
+        answer = world.tiering.service.claim_tiering("next", tables=[PATH])
 
     assert ids_read_by_layout(world) == ids_in_both(world) == [NEW, NEW]
 
@@ -200,38 +200,38 @@ def test_both_layouts_of_a_table_that_was_emptied_are_emptied(laid_out: UnionWor
     laid_out.overwrite()
     assert ids_read_by_layout(laid_out) == [[], []]
 
-    laid_out.tier()
+    laid_out.tiering.tier()
 
     assert ids_read_by_layout(laid_out) == ids_in_both(laid_out) == [[], []]
-    assert isinstance(laid_out.service.claim_tiering("idle"), TieringIdle)
+    assert isinstance(laid_out.tiering.service.claim_tiering("idle"), TieringIdle)
 
 
 def test_a_layout_that_was_not_due_is_overwritten_when_it_is(laid_out: UnionWorld) -> None:
     world = laid_out
     before = ids_in_both(world)[1]
     replaced(world)
-    world.round(replace(world.claim(), is_batch_due=False)).run()
+    world.tiering.round(replace(world.tiering.claim(), is_batch_due=False)).run()
     assert ids_in_both(world) == [NEW, before]
     assert ids_read_by_layout(world) == [NEW, NEW]
 
-    (summary,) = world.worker().run_once()
+    (summary,) = world.tiering.worker().run_once()
 
     assert summary.error is None
     assert ids_in_both(world) == ids_read_by_layout(world) == [NEW, NEW]
-    assert isinstance(world.service.claim_tiering("idle"), TieringIdle)
+    assert isinstance(world.tiering.service.claim_tiering("idle"), TieringIdle)
 
 
 def test_a_layout_begun_after_an_overwrite_that_left_nothing(tmp_path: Path) -> None:
     with UnionWorld(tmp_path) as world:
         sort = {"table.datalake.batch-layout.sort": "id"}
-        world.create_table(PATH, SCHEMA, bucket_count=2, bucket_key=["id"], properties=sort)
+        world.tiering.create_table(PATH, SCHEMA, bucket_count=2, bucket_key=["id"], properties=sort)
         world.append(0, rows(0, 5))
-        world.round(replace(world.claim(), is_batch_due=False)).run()
+        world.tiering.round(replace(world.tiering.claim(), is_batch_due=False)).run()
         world.overwrite()
 
-        world.tier()
+        world.tiering.tier()
 
         assert ids_in_both(world) == ids_read_by_layout(world) == [[], []]
         world.append(1, rows(300, 4))
-        world.tier()
+        world.tiering.tier()
         assert ids_in_both(world) == ids_read_by_layout(world) == [NEW, NEW]

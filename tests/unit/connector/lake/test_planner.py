@@ -70,15 +70,15 @@ def world(tmp_path: Path) -> Iterator[UnionWorld]:
 
 def filled(world: UnionWorld, **options: Any) -> LakeTable:
     """Four rounds: ids 0..39 in tens, regions eu, us, eu, null; two buckets take turns."""
-    world.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2, **options)
+    world.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2, **options)
     for i, region in enumerate(["eu", "us", "eu", None]):
         world.append(i % 2, events(i * 10, 10, region=region))
-        world.tier()
+        world.tiering.tier()
     return opened(world)
 
 
 def opened(world: UnionWorld) -> LakeTable:
-    return open_lake_table(world.catalog, UnionWorld.PATH)
+    return open_lake_table(world.tiering.catalog, UnionWorld.PATH)
 
 
 def planned(
@@ -100,12 +100,12 @@ def planned(
 
 def test_a_lake_that_is_older_than_the_service_is_refused(world: UnionWorld) -> None:
     """The catalog was put back as it was: its current snapshot lacks rows that were tiered."""
-    world.create_table(UnionWorld.PATH, SCHEMA, bucket_count=1)
-    catalog = world.folder / "catalog.db"
+    world.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=1)
+    catalog = world.tiering.folder / "catalog.db"
     older = b""
     for start in (0, 10):
         world.append(0, events(start, 10))
-        world.tier()
+        world.tiering.tier()
         older = older or catalog.read_bytes()
     state = world.state()
     catalog.write_bytes(older)
@@ -126,7 +126,7 @@ def test_a_lake_that_is_older_than_the_service_is_refused(world: UnionWorld) -> 
 
 def test_a_damaged_manifest_is_refused_with_a_sentence(world: UnionWorld) -> None:
     lake = filled(world)
-    for path in world.folder.rglob("*-m0.avro"):
+    for path in world.tiering.folder.rglob("*-m0.avro"):
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
 
@@ -168,7 +168,7 @@ def test_partitions_prune_without_bounds(world: UnionWorld) -> None:
     filled(world, partitioned_by=["region"])
     world.rewrite_lake(keep_bounds=False)
     lake = opened(world)
-    snapshot = world.lake_table().metadata.current_snapshot_id
+    snapshot = world.tiering.lake_table().metadata.current_snapshot_id
     assert snapshot is not None
     schema = world.state().table.schema
 
@@ -220,7 +220,7 @@ def test_what_is_known_of_a_file(world: UnionWorld) -> None:
 def test_our_decoder_reads_what_the_library_reads(world: UnionWorld) -> None:
     filled(world, partitioned_by=["region"])
     world.rewrite_lake()
-    table = world.lake_table()
+    table = world.tiering.lake_table()
     snapshot = table.current_snapshot()
     assert snapshot is not None
 
@@ -268,11 +268,11 @@ def test_a_successor_with_newer_rows_is_cut_at_the_pinned_offsets(world: UnionWo
     filled(world)
     pinned = world.state()
     world.append(0, events(100, 5))
-    world.tier()
+    world.tiering.tier()
     world.expire_old_snapshots()
     newer = world.state()
     # The service's answer is older than the lake: a reader may hold it across a round.
-    world.service.set_lake(UnionWorld.PATH, pinned.lake)
+    world.tiering.service.set_lake(UnionWorld.PATH, pinned.lake)
 
     assert world.read(f"{UnionWorld.PATH}$lake").num_rows == 40
     assert world.read().num_rows == 45
@@ -291,7 +291,7 @@ def test_another_lake_table_under_the_same_name(world: UnionWorld) -> None:
     filled(world)
 
     with pytest.raises(SnapshotNotFoundError, match="is another one"):
-        open_lake_table(world.catalog, UnionWorld.PATH, table_uuid="0" * 8)
+        open_lake_table(world.tiering.catalog, UnionWorld.PATH, table_uuid="0" * 8)
 
 
 def test_a_lake_table_that_is_gone(world: UnionWorld) -> None:
@@ -301,7 +301,7 @@ def test_a_lake_table_that_is_gone(world: UnionWorld) -> None:
 
 def test_a_table_without_our_columns_is_refused(world: UnionWorld) -> None:
     lake = filled(world)
-    with world.lake_table().update_schema(allow_incompatible_changes=True) as change:
+    with world.tiering.lake_table().update_schema(allow_incompatible_changes=True) as change:
         change.rename_column("__timestamp", "ts")
 
     with pytest.raises(CorruptDataError, match="has no column '__timestamp'"):
@@ -311,8 +311,8 @@ def test_a_table_without_our_columns_is_refused(world: UnionWorld) -> None:
 
 def test_position_deletes_of_a_foreign_engine_hide_exactly_their_rows(world: UnionWorld) -> None:
     filled(world)
-    table = world.lake_table()
-    first, last = sorted(world.data_files(), key=lambda f: f.stat().st_mtime_ns)[::3]
+    table = world.tiering.lake_table()
+    first, last = sorted(world.tiering.data_files(), key=lambda f: f.stat().st_mtime_ns)[::3]
     deleted = [(f"file://{first}", 0), (f"file://{first}", 9), (f"file://{last}", 4)]
     snapshot = commit_delete_files(
         table,
@@ -323,7 +323,7 @@ def test_position_deletes_of_a_foreign_engine_hide_exactly_their_rows(world: Uni
     )
     # The next round makes the foreign snapshot an ancestor of one that the service knows.
     world.append(0, events(100, 3))
-    world.tier()
+    world.tiering.tier()
 
     found = world.read(columns="id")["id"].to_pylist()
     filtered = world.read(columns="id", where="id < 12")["id"].to_pylist()
@@ -336,11 +336,11 @@ def test_position_deletes_of_a_foreign_engine_hide_exactly_their_rows(world: Uni
 
 def test_equality_deletes_are_refused_by_name(world: UnionWorld) -> None:
     filled(world)
-    table = world.lake_table()
+    table = world.tiering.lake_table()
     rows = pa.table({"id": pa.array([3], pa.int64())})
     commit_delete_files(table, [equality_delete_file(table, rows, partition=Record(0))])
     world.append(0, events(100, 3))
-    world.tier()
+    world.tiering.tier()
 
     with pytest.raises(UnsupportedError, match=r"'db.t' has equality deletes \(file 'file://"):
         world.read()
@@ -361,7 +361,9 @@ def test_a_delete_applies_to_older_files_between_its_bounds() -> None:
 def test_planning_loads_neither_pandas_nor_datasets(world: UnionWorld) -> None:
     """Half a second that every new planning process would pay."""
     filled(world)
-    catalog = LakeCatalog(name=world.catalog.name, properties=world.catalog.properties)
+    catalog = LakeCatalog(
+        name=world.tiering.catalog.name, properties=world.tiering.catalog.properties
+    )
     program = f"""
 import json, sys
 from streamhouse.connector.lake.planner import open_lake_table

@@ -13,7 +13,7 @@ from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.plan.row_form import table_columns
 from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
-from tests.support.union_world import KeyWorld
+from tests.support.union_world import KeyWorld, UnionWorld
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
@@ -35,7 +35,7 @@ def ids(table: pa.Table) -> list[int]:
 
 
 def test_rows_are_the_live_versions(world: KeyWorld) -> None:
-    found = world.read()
+    found = world.union.read()
 
     assert sorted(found.to_pylist(), key=lambda r: r["id"]) == [
         {"id": 0, "name": "n0"},
@@ -45,13 +45,13 @@ def test_rows_are_the_live_versions(world: KeyWorld) -> None:
 
 
 def test_a_filter_never_brings_an_old_version_back(world: KeyWorld) -> None:
-    assert ids(world.read(where="name = 'n2'")) == []
-    assert ids(world.read(where="id = 4")) == []
-    assert world.read(where="id = 2", columns="name")["name"].to_pylist() == ["new"]
+    assert ids(world.union.read(where="name = 'n2'")) == []
+    assert ids(world.union.read(where="id = 4")) == []
+    assert world.union.read(where="id = 2", columns="name")["name"].to_pylist() == ["new"]
 
 
 def test_the_changelog_has_every_change_with_its_address(world: KeyWorld) -> None:
-    found = world.read("db.t$changelog")
+    found = world.union.read("db.t$changelog")
 
     assert found.schema.names == [
         "id", "name", "__change_type", "__bucket", "__offset", "__timestamp",
@@ -71,11 +71,11 @@ def test_the_changelog_has_every_change_with_its_address(world: KeyWorld) -> Non
 
 
 def test_the_changelog_is_bounded_and_filtered(world: KeyWorld) -> None:
-    some = world.read(
+    some = world.union.read(
         "db.t$changelog", startingOffsets='{"0": 3}', endingOffsets='{"0": 5, "1": 0}'
     )
-    deletes = world.read("db.t$changelog", where="__change_type = '-D'", columns="id")
-    since = world.read(
+    deletes = world.union.read("db.t$changelog", where="__change_type = '-D'", columns="id")
+    since = world.union.read(
         "db.t$changelog", startingTimestamp=world.moments[-1].timestamp_us // 1_000, columns="id"
     )
 
@@ -85,18 +85,18 @@ def test_the_changelog_is_bounded_and_filtered(world: KeyWorld) -> None:
 
 
 def test_the_log_has_change_types_and_metadata_if_wanted(world: KeyWorld) -> None:
-    assert world.read("db.t$log").schema.names == ["id", "name", "__change_type"]
-    assert world.read("db.t$log", columns="__change_type,id").schema.names == [
+    assert world.union.read("db.t$log").schema.names == ["id", "name", "__change_type"]
+    assert world.union.read("db.t$log", columns="__change_type,id").schema.names == [
         "__change_type",
         "id",
     ]
 
 
 def test_a_log_table_has_a_changelog_of_appends(tmp_path: Path) -> None:
-    with KeyWorld(tmp_path) as world:
-        world.create_table(KeyWorld.PATH, SCHEMA)
+    with UnionWorld(tmp_path) as world:
+        world.tiering.create_table(UnionWorld.PATH, SCHEMA)
         world.append(0, pa.record_batch([pa.array([1, 2]), pa.array(["a", "b"])], schema=SCHEMA))
-        world.tier()
+        world.tiering.tier()
         world.append(0, pa.record_batch([pa.array([3]), pa.array(["c"])], schema=SCHEMA))
 
         found = world.read("db.t$changelog", columns="id,__change_type")
@@ -107,38 +107,38 @@ def test_a_log_table_has_a_changelog_of_appends(tmp_path: Path) -> None:
 
 def test_a_time_in_the_past(world: KeyWorld) -> None:
     for moment in world.moments:
-        found = world.read(asOfTimestamp=moment.timestamp_us // 1_000)
+        found = world.union.read(asOfTimestamp=moment.timestamp_us // 1_000)
 
         assert ids(found) == sorted(row["id"] for row in moment.rows.values())
 
 
 def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyWorld) -> None:
-    world.expire_log(0, 2)
+    world.union.expire_log(0, 2)
 
     with pytest.raises(OffsetOutOfRangeError, match=r"bucket 0: changes \[0, 2\) have left") as why:
-        world.read()
+        world.union.read()
     with pytest.raises(OffsetOutOfRangeError):
-        world.read(failOnDataLoss=False)
+        world.union.read(failOnDataLoss=False)
 
     assert "table 'db.t'" in str(why.value)
-    assert len(world.read("db.t$changelog", columns="id")) == 5
+    assert len(world.union.read("db.t$changelog", columns="id")) == 5
 
 
 def test_changes_that_left_the_log_since_the_load(world: KeyWorld) -> None:
-    state = world.state()
+    state = world.union.state()
     options = read_options({"table": "db.t", "endpoint": "http://memory"}, use=BATCH)
     output = table_columns(state.table, columns=None, include_metadata=False, has_change_type=False)
-    world.expire_log(0, 2)
+    world.union.expire_log(0, 2)
 
     with pytest.raises(OffsetOutOfRangeError, match="left the log after the table was loaded"):
-        plan_batch_read(world.client, state, options, output)
+        plan_batch_read(world.union.client, state, options, output)
 
 
 def test_a_time_that_nobody_can_tell_of_is_refused(world: KeyWorld) -> None:
-    world.expire_log(0, 4)
+    world.union.expire_log(0, 4)
 
     with pytest.raises(OffsetOutOfRangeError, match="is not known any more"):
-        world.read(asOfTimestamp=world.moments[0].timestamp_us // 1_000)
+        world.union.read(asOfTimestamp=world.moments[0].timestamp_us // 1_000)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_bounds_that_make_no_sense_for_rows(
     world: KeyWorld, name: str, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=why):
-        world.read(name, **options)
+        world.union.read(name, **options)
 
 
 @pytest.fixture
@@ -169,31 +169,33 @@ def history(tmp_path: Path) -> Iterator[KeyWorld]:
     with KeyWorld(tmp_path) as world:
         world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
         world.upsert(0, *({"id": i, "name": f"n{i}"} for i in range(3)))
-        world.tier()
+        world.tiering.tier()
         world.upsert(0, {"id": 1, "name": "new"})
         world.delete(0, {"id": 2})
-        world.tier()
-        world.expire_log(0, 6)
+        world.tiering.tier()
+        world.union.expire_log(0, 6)
         world.upsert(0, {"id": 9, "name": "n9"})
         yield world
 
 
 def test_full_history_reaches_back_before_the_log(history: KeyWorld) -> None:
-    found = history.read("db.t$changelog")
+    found = history.union.read("db.t$changelog")
     kinds = ["+I", "+I", "+I", "-U", "+U", "-D", "+I"]
 
     # One bucket: one task, in order.
     assert found["__change_type"].to_pylist() == kinds
     assert found["__offset"].to_pylist() == list(range(7))
-    deletes = history.read("db.t$changelog", where="__change_type = '-D'", columns="id,name")
+    deletes = history.union.read("db.t$changelog", where="__change_type = '-D'", columns="id,name")
     assert deletes.to_pylist() == [{"id": 2, "name": "n2"}]
-    since = history.read(
+    since = history.union.read(
         "db.t$changelog",
         startingTimestamp=history.moments[1].timestamp_us // 1_000,
         columns="__offset",
     )
     assert since["__offset"].to_pylist() == [3, 4, 5, 6]
-    some = history.read("db.t$changelog", startingOffsets='{"0": 2}', endingOffsets='{"0": 4}')
+    some = history.union.read(
+        "db.t$changelog", startingOffsets='{"0": 2}', endingOffsets='{"0": 4}'
+    )
     assert some["__change_type"].to_pylist() == ["+I", "-U"]
-    assert history.read("db.t$log", columns="id").num_rows == 1
-    assert ids(history.read()) == [0, 1, 9]
+    assert history.union.read("db.t$log", columns="id").num_rows == 1
+    assert ids(history.union.read()) == [0, 1, 9]

@@ -36,17 +36,17 @@ def rows(start: int, count: int) -> pa.RecordBatch:
 def world(tmp_path: Path) -> Iterator[UnionWorld]:
     """Three rounds of ten rows a bucket: ids 0, 20, 40 in bucket 0; 10, 30, 50 in bucket 1."""
     with UnionWorld(tmp_path) as opened:
-        opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
+        opened.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
         for number in range(3):
             for bucket in range(2):
                 opened.append(bucket, rows(number * 20 + bucket * 10, 10))
-            opened.tier()
+            opened.tiering.tier()
         yield opened
 
 
 def found(world: UnionWorld, lake: LakeState, bucket: int) -> tuple[int, list[tuple[int, int]]]:
     """Return the end offset, and (id, offset) of every row."""
-    end, batches, _ = lake_bucket_rows(world.catalog, world.state().table, lake, bucket)
+    end, batches, _ = lake_bucket_rows(world.tiering.catalog, world.state().table, lake, bucket)
     pairs = []
     for batch in batches:
         assert batch.schema.remove(3).equals(SCHEMA)
@@ -72,13 +72,13 @@ def test_every_row_of_the_bucket_with_its_offset(world: UnionWorld) -> None:
 def test_the_registered_snapshot_is_read_though_there_are_later_ones(world: UnionWorld) -> None:
     lake = world.state().lake
     world.append(0, rows(100, 5))
-    world.tier()
+    world.tiering.tier()
 
     assert found(world, lake, 0) == (30, expected(0, 3))
 
 
 def test_deleted_positions_are_left_out(world: UnionWorld) -> None:
-    table = world.lake_table()
+    table = world.tiering.lake_table()
     first = min(
         (task.file for task in table.scan().plan_files()),
         key=lambda f: f.lower_bounds[table.schema().find_field("id").field_id],
@@ -86,7 +86,7 @@ def test_deleted_positions_are_left_out(world: UnionWorld) -> None:
     gone = [(first.file_path, 0), (first.file_path, 7)]
     commit_delete_files(table, [position_delete_file(table, gone, partition=Record(0))])
     world.append(1, rows(100, 1))
-    world.tier()
+    world.tiering.tier()
 
     rows_left = [pair for pair in expected(0, 3) if pair[0] not in (0, 7)]
     assert found(world, world.state().lake, 0) == (30, rows_left)
@@ -95,7 +95,7 @@ def test_deleted_positions_are_left_out(world: UnionWorld) -> None:
 def test_of_an_expired_snapshot_the_current_one_goes_further(world: UnionWorld) -> None:
     lake = world.state().lake
     world.append(0, rows(100, 5))
-    world.tier()
+    world.tiering.tier()
     world.expire_old_snapshots()
 
     end, pairs = found(world, lake, 0)
@@ -110,4 +110,4 @@ def test_another_lake_table_is_refused(world: UnionWorld) -> None:
         snapshot_id=state.lake.snapshot_id, table_uuid="0", tiered_offsets={0: 30, 1: 30}
     )
     with pytest.raises(SnapshotNotFoundError, match="is another one"):
-        lake_bucket_rows(world.catalog, state.table, other, 0)
+        lake_bucket_rows(world.tiering.catalog, state.table, other, 0)

@@ -31,16 +31,16 @@ SORT = {"table.datalake.batch-layout.sort": "n"}
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[UnionWorld]:
     with UnionWorld(tmp_path) as opened:
-        opened.create_table(UnionWorld.PATH, SCHEMA, properties=SORT)
+        opened.tiering.create_table(UnionWorld.PATH, SCHEMA, properties=SORT)
         _append(opened, ROWS)
-        opened.tier()
+        opened.tiering.tier()
         yield opened
 
 
 def _append(world: UnionWorld, count: int) -> None:
     random = np.random.default_rng(1)
     columns = [pa.array(random.permutation(count)), pa.array(random.random(count))]
-    world.service.append(world.PATH, 0, pa.record_batch(columns, schema=SCHEMA))
+    world.tiering.service.append(world.PATH, 0, pa.record_batch(columns, schema=SCHEMA))
 
 
 def _layout(world: UnionWorld, name: str = UnionWorld.PATH, **options: Any) -> str:
@@ -72,21 +72,21 @@ def test_other_reads_take_the_stream_ordered_table(world: UnionWorld) -> None:
 
 def test_a_long_tail_speaks_for_the_layout_that_is_ahead(world: UnionWorld) -> None:
     _append(world, ROWS)
-    world.round(replace(world.claim(), is_batch_due=False)).run()
+    world.tiering.round(replace(world.tiering.claim(), is_batch_due=False)).run()
 
     assert _layout(world, where="n < 100") == "t"
     assert len(world.read(where="n < 100")) == 200
 
 
 def test_a_layout_that_somebody_dropped_is_not_needed(world: UnionWorld) -> None:
-    world.lake_table("db.t$batch").catalog.drop_table("db.t$batch")
+    world.tiering.lake_table("db.t$batch").catalog.drop_table("db.t$batch")
 
     assert _layout(world, where="n = 7") == "t"
 
 
 def test_a_layout_whose_tail_has_left_the_log_is_not_used(world: UnionWorld) -> None:
     _append(world, 1_000)
-    world.round(replace(world.claim(), is_batch_due=False)).run()
+    world.tiering.round(replace(world.tiering.claim(), is_batch_due=False)).run()
     world.expire_log(0, ROWS + 500)
 
     assert _layout(world, where="n = 7") == "t"

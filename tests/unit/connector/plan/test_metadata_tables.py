@@ -16,7 +16,7 @@ from tests.support.union_world import UnionWorld
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[UnionWorld]:
     with UnionWorld(tmp_path) as opened:
-        opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
+        opened.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
         yield opened
 
 
@@ -28,7 +28,7 @@ def test_every_part_has_its_schema_before_the_first_row(world: UnionWorld, part:
 def test_what_they_say(world: UnionWorld) -> None:
     world.append(0, rows(0, 10))
     world.append(1, rows(10, 5))
-    world.tier()
+    world.tiering.tier()
     world.append(1, rows(15, 1))
     world.expire_log(0, 4)
 

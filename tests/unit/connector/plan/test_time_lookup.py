@@ -18,11 +18,11 @@ from tests.support.union_world import UnionWorld
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnionWorld]:
     """Two buckets with five appends each: some only in the lake, some in both, some in the log."""
     with UnionWorld(Path(tmp_path_factory.mktemp("time"))) as opened:
-        opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
+        opened.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
         for i in range(10):
             opened.append(i % 2, rows(i * 3, 3))
             if i in (2, 5):
-                opened.tier()
+                opened.tiering.tier()
         opened.expire_log(0, 7)
         opened.expire_log(1, 3)
         yield opened

@@ -53,7 +53,7 @@ def test_a_large_batch_passes_untouched() -> None:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[UnionWorld]:
     with UnionWorld(tmp_path) as opened:
-        opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
+        opened.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
         for bucket in (0, 1):
             for start in range(0, 30, 10):
                 opened.append(bucket, rows(start, 10))
@@ -105,8 +105,8 @@ def test_a_filter_column_is_not_returned(world: UnionWorld) -> None:
 
 def test_a_table_created_again_is_not_read(world: UnionWorld) -> None:
     context = scan(world)
-    world.service.drop_table(UnionWorld.PATH)
-    world.create_table(UnionWorld.PATH, SCHEMA)
+    world.tiering.service.drop_table(UnionWorld.PATH)
+    world.tiering.create_table(UnionWorld.PATH, SCHEMA)
 
     with pytest.raises(TableNotFoundError, match="dropped and created again"):
         read(world, [LogPiece(bucket=0, start=0, end=0)], context)
@@ -153,7 +153,7 @@ def test_rows_that_leave_while_being_read_are_noticed(world: UnionWorld) -> None
             raise OffsetOutOfRangeError("offset 10 is gone")
         yield from pages
 
-    world.service.on_read = losing
+    world.tiering.service.on_read = losing
 
     found = read(world, [LogPiece(bucket=0, start=0, end=30)], context)
 
@@ -169,7 +169,7 @@ def test_a_context_travels_and_shows_no_secret(world: UnionWorld) -> None:
 
 def test_a_plan_of_an_empty_table_has_no_split(tmp_path: Path) -> None:
     with UnionWorld(tmp_path) as world:
-        world.create_table(UnionWorld.PATH, SCHEMA)
+        world.tiering.create_table(UnionWorld.PATH, SCHEMA)
         options = read_options({"table": "db.t", "endpoint": "http://memory"}, use=BATCH)
         output = output_columns(
             world.state().table.schema, columns=None, include_metadata=False, table="db.t"

@@ -33,7 +33,7 @@ ALL = ReadAllAvailable()
 def world(tmp_path: Path) -> Iterator[UnionWorld]:
     """Two buckets with 30 rows each."""
     with UnionWorld(tmp_path) as opened:
-        opened.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
+        opened.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=2)
         for bucket in (0, 1):
             for start in range(0, 30, 10):
                 opened.append(bucket, rows(start, 10))
@@ -122,7 +122,7 @@ def test_available_now_ends_where_it_began(world: UnionWorld) -> None:
 def test_live_rows_are_read_without_the_lake(
     world: UnionWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.tier()
+    world.tiering.tier()
     world.append(0, rows(30, 5))
 
     def no_lake(*_: Any, **__: Any) -> Any:
@@ -138,18 +138,18 @@ def test_live_rows_are_read_without_the_lake(
 
 def test_history_is_read_from_the_lake(world: UnionWorld) -> None:
     world.append(0, rows(30, LOG_ROWS_PREFERRED_MAX))
-    world.tier()
-    reads = world.service.reads
+    world.tiering.tier()
+    reads = world.tiering.service.reads
     start, end = position(world, 0, 0), position(world, 30 + LOG_ROWS_PREFERRED_MAX, 30)
 
     assert len(addresses(world, reader(world), start, end)) == 60 + LOG_ROWS_PREFERRED_MAX
-    assert world.service.reads == reads
+    assert world.tiering.service.reads == reads
 
 
 def test_a_replay_of_expired_rows_finds_them_in_the_lake(world: UnionWorld) -> None:
     start, end = position(world, 3, 17), position(world, 25, 19)
     before = addresses(world, reader(world), start, end)
-    world.tier()
+    world.tiering.tier()
     world.expire_log(0, 30)
     world.expire_log(1, 18)
 
@@ -174,8 +174,8 @@ def test_an_empty_range_has_no_partition(world: UnionWorld) -> None:
 
 def test_a_table_created_again_is_refused_even_with_other_buckets(world: UnionWorld) -> None:
     stream, start = reader(world), position(world, 1, 1)
-    world.service.drop_table(UnionWorld.PATH)
-    world.create_table(UnionWorld.PATH, SCHEMA, bucket_count=1)
+    world.tiering.service.drop_table(UnionWorld.PATH)
+    world.tiering.create_table(UnionWorld.PATH, SCHEMA, bucket_count=1)
 
     for again in (stream, reader(world)):
         with pytest.raises(TableNotFoundError, match="dropped and created again"):
@@ -187,12 +187,12 @@ def test_a_range_is_planned_on_a_state_that_covers_it(world: UnionWorld) -> None
     stream = reader(world)
     world.append(0, rows(30, 10))
     start, end = position(world, 30, 30), position(world, 40, 30)
-    asked = world.service.states
+    asked = world.tiering.service.states
 
     assert len(stream.partitions(start, end)) == 1
-    assert world.service.states == asked + 1
+    assert world.tiering.service.states == asked + 1
     assert len(stream.partitions(start, end)) == 1
-    assert world.service.states == asked + 1
+    assert world.tiering.service.states == asked + 1
 
 
 def test_what_is_shipped_to_executors_holds_no_secret(world: UnionWorld) -> None:
