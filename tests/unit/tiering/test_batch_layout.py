@@ -87,7 +87,7 @@ def test_a_partitioned_z_order(world: KeyTieringWorld) -> None:
     assert table.sort_order().is_unsorted
 
 
-@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("limited", [False, True], ids=["whole", "small-steps"])
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *BATCH_STEPS])
 def test_a_worker_may_die_anywhere(world: KeyTieringWorld, step: str, limited: bool) -> None:
     world.create_key_table(bucket_count=2, properties=SORT)

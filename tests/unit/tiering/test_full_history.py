@@ -52,7 +52,7 @@ def test_every_change_is_kept_in_order(world: KeyTieringWorld) -> None:
     assert table.schema().identifier_field_ids == []
 
 
-@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("limited", [False, True], ids=["whole", "small-steps"])
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *HISTORY_STEPS])
 def test_a_worker_may_die_between_the_two_commits(
     world: KeyTieringWorld, step: str, limited: bool

@@ -19,30 +19,36 @@ _PATH = DIRECTORY / f"{0:020d}.log"
 @pytest.mark.parametrize(
     "change",
     [{"version": 2}, {"flags": 1}, {"zero": 1}, {"row_count": 0}, {"durable_offset": 99}],
+    ids=lambda change: next(iter(change)),
 )
 def test_a_whole_frame_of_another_release_is_never_cut_off(
     disk: CrashFilesystem, change: dict[str, int]
 ) -> None:
-    log = open_log(disk)
-    store(log, b"x", rows=10)
-    log.close()
-    _append_raw(disk, log, _frame(**change))
+    _left_with(disk, _frame(**change))
 
     with pytest.raises(CorruptDataError, match="a whole frame that this release cannot read"):
         open_log(disk)
 
 
-@pytest.mark.parametrize("change", [{"timestamp_us": -1}, {"base_offset": 11}])
+@pytest.mark.parametrize(
+    "change", [{"timestamp_us": -1}, {"base_offset": 11}], ids=lambda change: next(iter(change))
+)
 def test_a_whole_frame_that_does_not_continue_the_log_ends_it(
     disk: CrashFilesystem, change: dict[str, int]
 ) -> None:
-    log = open_log(disk)
-    store(log, b"x", rows=10)
-    log.close()
-    _append_raw(disk, log, _frame(**change))
+    log = _left_with(disk, _frame(**change))
 
     assert open_log(disk).high_watermark == 10
     assert disk.size_bytes(_PATH) == log.size_bytes
+
+
+def _left_with(disk: CrashFilesystem, frame: bytes) -> LogTablet:
+    """A closed log of ten rows, with `frame` after them."""
+    log = open_log(disk)
+    store(log, b"x", rows=10)
+    log.close()
+    _append_raw(disk, log, frame)
+    return log
 
 
 def _append_raw(disk: CrashFilesystem, log: LogTablet, frame: bytes) -> None:
