@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake import LakeCatalog
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
+from tests.support.tiering_world import lake_in_folder
 
 __all__ = ["IcebergWorld", "ids_of", "numbered"]
 
@@ -50,27 +50,16 @@ class IcebergWorld:
     NAME = "shop.clicks"
 
     def __init__(self, folder: Path) -> None:
-        properties = {
-            "type": "sql",
-            "uri": f"sqlite:///{folder / 'catalog.db'}",
-            "warehouse": f"file://{folder / 'warehouse'}",
-        }
-        self.client = cast(
-            "StorageClient", _CatalogOnly(LakeCatalog(name="lake", properties=properties))
-        )
+        lake = lake_in_folder(folder)
+        self.client = cast("StorageClient", _CatalogOnly(lake))
         # Another name would be another catalog in the same database.
-        self.catalog = SqlCatalog("lake", **properties)
+        self.catalog = SqlCatalog(lake.name, **lake.properties)
         self.catalog.create_namespace("shop")
 
     def __enter__(self) -> IcebergWorld:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.catalog.close()
 
     def create(self, schema: Any, **options: Any) -> Table:

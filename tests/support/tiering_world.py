@@ -10,7 +10,6 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -48,6 +47,7 @@ __all__ = [
     "LogTieringWorld",
     "TieringWorld",
     "dying_at",
+    "lake_in_folder",
     "rows",
 ]
 
@@ -86,19 +86,23 @@ def rows(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array(ids, pa.int64()), pa.array(names, pa.string())], schema=SCHEMA)
 
 
+def lake_in_folder(folder: Path, **more: str) -> LakeCatalog:
+    """A catalog on SQLite beside its warehouse, with `more` properties."""
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{folder / 'catalog.db'}",
+        "warehouse": f"file://{folder / 'warehouse'}",
+    }
+    return LakeCatalog(name="lake", properties=properties | more)
+
+
 class TieringWorld:
     """Closed by `with`, because catalogs hold connections."""
 
     def __init__(self, folder: Path, *, catalog: LakeCatalog | None = None) -> None:
         self.folder = folder
-        self.catalog = catalog or LakeCatalog(
-            name="lake",
-            properties={
-                "type": "sql",
-                "uri": f"sqlite:///{folder / 'catalog.db'}",
-                "warehouse": f"file://{folder / 'warehouse'}",
-                SERVICE_ID_PROPERTY: "0123456789abcdef",
-            },
+        self.catalog = catalog or lake_in_folder(
+            folder, **{SERVICE_ID_PROPERTY: "0123456789abcdef"}
         )
         self.service = FakeService(self.catalog)
         self.run_split = functools.partial(run_split, open_client=lambda _: self.service)
@@ -109,12 +113,7 @@ class TieringWorld:
     def __enter__(self) -> TieringWorld:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for lake in self._lakes:
             lake.close()
         if self._judge is not None:
