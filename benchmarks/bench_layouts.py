@@ -62,16 +62,16 @@ def main() -> None:
 
 def _fill(world: UnionWorld, properties: dict[str, str]) -> list[float]:
     """Tier the rows and return the seconds of each round."""
-    world.create_table(world.PATH, SCHEMA, properties=properties)
+    world.tiering.create_table(world.PATH, SCHEMA, properties=properties)
     ids = np.random.default_rng(1).permutation(ROUNDS * ROUND_ROWS)
     seconds = []
     for number in range(ROUNDS):
         rows = make_rows(ROUND_ROWS, first_id=number * ROUND_ROWS)
         part = pa.array(ids[number * ROUND_ROWS : (number + 1) * ROUND_ROWS])
-        world.service.append(world.PATH, 0, rows.set_column(0, SCHEMA.field("id"), part))
-        assignment = world.claim()
+        world.tiering.service.append(world.PATH, 0, rows.set_column(0, SCHEMA.field("id"), part))
+        assignment = world.tiering.claim()
         start_s = time.perf_counter()
-        world.round(assignment).run()
+        world.tiering.round(assignment).run()
         seconds.append(time.perf_counter() - start_s)
     # The first creates the lake tables and imports what it needs.
     return seconds[1:]
@@ -82,12 +82,12 @@ def _maintain(world: UnionWorld, role: LakeRole) -> None:
     known = state.lake if role is LakeRole.ROWS else state.lake.batch
     assert known is not None
     maintainer = Maintainer(
-        pins=world.service,
-        runner=world.runner,
-        filesystem=LakeFilesystem(world.catalog.properties),
+        pins=world.tiering.service,
+        runner=world.tiering.runner,
+        filesystem=LakeFilesystem(world.tiering.catalog.properties),
     )
     maintainer.maintain(
-        world.lake().open_or_create(state.table, known, role=role),
+        world.tiering.lake().open_or_create(state.table, known, role=role),
         state.table,
         Claim(epoch=state.lake.tiering_epoch, snapshot_id=None),
         policy=MaintenancePolicy.of(state.table).on_demand(),
@@ -98,14 +98,14 @@ def _maintain(world: UnionWorld, role: LakeRole) -> None:
 def _use_newest(world: UnionWorld, role: LakeRole) -> None:
     """Tell the service's readers of the snapshot that maintenance left."""
     state = world.state()
-    snapshot = world.lake_table(role.lake_name(world.PATH)).current_snapshot()
+    snapshot = world.tiering.lake_table(role.lake_name(world.PATH)).current_snapshot()
     assert snapshot is not None
     assert state.lake.batch is not None
     lake = replace(state.lake, snapshot_id=snapshot.snapshot_id)
     if role is LakeRole.BATCH:
         batch = replace(state.lake.batch, snapshot_id=snapshot.snapshot_id)
         lake = replace(state.lake, batch=batch)
-    world.service.set_lake(world.PATH, lake)
+    world.tiering.service.set_lake(world.PATH, lake)
 
 
 def _report_gain(world: UnionWorld, when: str) -> None:
@@ -151,7 +151,7 @@ def _report_cost(world: UnionWorld, *, plain_s: list[float], both_s: list[float]
     sizes = {
         role: sum(
             task.file.file_size_in_bytes
-            for task in world.lake_table(role.lake_name(world.PATH)).scan().plan_files()
+            for task in world.tiering.lake_table(role.lake_name(world.PATH)).scan().plan_files()
         )
         for role in (LakeRole.ROWS, LakeRole.BATCH)
     }
@@ -175,24 +175,27 @@ def _report_cost(world: UnionWorld, *, plain_s: list[float], both_s: list[float]
 
 def _report_late_fill(world: UnionWorld, limit_path: Path) -> None:
     _fill_late_table(world)
-    files = [path for path in world.data_files() if path.stat().st_size]
+    files = [path for path in world.tiering.data_files() if path.stat().st_size]
     assert len(files) == LATE_FILES
     row_count = LATE_FILES * LATE_FILE_ROWS
     ratios, seconds, limits = [], [], []
     for repeat in range(LATE_REPEATS + 1):
         limit_s = pyarrow_rewrite_seconds(files, limit_path)
-        world.service.change_layout(world.PATH, SORTED_BY)
+        world.tiering.service.change_layout(world.PATH, SORTED_BY)
         gc.collect()
         start_s = time.perf_counter()
         rounds = 0
         while world.state().in_batch_layout() is None:
-            world.round(limits=PlanLimits(rows_max=LATE_ROUND_ROWS)).run()
+            world.tiering.round(limits=PlanLimits(rows_max=LATE_ROUND_ROWS)).run()
             rounds += 1
         fill_s = time.perf_counter() - start_s
         assert rounds == row_count // LATE_ROUND_ROWS
-        assert world.lake_table(LakeRole.BATCH.lake_name(world.PATH)).scan().count() == row_count
+        assert (
+            world.tiering.lake_table(LakeRole.BATCH.lake_name(world.PATH)).scan().count()
+            == row_count
+        )
         # Given back, it is filled anew. The first time it is made, too, and libraries are loaded.
-        world.service.change_layout(world.PATH, {})
+        world.tiering.service.change_layout(world.PATH, {})
         if repeat:
             ratios.append(limit_s / fill_s)
             seconds.append(fill_s)
@@ -211,18 +214,18 @@ def _report_late_fill(world: UnionWorld, limit_path: Path) -> None:
 
 def _fill_late_table(world: UnionWorld) -> None:
     """Tier the rows, one file a bucket and round, and let the log lose them."""
-    world.create_table(world.PATH, SCHEMA, bucket_count=LATE_BUCKETS)
+    world.tiering.create_table(world.PATH, SCHEMA, bucket_count=LATE_BUCKETS)
     ids = np.random.default_rng(1).permutation(LATE_FILES * LATE_FILE_ROWS)
     for number in range(LATE_FILES):
         start = number * LATE_FILE_ROWS
         part = pa.array(ids[start : start + LATE_FILE_ROWS])
         rows = make_rows(LATE_FILE_ROWS, first_id=start).set_column(0, SCHEMA.field("id"), part)
         bucket = number % LATE_BUCKETS
-        world.service.append(world.PATH, bucket, rows)
+        world.tiering.service.append(world.PATH, bucket, rows)
         if bucket == LATE_BUCKETS - 1:
-            world.round().run()
+            world.tiering.round().run()
     for bucket, end in world.state().lake.tiered_offsets.items():
-        world.service.expire_log(world.PATH, bucket, end)
+        world.tiering.service.expire_log(world.PATH, bucket, end)
 
 
 if __name__ == "__main__":
