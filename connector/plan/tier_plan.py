@@ -26,9 +26,9 @@ from streamhouse.connector.scan.scan import LakePiece, Piece, ScanColumn, ScanCo
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SnapshotNotFoundError
 from streamhouse.storage_service.lake.files.lake_filesystem import lake_file_properties
+from streamhouse.storage_service.lake.files.partition_layout import lake_clustering
 from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.table_state import TableState
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def plan_lake(
         predicate=context.predicate,
         from_timestamp_us=context.from_timestamp_us,
         to_timestamp_us=context.to_timestamp_us,
-        clustering=_clustering(state),
+        clustering=lake_clustering(state.table.descriptor, role=state.lake.role),
     )
     found = lake.plan(
         state.table.schema,
@@ -179,13 +179,6 @@ def _check_history(
         for bucket, said in covered.fingerprints.items()
     ):
         client.check_lake_history(str(state.table.path), covered)
-
-
-def _clustering(state: TableState) -> Clustering:
-    layout = state.table.descriptor.batch_layout()
-    if layout is None or state.lake.role is not LakeRole.BATCH:
-        return Clustering()
-    return layout.clustering
 
 
 def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:

@@ -1,6 +1,6 @@
 """Any table of a lake catalog, opened for reading: the readers' door, in plain values.
 
-A table is opened at one state of its metadata. Nobody below `lake/` sees an object of the Iceberg
+A table is opened at one state of its metadata. Nobody outside `lake/` sees an object of the Iceberg
 library. Readers write nothing, so catalogs are kept for the life of a process.
 """
 

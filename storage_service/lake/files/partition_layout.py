@@ -16,11 +16,17 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.lake_limits import least_value, time_units
-from streamhouse.storage_service.model.partitioning import is_bucketable
+from streamhouse.storage_service.model.partitioning import Clustering, is_bucketable
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN
 from streamhouse.storage_service.model.table import TableDescriptor
 
-__all__ = ["LakePartitionField", "PartitionValues", "lake_partitioning", "split_by_partition"]
+__all__ = [
+    "LakePartitionField",
+    "PartitionValues",
+    "lake_clustering",
+    "lake_partitioning",
+    "split_by_partition",
+]
 
 PartitionValues = tuple[Any, ...]
 """One value per field of the partitioning, None where the source is null."""
@@ -87,6 +93,12 @@ def lake_partitioning(
     else:
         bucketing = by_number
     return (*fields, bucketing)
+
+
+def lake_clustering(descriptor: TableDescriptor, *, role: LakeRole) -> Clustering:
+    """Return the order of rows in a file: a batch layout has its own, others none of ours."""
+    layout = descriptor.batch_layout() if role is LakeRole.BATCH else None
+    return Clustering() if layout is None else layout.clustering
 
 
 def _free_name(wanted: str, taken: set[str], *, is_identity: bool) -> str:

@@ -36,6 +36,7 @@ from streamhouse.storage_service.lake.files.field_ids import (
 )
 from streamhouse.storage_service.lake.files.partition_layout import (
     LakePartitionField,
+    lake_clustering,
     lake_partitioning,
 )
 from streamhouse.storage_service.lake.tables.schema import (
@@ -92,7 +93,7 @@ def create_lake_table(
     )
     partitioning = lake_partitioning(table.descriptor, role=role)
     spec = lake_partition_spec(partitioning, schema)
-    sort_order = lake_sort_order(schema, _clustering(table, role))
+    sort_order = lake_sort_order(schema, lake_clustering(table.descriptor, role=role))
     properties = lake_properties(table, service_id=service_id, role=role)
     # Only what the catalog decides is taken from its proposal: identity, place, format version.
     staged = catalog.create_table_transaction(identifier, schema, properties=properties)._table
@@ -146,7 +147,7 @@ def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.
                 f" {'missing' if there is None else f'{there.name!r} {there.field_type}'}"
             )
     partitioning = lake_partitioning(table.descriptor, role=role)
-    clustering = _clustering(table, role)
+    clustering = lake_clustering(table.descriptor, role=role)
     return LakeLayout(
         file_schema=lake_arrow_schema(table.schema, nested_ids, role=role),
         iceberg_schema=wanted,
@@ -155,11 +156,6 @@ def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.
         sort_order_id=_sort_order_id(lake_table, lake_sort_order(wanted, clustering)),
         clustering=clustering,
     )
-
-
-def _clustering(table: TableInfo, role: LakeRole) -> Clustering:
-    layout = table.descriptor.batch_layout() if role is LakeRole.BATCH else None
-    return Clustering() if layout is None else layout.clustering
 
 
 def _own_nested_ids(schema: IcebergSchema) -> dict[FieldPath, int]:
