@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
@@ -11,7 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import SCHEMA, fsynced_write_seconds, make_rows, percentile, report
+from benchmarks.harness import (
+    SCHEMA,
+    fsynced_write_seconds,
+    make_rows,
+    percentile,
+    process_cpu_seconds,
+    report,
+)
 from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
@@ -34,24 +40,20 @@ def main() -> None:
         ):
             client.create_table(PATH, SCHEMA, primary_key=["id"], bucket_count=BUCKETS)
             client.upsert(PATH, pa.Table.from_batches([base]))
-            before_s = _cpu_seconds(service.pid)
+            before_s, own_before_s = process_cpu_seconds(service.pid), time.process_time()
             times = _times(service.endpoint, base)
-            cpu_ms = (_cpu_seconds(service.pid) - before_s) / len(times) * 1e3
+            cpu_ms = (process_cpu_seconds(service.pid) - before_s) / len(times) * 1e3
+            own_cpu_ms = (time.process_time() - own_before_s) / len(times) * 1e3
     p50_ms, p99_ms = percentile(times, 0.5) * 1e3, percentile(times, 0.99) * 1e3
     report(
         f"upserts of {ROWS} rows over {BUCKETS} buckets, {WRITERS} writers",
         measured=f"p50 {p50_ms:.2f} ms, p99 {p99_ms:.1f} ms, {len(times) / SECONDS:,.0f} calls/s,"
-        f" {cpu_ms:.2f} ms of the service's processor a call",
+        f" processor a call: service {cpu_ms:.2f} ms, client {own_cpu_ms:.2f} ms",
         limit=f"one fdatasync: {sync_s * 1e3:.2f} ms",
         ratio=p50_ms / 1e3 / sync_s,
-        bar="p50 under 3 ms",
-        reached=p50_ms < 3,
+        bar="p50 under 3 ms, at most 0.6 ms of the service's processor",
+        reached=p50_ms < 3 and cpu_ms <= 0.6,
     )
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _times(endpoint: str, base: pa.RecordBatch) -> list[float]:

@@ -27,7 +27,9 @@ __all__ = [
     "Result",
     "fsynced_write_seconds",
     "make_rows",
+    "median",
     "percentile",
+    "process_cpu_seconds",
     "pyarrow_rewrite_seconds",
     "report",
     "timed",
@@ -49,14 +51,17 @@ _STATUSES: Final = pa.array(["new", "paid", "packed", "shipped", "returned"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One figure: what was measured, the limit of the same run, their ratio, the bar to reach."""
+    """One figure: what was measured, the limit of the same run, their ratio, the bar to reach.
+
+    `reached` is None where nothing was there to judge by.
+    """
 
     name: str
     measured: str
     limit: str
     ratio: float
     bar: str
-    reached: bool
+    reached: bool | None
 
 
 def make_rows(row_count: int, *, first_id: int = 0, seed: int = 0) -> pa.RecordBatch:
@@ -120,12 +125,20 @@ def pyarrow_rewrite_seconds(files: Sequence[Path], target: Path) -> float:
     return seconds
 
 
-def report(name: str, *, measured: str, limit: str, ratio: float, bar: str, reached: bool) -> None:
+def process_cpu_seconds(pid: int) -> float:
+    """Return the processor time that another process has taken, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def report(
+    name: str, *, measured: str, limit: str, ratio: float, bar: str, reached: bool | None
+) -> None:
     """Print one figure, for people and for `benchmarks.run`."""
     result = Result(
         name=name, measured=measured, limit=limit, ratio=round(ratio, 3), bar=bar, reached=reached
     )
-    verdict = "reached" if reached else "MISSED"
+    verdict = {True: "reached", False: "MISSED", None: "not judged"}[result.reached]
     print(f"{name}: {measured} against {limit}: ratio {ratio:.2f} ({bar}: {verdict})")
     print(RESULT_PREFIX + json.dumps(asdict(result)))
     sys.stdout.flush()
