@@ -122,6 +122,20 @@ audit: setup ## Known vulnerabilities of the pinned dependencies; asks the netwo
 bench: java setup ## Run the benchmarks and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run
 
+# The peers are not in .venv: their environment has ours and them.
+PEERS := .cache/peers
+
+$(PEERS)/.installed: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(PEERS): about a minute on a new machine."
+	@$(BIN)/python -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint constraints.txt --editable '.[peers]'
+	@touch $@
+
+.PHONY: peers
+peers: $(PEERS)/.installed ## Small calls beside a peer from PyPI, into benchmarks/RESULTS.md
+	$(PEERS)/bin/python -m benchmarks.run bench_small_calls
+
 # ---- Packing. ----
 
 .PHONY: build

@@ -16,13 +16,14 @@ from typing import Any, Final
 from benchmarks.harness import RESULT_PREFIX
 
 _HERE: Final = Path(__file__).parent
+_VERDICTS: Final = {True: "reached", False: "**missed**", None: "not judged"}
 _RESULTS: Final = _HERE / "RESULTS.md"
 _INTRODUCTION: Final = """# Results
 
 Written by `make bench` (`python -m benchmarks.run`). Each row is one run on one machine: `measured`
 against `limit` (what the hardware or the bare library did in the same run), and their ratio against
 the bar we set ourselves. Absolute figures are this machine's; ratios carry over. One benchmark:
-`python -m benchmarks.NAME`.
+`python -m benchmarks.NAME`. `make peers` writes the section of small calls with a peer beside us.
 
 """
 
@@ -80,7 +81,7 @@ def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_co
     ]
     lines += [
         f"| {r['name']} | {r['measured']} | {r['limit']} | {r['ratio']:.2f} | {r['bar']} |"
-        f" {'reached' if r['reached'] else '**missed**'} |"
+        f" {_VERDICTS[r['reached']]} |"
         for r in results
     ]
     return "\n".join([*lines, ""])

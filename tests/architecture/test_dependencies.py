@@ -8,11 +8,15 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import re
+from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.architecture.source_files import ROOT
+
+# Extras with an environment of their own.
+EXTRAS_ELSEWHERE: Final = ("peers",)
 
 
 def _pins() -> dict[str, str]:
@@ -26,13 +30,30 @@ def _pins() -> dict[str, str]:
     return pins
 
 
-def _declared() -> list[Requirement]:
-    """What setup.cfg asks for, extras included."""
+def _requirements(text: str) -> list[Requirement]:
+    lines = [line.strip() for line in text.splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def _setup() -> configparser.ConfigParser:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    texts = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    lines = [line.strip() for text in texts for line in text.splitlines()]
-    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return setup
+
+
+def _declared() -> list[Requirement]:
+    """What setup.cfg asks for, with the extras that `make setup` installs."""
+    setup = _setup()
+    extras = setup["options.extras_require"].items()
+    texts = [text for name, text in extras if name not in EXTRAS_ELSEWHERE]
+    return _requirements("\n".join([setup["options"]["install_requires"], *texts]))
+
+
+def _declared_elsewhere() -> dict[str, Requirement]:
+    """What the other extras ask for; packages that need nothing themselves."""
+    extras = _setup()["options.extras_require"]
+    needed = [r for name in EXTRAS_ELSEWHERE for r in _requirements(extras[name])]
+    return {canonicalize_name(requirement.name): requirement for requirement in needed}
 
 
 def _installed_closure() -> dict[str, str]:
@@ -63,5 +84,16 @@ def test_every_installed_dependency_is_pinned_as_it_is_installed() -> None:
     assert {name: pins.get(name) for name in installed} == installed
 
 
+def test_what_is_installed_elsewhere_is_pinned_within_its_range() -> None:
+    pins = _pins()
+
+    outside = {
+        name: pins.get(name)
+        for name, requirement in _declared_elsewhere().items()
+        if name not in pins or pins[name] not in requirement.specifier
+    }
+    assert not outside
+
+
 def test_nothing_else_is_pinned() -> None:
-    assert set(_pins()) <= set(_installed_closure())
+    assert set(_pins()) <= {*_installed_closure(), *_declared_elsewhere()}

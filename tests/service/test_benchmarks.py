@@ -1,0 +1,32 @@
+"""A benchmark runs: with few rows, once through, its figures thrown away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.harness import RESULT_PREFIX
+from tests.support.python_process import run_python
+
+pytestmark = pytest.mark.slow
+
+
+def test_small_calls_are_measured_without_a_peer() -> None:
+    lines = ["lookup", "upsert_1", "append_to_subscriber"]
+
+    ran = run_python(["-m", "benchmarks.bench_small_calls", "--tiny", *lines])
+
+    assert ran.returncode == 0, ran.stderr
+    results = [
+        json.loads(line.removeprefix(RESULT_PREFIX))
+        for line in ran.stdout.splitlines()
+        if line.startswith(RESULT_PREFIX)
+    ]
+    assert [result["name"].partition(",")[0] for result in results] == [
+        "lookup of one key",
+        "processor of the client",
+        "upsert of 1 row",
+        "processor of the client",
+        "append of 1 row to a subscriber",
+    ]
