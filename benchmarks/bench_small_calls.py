@@ -24,7 +24,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.consumer import Seen, following
-from benchmarks.harness import SCHEMA, make_rows, median, process_cpu_seconds, report
+from benchmarks.harness import (
+    SCHEMA,
+    changing_calls,
+    make_rows,
+    median,
+    process_cpu_seconds,
+    report,
+)
 from benchmarks.many_connections import Answers, get_rows
 from benchmarks.peers import pondra
 from benchmarks.peers.pondra import Pondra
@@ -262,20 +269,8 @@ def _upserts(world: World, row_count: int) -> tuple[dict[str, Tally], Tally, Tal
 
 
 def _changes(world: World, row_count: int) -> Iterator[pa.Table]:
-    """Return calls with existing keys, each with amounts that it did not have the time before."""
-    rng = np.random.default_rng(4)
-    chosen = [
-        world.base.take(pa.array(rng.choice(world.sizes.keys, row_count, replace=False)))
-        for _ in range(PREPARED_CALLS)
-    ]
-    return itertools.cycle(
-        [_with_amounts(rows, rng.random(row_count)) for _ in range(2) for rows in chosen]
-    )
-
-
-def _with_amounts(rows: pa.RecordBatch, amounts: np.ndarray) -> pa.Table:
-    changed = rows.set_column(_AMOUNT, SCHEMA.field("amount"), pa.array(amounts))
-    return pa.Table.from_batches([changed])
+    calls = changing_calls(world.base, row_count=row_count, call_count=2 * PREPARED_CALLS, seed=4)
+    return itertools.cycle(calls)
 
 
 # -- rows on their way to a consumer ---------------------------------------------------------------
@@ -342,7 +337,9 @@ def _seen_after(
 ) -> float:
     row = world.base.slice(next(keys), 1)
     sent = time.perf_counter()
-    write(_with_amounts(row, np.array([sent])))
+    write(
+        pa.Table.from_batches([row.set_column(_AMOUNT, SCHEMA.field("amount"), pa.array([sent]))])
+    )
     return seen.wait(sent)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import (
     SCHEMA,
+    changing_calls,
     fsynced_write_seconds,
     make_rows,
     percentile,
@@ -25,6 +26,7 @@ KEYS = 100_000
 ROWS = 10
 BUCKETS = 4
 WRITERS = 8
+CALLS = 400
 SECONDS = 5.0
 PATH = "bench_small_upserts"
 
@@ -40,8 +42,12 @@ def main() -> None:
         ):
             client.create_table(PATH, SCHEMA, primary_key=["id"], bucket_count=BUCKETS)
             client.upsert(PATH, pa.Table.from_batches([base]))
+            calls = [
+                changing_calls(base, row_count=ROWS, call_count=CALLS, seed=writer)
+                for writer in range(WRITERS)
+            ]
             before_s, own_before_s = process_cpu_seconds(service.pid), time.process_time()
-            times = _times(service.endpoint, base)
+            times = _times(service.endpoint, calls)
             cpu_ms = (process_cpu_seconds(service.pid) - before_s) / len(times) * 1e3
             own_cpu_ms = (time.process_time() - own_before_s) / len(times) * 1e3
     p50_ms, p99_ms = percentile(times, 0.5) * 1e3, percentile(times, 0.99) * 1e3
@@ -56,32 +62,23 @@ def main() -> None:
     )
 
 
-def _times(endpoint: str, base: pa.RecordBatch) -> list[float]:
-    times: list[list[float]] = [[] for _ in range(WRITERS)]
+def _times(endpoint: str, calls: list[list[pa.Table]]) -> list[float]:
+    times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + SECONDS
 
     def write(number: int) -> None:
-        rng = np.random.default_rng(number)
-        calls = [_changed(base, rng) for _ in range(200)]
+        own = itertools.cycle(calls[number])
         with StorageClient(endpoint) as client:
             while (start := time.perf_counter()) < end:
-                client.upsert(PATH, calls[len(times[number]) % len(calls)])
+                client.upsert(PATH, next(own))
                 times[number].append(time.perf_counter() - start)
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(WRITERS)]
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return [seconds for own in times for seconds in own]
-
-
-def _changed(base: pa.RecordBatch, rng: np.random.Generator) -> pa.Table:
-    """Return random rows with new amounts; the same call twice changes nothing the second time."""
-    rows = base.take(pa.array(rng.choice(KEYS, ROWS, replace=False)))
-    amounts = pa.array(rng.random(ROWS))
-    rows = rows.set_column(rows.schema.get_field_index("amount"), SCHEMA.field("amount"), amounts)
-    return pa.Table.from_batches([rows])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from streamhouse.storage_service.lake.files.parquet_writer import FileFormat, op
 __all__ = [
     "SCHEMA",
     "Result",
+    "changing_calls",
     "fsynced_write_seconds",
     "make_rows",
     "median",
@@ -81,6 +82,28 @@ def make_rows(row_count: int, *, first_id: int = 0, seed: int = 0) -> pa.RecordB
         ],
         schema=SCHEMA,
     )
+
+
+def changing_calls(
+    base: pa.RecordBatch, *, row_count: int, call_count: int, seed: int
+) -> list[pa.Table]:
+    """Return calls of rows of `base`, to be repeated: each changes what the calls before it left.
+
+    The second half of the calls has the keys of the first, with other amounts.
+    """
+    rng = np.random.default_rng(seed)
+    amount = SCHEMA.get_field_index("amount")
+    chosen = [
+        base.take(pa.array(rng.choice(base.num_rows, row_count, replace=False)))
+        for _ in range(call_count // 2)
+    ]
+    return [
+        pa.Table.from_batches(
+            [rows.set_column(amount, SCHEMA.field("amount"), pa.array(rng.random(row_count)))]
+        )
+        for _ in range(2)
+        for rows in chosen
+    ]
 
 
 def timed(work: Callable[[], object]) -> float:
