@@ -52,7 +52,7 @@ class Sizes:
 
     keys: int = 100_000
     turns: int = 5
-    seconds: float = 0.7
+    seconds: float = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
