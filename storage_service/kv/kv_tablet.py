@@ -48,6 +48,7 @@ from streamhouse.storage_service.kv.lookup import (
     rows_in_key_order,
     too_many_bytes,
 )
+from streamhouse.storage_service.kv.plan.few_rows import few_rows_plan
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_replay, plan_restore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
@@ -89,6 +90,7 @@ class KvTablet:
         self._where: Final = f"table '{rules.table}', bucket {bucket}"
         self.codec = _codec(rules)
         self.single_rows = SingleRows(rules, self.codec)
+        self.few_rows = few_rows_plan(rules, self.codec)
         self._store: Final = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=self._options.store
         )
@@ -127,6 +129,7 @@ class KvTablet:
         # The codec first: it reads what there is in every version.
         self.codec = _codec(rules)
         self.single_rows = SingleRows(rules, self.codec)
+        self.few_rows = few_rows_plan(rules, self.codec)
         self.rules = rules
 
     @property
@@ -406,6 +409,14 @@ class KvTablet:
             self._overlaid += 1
         newer, unknown = self._planned_rows.get(keys)
         return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
+
+    def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """As `newest`, for few keys."""
+        known = None if self._pending else self._cache.get_few_to_write(keys)
+        if known is not None:
+            return known
+        values: Sequence[bytes | None] = self.newest(pa.array(keys, pa.binary())).to_pylist()
+        return values
 
     def _forget_overlay(self) -> None:
         self._planned_rows = None

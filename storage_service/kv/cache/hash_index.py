@@ -57,6 +57,9 @@ class HashIndex:
         self._entries: Final = np.zeros((groups * _GROUP, 3), dtype=np.uint64)
         self._rows: Final = _as_rows(self._entries)
         self.numbers: Final = self._entries[:, 2]
+        # One number is read and written sooner without an array.
+        self._tag_bytes: Final = self._tags.data
+        self._numbers_of_entries: Final = self._entries.reshape(-1).data
         self._filled = 0
         self._dead = 0
 
@@ -103,17 +106,41 @@ class HashIndex:
         """Return the slot of one pair of hashes, or -1."""
         group = ((first >> 32) * self._groups) >> 32
         tag = (first & 0x7F) | 0x80
+        entries = self._numbers_of_entries
         while True:
-            line = int(self._lines[group]).to_bytes(_GROUP, "little")
+            start = group * _GROUP
+            line = self._tag_bytes[start : start + _GROUP].tobytes()
             within = line.find(tag)
             while within >= 0:
-                slot = group * _GROUP + within
-                if self._entries[slot, :2].tolist() == [first, second]:
-                    return slot
+                at = 3 * (start + within)
+                if entries[at] == first and entries[at + 1] == second:
+                    return start + within
                 within = line.find(tag, within + 1)
             if line[-1] == _EMPTY:
                 return -1
             group = (group + 1) % self._groups
+
+    def number_at(self, slot: int) -> int:
+        """Return what is kept at one slot."""
+        number: int = self._numbers_of_entries[3 * slot + 2]
+        return number
+
+    def set_number_at(self, slot: int, number: int) -> None:
+        """Keep another number at one slot."""
+        self._numbers_of_entries[3 * slot + 2] = number
+
+    def insert_one(self, first: int, second: int, number: int) -> None:
+        """Add one pair of hashes that is not there; there must be `room_for` it."""
+        assert self.room_for(1)
+        group = ((first >> 32) * self._groups) >> 32
+        while self._used[group] == _GROUP:
+            group = (group + 1) % self._groups
+        slot = group * _GROUP + int(self._used[group])
+        entries = self._numbers_of_entries
+        entries[3 * slot], entries[3 * slot + 1], entries[3 * slot + 2] = first, second, number
+        self._tag_bytes[slot] = (first & 0x7F) | 0x80
+        self._used[group] += 1
+        self._filled += 1
 
     def insert(self, first: Hashes, second: Hashes, numbers: npt.NDArray[np.uint64]) -> None:
         """Add pairs of hashes that are distinct and not there; there must be `room_for` them."""

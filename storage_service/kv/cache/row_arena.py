@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -45,6 +45,7 @@ class RowArena:
         assert 0 < segment_bytes <= SEGMENT_BYTES_MAX
         self._segment_bytes: Final = segment_bytes
         self._buffers: list[pa.Buffer] = []
+        self._views: list[memoryview] = []
         self._free: list[int] = []
         # Oldest first; the last one is being filled.
         self._order: deque[int] = deque()
@@ -81,6 +82,24 @@ class RowArena:
             first = last
         return locations
 
+    def append_few(self, rows: Sequence[bytes]) -> list[int]:
+        """As `append`, for few rows."""
+        locations = []
+        for row in rows:
+            size = len(row)
+            segment = self._segment_with(size)
+            position = self._used[segment]
+            self._views[segment][position : position + size] = row
+            locations.append((segment << _SEGMENT_SHIFT) | (position << _POSITION_BITS) | size)
+            self._used[segment] = position + size
+            self._live[segment] += size
+        return locations
+
+    def release_few(self, locations: Iterable[int]) -> None:
+        """As `release`, for few rows."""
+        for location in locations:
+            self._live[location >> _SEGMENT_SHIFT] -= location & _LOW_24
+
     def release(self, locations: Locations) -> None:
         """Count the rows at `locations` as superseded."""
         lengths = (locations & _LOW_24).astype(np.float64)
@@ -109,9 +128,8 @@ class RowArena:
     def row_at(self, location: int) -> bytes:
         """Return a copy of one row."""
         position = (location >> _POSITION_BITS) & _LOW_24
-        row = self._buffers[location >> _SEGMENT_SHIFT].slice(position, location & _LOW_24)
-        copy: bytes = row.to_pybytes()
-        return copy
+        row = self._views[location >> _SEGMENT_SHIFT][position : position + (location & _LOW_24)]
+        return row.tobytes()
 
     def oldest(self, *, except_: Collection[int]) -> int | None:
         """Return the segment filled first, if it is full and not excepted."""
@@ -129,6 +147,11 @@ class RowArena:
         return best if share[best] < _SPARSE else None
 
     @staticmethod
+    def segment_of(location: int) -> int:
+        """Return the segment that a location is in."""
+        return location >> _SEGMENT_SHIFT
+
+    @staticmethod
     def segments_of(locations: Locations) -> set[int]:
         """Return the segments that these locations are in."""
         return set(distinct(locations >> _SEGMENT_SHIFT).tolist())
@@ -143,6 +166,7 @@ class RowArena:
         """Forget a segment; none of its rows may be asked for any more."""
         self._order.remove(segment)
         self._buffers[segment] = _NOTHING
+        self._views[segment] = memoryview(_NOTHING)
         del self._used[segment], self._live[segment]
         self._free.append(segment)
 
@@ -159,10 +183,12 @@ class RowArena:
         if self._free:
             segment = self._free.pop()
             self._buffers[segment] = pa.py_buffer(memory)
+            self._views[segment] = memoryview(memory)
         else:
             segment = len(self._buffers)
             assert segment < 1 << 15, "half a terabyte of rows"
             self._buffers.append(pa.py_buffer(memory))
+            self._views.append(memoryview(memory))
         self._order.append(segment)
         self._used[segment] = self._live[segment] = 0
         return segment

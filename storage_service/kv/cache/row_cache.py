@@ -11,6 +11,7 @@ are never evicted.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,10 +23,12 @@ from streamhouse.storage_service.kv.cache.row_arena import SEGMENT_BYTES_MAX, Ro
 from streamhouse.storage_service.kv.rows.key_hash import KeyHasher
 from streamhouse.storage_service.model.sorted_values import distinct
 
-__all__ = ["CachedRows", "RowCache"]
+__all__ = ["FEW_KEYS", "CachedRows", "RowCache"]
 
 _DELETED: Final = np.uint64(0)
 _SEGMENT_BYTES_MIN: Final = 256 << 10
+FEW_KEYS: Final = 64
+"""Up to so many keys are put one by one."""
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -51,6 +54,21 @@ class _Read(NamedTuple):
     changes: int
 
 
+class _Place(NamedTuple):
+    """Where one key is; its slot is -1 if it is not there."""
+
+    first: int
+    second: int
+    slot: int
+
+
+class _FewRead(NamedTuple):
+    """Where the keys of the last `get_few_to_write` were."""
+
+    places: dict[bytes, _Place]
+    changes: int
+
+
 class RowCache:
     """Newest rows by key. A new cache is complete: of no rows at all."""
 
@@ -60,8 +78,10 @@ class RowCache:
         budget_bytes: int,
         segment_bytes: int | None = None,
         hasher: KeyHasher | None = None,
+        few_keys: int = FEW_KEYS,
     ) -> None:
         """Make an empty cache; segments are what is evicted at once, 1/32 of the budget if None."""
+        self._few_keys: Final = few_keys
         if segment_bytes is None:
             segment_bytes = max(budget_bytes // 32, _SEGMENT_BYTES_MIN)
         self.budget_bytes = budget_bytes
@@ -77,6 +97,7 @@ class RowCache:
         # Slots stay valid while no key is added or removed.
         self._changes = 0
         self._read_last: _Read | None = None
+        self._few_read = _FewRead({}, -1)
         self._deleted: list[tuple[Hashes, Hashes]] = []
 
     @classmethod
@@ -118,6 +139,16 @@ class RowCache:
         self._read_last = _Read(keys, first, second, slots, self._changes)
         return self._rows_of(slots)
 
+    def get_few_to_write(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
+        """As `get_to_write`, for few keys; None if of any of them nothing is known."""
+        self._few_read = _FewRead({}, -1)
+        places = {key: self._place_of(key) for key in keys}
+        self._few_read = _FewRead(places, self._changes)
+        if not self._complete and any(place.slot < 0 for place in places.values()):
+            return None
+        at = (0 if slot < 0 else self._index.number_at(slot) for _, _, slot in places.values())
+        return [self._arena.row_at(location) if location else None for location in at]
+
     def _rows_of(self, slots: npt.NDArray[np.int64]) -> CachedRows:
         known = slots >= 0
         locations = self._index.numbers[slots]
@@ -135,11 +166,14 @@ class RowCache:
             slot = self._index.find_one(first, second)
             if slot < 0:
                 return self._complete, None
-            location = int(self._index.numbers[slot])
+            location = self._index.number_at(slot)
             return True, self._arena.row_at(location) if location else None
 
     def put(self, keys: pa.Array, values: pa.Array) -> None:
         """Make `values` the newest rows of distinct `keys`; a null deletes."""
+        if len(keys) <= self._few_keys:
+            self._put_few(keys.to_pylist(), values.to_pylist())
+            return
         first, second, slots = self._slots_of(keys)
         if values.null_count:
             present = values.is_valid().to_numpy(zero_copy_only=False)
@@ -155,6 +189,35 @@ class RowCache:
             self._index.numbers[slots[known]] = locations[known]
         self._insert(first[new], second[new], locations[new])
         self._arena.release(before[before != _DELETED])
+
+    def _put_few(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        locations = iter(self._arena.append_few([row for row in values if row is not None]))
+        if not self._index.room_for(len(keys)):
+            self._resize_index(len(keys))
+        places = [self._place_of(key) for key in keys]
+        replaced = []
+        with self._lock:
+            for (first, second, slot), value in zip(places, values, strict=True):
+                location = 0 if value is None else next(locations)
+                if slot < 0:
+                    self._index.insert_one(first, second, location)
+                    self._changes += 1
+                else:
+                    replaced.append(self._index.number_at(slot))
+                    self._index.set_number_at(slot, location)
+                if location:
+                    self._pinned.add(self._arena.segment_of(location))
+                else:
+                    self._deleted.append(_hashes_of(first, second))
+        self._arena.release_few(filter(None, replaced))
+
+    def _place_of(self, key: bytes) -> _Place:
+        if self._few_read.changes == self._changes:
+            place = self._few_read.places.get(key)
+            if place is not None:
+                return place
+        first, second = self._hasher.one(key)
+        return _Place(first, second, self._index.find_one(first, second))
 
     def handed_over(self) -> None:
         """RocksDB has everything put so far."""
@@ -272,3 +335,7 @@ class RowCache:
             self._index.numbers[slots] = locations
             self._arena.drop(segment)
         self._pinned.discard(segment)
+
+
+def _hashes_of(first: int, second: int) -> tuple[Hashes, Hashes]:
+    return np.array([first], dtype=np.uint64), np.array([second], dtype=np.uint64)

@@ -14,6 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamhouse.storage_service.kv.plan.few_rows import (
+    FEW_ROWS_MAX,
+    FewBucketRows,
+    FewRowsPlan,
+)
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
@@ -90,6 +95,10 @@ class Bucket(Protocol):
         """The table's, the same for all buckets."""
 
     @property
+    def few_rows(self) -> FewRowsPlan | None:
+        """The table's, the same for all buckets."""
+
+    @property
     def planned_offset(self) -> int:
         """The offset of the next change."""
 
@@ -98,6 +107,9 @@ class Bucket(Protocol):
 
     def newest(self, keys: pa.Array) -> pa.Array:
         """Return what is under distinct `keys` once all that is planned is applied."""
+
+    def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """As `newest`, for few keys."""
 
 
 def plan_writes(
@@ -115,21 +127,70 @@ def plan_writes(
     assert len(numbers) == len(writes) or all(write.versions is None for write in writes)
     for number in numbers:
         buckets[number].check_backlog()
-    rules, codec = buckets[numbers[0]].rules, buckets[numbers[0]].codec
-    is_one = len(ordered) == 1
-    given = check_rows(
-        ordered[0].rows if is_one else pa.concat_batches([write.rows for write in ordered]),
-        rules,
-        operations=_operations(ordered),
+    planned, changes, row_ends = _few(buckets, ordered, columns) or _many(buckets, ordered, columns)
+    of_bucket = dict(zip(numbers, planned, strict=True))
+    next_offset = {number: write.base_offset for number, write in of_bucket.items()}
+    parts: dict[int, PlannedPart] = {}
+    counted = 0
+    for position, write, row_end in zip(order, ordered, row_ends, strict=True):
+        count = changes[row_end - 1] if row_end else 0
+        start = next_offset[write.bucket]
+        end = start + count - counted
+        parts[position] = PlannedPart(of_bucket[write.bucket], start, end)
+        next_offset[write.bucket], counted = end, count
+    return [parts[position] for position in range(len(writes))]
+
+
+class _Planned(NamedTuple):
+    """Each bucket's write; by row, the changes of all rows up to it; by write, where its rows end.
+
+    Rows that do nothing may be left out.
+    """
+
+    of_bucket: list[PlannedWrite]
+    changes: Sequence[int]
+    row_ends: Sequence[int]
+
+
+def _few(
+    buckets: Sequence[Bucket], writes: Sequence[KeyWrite], columns: Sequence[str] | None
+) -> _Planned | None:
+    """Plan few rows one by one; None if they are too many, or not for that."""
+    few_rows = buckets[writes[0].bucket].few_rows
+    row_ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
+    if few_rows is None or row_ends[-1] > FEW_ROWS_MAX or any(write.versions for write in writes):
+        return None
+    last = {write.bucket: end for write, end in zip(writes, row_ends, strict=True)}
+    made = few_rows.plan(
+        _rows(writes),
+        _operations(writes),
+        [
+            FewBucketRows(end, buckets[number].planned_offset, buckets[number].newest_few)
+            for number, end in last.items()
+        ],
         columns=columns,
-        row_numbers=ordered[0].row_numbers if is_one else None,
+    )
+    return None if made is None else _Planned(*made, row_ends)
+
+
+def _many(
+    buckets: Sequence[Bucket], writes: Sequence[KeyWrite], columns: Sequence[str] | None
+) -> _Planned:
+    is_one = len(writes) == 1
+    rules, codec = buckets[writes[0].bucket].rules, buckets[writes[0].bucket].codec
+    given = check_rows(
+        _rows(writes),
+        rules,
+        operations=_operations(writes),
+        columns=columns,
+        row_numbers=writes[0].row_numbers if is_one else None,
     )
     # Rows that do nothing were left out.
     row_ends: list[int] = [len(given.row_numbers)]
     if not is_one:
-        ends = list(itertools.accumulate(write.rows.num_rows for write in ordered))
+        ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
         row_ends = np.searchsorted(given.row_numbers, ends).tolist()
-    last = {write.bucket: (write, end) for write, end in zip(ordered, row_ends, strict=True)}
+    last = {write.bucket: (write, end) for write, end in zip(writes, row_ends, strict=True)}
     planned, changes = plan_rows(
         given,
         [
@@ -139,17 +200,13 @@ def plan_writes(
         rules=rules,
         codec=codec,
     )
-    of_bucket = dict(zip(last, planned, strict=True))
-    next_offset = {number: write.base_offset for number, write in of_bucket.items()}
-    parts: dict[int, PlannedPart] = {}
-    counted = 0
-    for position, write, row_end in zip(order, ordered, row_ends, strict=True):
-        count = int(changes[row_end - 1]) if row_end else 0
-        start = next_offset[write.bucket]
-        end = start + count - counted
-        parts[position] = PlannedPart(of_bucket[write.bucket], start, end)
-        next_offset[write.bucket], counted = end, count
-    return [parts[position] for position in range(len(writes))]
+    return _Planned(planned, changes.tolist(), row_ends)
+
+
+def _rows(writes: Sequence[KeyWrite]) -> pa.RecordBatch:
+    if len(writes) == 1:
+        return writes[0].rows
+    return pa.concat_batches([write.rows for write in writes])
 
 
 def _operations(writes: Sequence[KeyWrite]) -> npt.NDArray[np.int8] | None:

@@ -67,19 +67,23 @@ class KeyHasher:
 
     def one(self, key: bytes) -> tuple[int, int]:
         """Return both hashes of one key: what `many` gives for it."""
-        length = len(key) - _SKIPPED_BYTES
-        starts = range(_SKIPPED_BYTES, max(len(key), _SKIPPED_BYTES + 1), 8)
-        words = [int.from_bytes(key[start : start + 8], "little") for start in starts]
-        hashes = []
-        for x, (a, f, b, g, c) in zip(self.seeds, _MIXES, strict=True):
-            # The length comes last: what words could cancel out would not depend on the seed.
-            for word in (*words, length):
-                x ^= word
-                x = (x ^ x >> a) * f & _MASK
-                x = (x ^ x >> b) * g & _MASK
-                x ^= x >> c
-            hashes.append(x)
-        return hashes[0], hashes[1]
+        (a, f, b, g, c), (k, m, n, o, p) = _MIXES
+        first, second = self.seeds
+        words = [
+            int.from_bytes(key[i : i + 8], "little") for i in range(_SKIPPED_BYTES, len(key), 8)
+        ] or [0]
+        # The length comes last: what words could cancel out would not depend on the seed.
+        words.append(len(key) - _SKIPPED_BYTES)
+        for word in words:
+            first ^= word
+            first = (first ^ first >> a) * f & _MASK
+            first = (first ^ first >> b) * g & _MASK
+            first ^= first >> c
+            second ^= word
+            second = (second ^ second >> k) * m & _MASK
+            second = (second ^ second >> n) * o & _MASK
+            second ^= second >> p
+        return first, second
 
 
 def _low_bytes(count: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -140,8 +140,9 @@ def test_superseded_rows_give_their_memory_back() -> None:
     assert get(cache, [0, 99]) == [row("0 299"), row("99 299")]
 
 
+@pytest.mark.parametrize("few_keys", [0, 10, 64])
 @pytest.mark.parametrize("bits", [64, 3, 0])
-def test_it_is_a_dict_even_if_hashes_collide(bits: int) -> None:
+def test_it_is_a_dict_even_if_hashes_collide(bits: int, few_keys: int) -> None:
     """With few bits nearly all keys have the first hash in common."""
     random = Random(bits)
     mask = np.uint64((1 << bits) - 1)
@@ -155,13 +156,16 @@ def test_it_is_a_dict_even_if_hashes_collide(bits: int) -> None:
             first, second = KeyHasher.one(self, key)
             return first & int(mask), second
 
-    cache = RowCache(budget_bytes=1 << 30, segment_bytes=1_000, hasher=Weak())
+    cache = RowCache(budget_bytes=1 << 30, segment_bytes=1_000, hasher=Weak(), few_keys=few_keys)
     model: dict[int, bytes | None] = {}
     for step in range(60):
         some = random.sample(range(60), random.randrange(20))
         changes = {n: None if random.random() < 0.3 else row(f"{n} {step}") for n in some}
+        keys = [key(n) for n in changes]
         if random.random() < 0.5:
-            cache.get_to_write(pa.array([key(n) for n in changes], pa.binary()))
+            cache.get_to_write(pa.array(keys, pa.binary()))
+        elif random.random() < 0.5:
+            assert cache.get_few_to_write(keys) == [model.get(n) for n in changes]
         put(cache, changes)
         model |= changes
         if random.random() < 0.3:
@@ -171,11 +175,13 @@ def test_it_is_a_dict_even_if_hashes_collide(bits: int) -> None:
         assert get(cache, list(range(60))) == [model.get(n) for n in range(60)]
 
 
-def test_writing_what_was_just_read_finds_the_same_places() -> None:
-    cache = RowCache(budget_bytes=1 << 20)
+@pytest.mark.parametrize("few_keys", [0, 64])
+def test_writing_what_was_just_read_finds_the_same_places(few_keys: int) -> None:
+    cache = RowCache(budget_bytes=1 << 20, few_keys=few_keys)
     put(cache, {n: row("a") for n in range(50)})
     keys = pa.array([key(n) for n in range(40, 60)], pa.binary())
     cache.get_to_write(keys)
+    cache.get_few_to_write(keys.to_pylist())
     # What is read and written in between moves slots.
     put(cache, {n: row("between") for n in range(45, 2_000)})
 
@@ -190,6 +196,8 @@ def test_an_overlay_knows_only_what_was_put() -> None:
     put(overlay, {1: row("a"), 2: None})
 
     assert get(overlay, [1, 2, 3]) == [row("a"), None, UNKNOWN]
+    assert overlay.get_few_to_write([key(1), key(2)]) == [row("a"), None]
+    assert overlay.get_few_to_write([key(1), key(3)]) is None
 
 
 def test_rows_longer_than_a_segment_get_their_own() -> None:
