@@ -8,10 +8,11 @@ what waits; any may ask for the rows under a prefix.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
-from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
+from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, bytes_of, gather_at
 
 __all__ = ["Piece", "WriteBacklog", "WriteBehind", "nearly_sorted"]
 
@@ -40,8 +41,9 @@ _RETRY_S: Final = 0.05
 _RUN_BYTES_MIN: Final = 256 << 10
 # Changes that wait lie in memory beside the rows they made.
 _SHARE_OF_MEMORY: Final = 4
-# Pieces up to this many rows are joined.
+# Pieces of fewer rows are joined, once there are so many of them.
 _SMALL_ROWS: Final = 4_096
+_SMALL_PIECES_MAX: Final = 32
 _WORD: Final = np.dtype(">u8")
 
 
@@ -56,7 +58,8 @@ class Piece(NamedTuple):
 class WriteBacklog:
     """Pieces, oldest first. The list is replaced, never changed, so that readers see it whole.
 
-    Small pieces are joined as they come, so that there are few however small the writes are.
+    Small ones are joined now and then, so that there are few however small the writes are, and each
+    row is copied few times.
     """
 
     def __init__(self) -> None:
@@ -80,24 +83,15 @@ class WriteBacklog:
     def add(self, piece: Piece) -> None:
         """Append changes."""
         self._rows += len(piece.keys)
-        self._bytes += int(piece.keys.nbytes + piece.values.nbytes)
-        pieces = list(self._pieces)
-        # Joining only what is not larger copies each row few times.
-        while pieces and len(pieces[-1].keys) <= min(len(piece.keys), _SMALL_ROWS):
-            before = pieces.pop()
-            piece = Piece(
-                pa.concat_arrays([before.keys, piece.keys]),
-                pa.concat_arrays([before.values, piece.values]),
-                piece.marker,
-            )
-        self._pieces = [*pieces, piece]
+        self._bytes += bytes_of(piece.keys) + bytes_of(piece.values)
+        pieces = [*self._pieces, piece]
+        self._pieces = pieces if _small_count(pieces) < _SMALL_PIECES_MAX else _tail_joined(pieces)
 
     def as_run(self) -> Piece:
         """Return everything as one piece, nearly in the order of keys."""
-        keys = pa.concat_arrays([piece.keys for piece in self._pieces])
-        values = pa.concat_arrays([piece.values for piece in self._pieces])
+        keys, values, marker = _joined(self._pieces)
         order = pa.array(nearly_sorted(keys))
-        return Piece(keys.take(order), values.take(order), self._pieces[-1].marker)
+        return Piece(keys.take(order), values.take(order), marker)
 
     def clear(self) -> None:
         """Forget everything: RocksDB has it."""
@@ -107,11 +101,31 @@ class WriteBacklog:
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
         """Return the latest value of each key that starts with `prefix`; None was deleted."""
         found: dict[bytes, bytes | None] = {}
-        for piece in self._pieces:
+        for piece in _tail_joined(self._pieces):
             matches = pc.starts_with(piece.keys, pattern=prefix)
             keys = piece.keys.filter(matches).to_pylist()
             found.update(zip(keys, piece.values.filter(matches).to_pylist(), strict=True))
         return found
+
+
+def _small_count(pieces: Sequence[Piece]) -> int:
+    """Return how many of the last pieces are small."""
+    small = itertools.takewhile(lambda piece: len(piece.keys) < _SMALL_ROWS, reversed(pieces))
+    return sum(1 for _ in small)
+
+
+def _tail_joined(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces, those at the end that are small as one."""
+    start = len(pieces) - _small_count(pieces)
+    return pieces if start == len(pieces) else [*pieces[:start], _joined(pieces[start:])]
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    return Piece(
+        pa.concat_arrays([piece.keys for piece in pieces]),
+        pa.concat_arrays([piece.values for piece in pieces]),
+        pieces[-1].marker,
+    )
 
 
 class WriteBehind:

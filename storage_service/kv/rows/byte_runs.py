@@ -16,6 +16,7 @@ import pyarrow as pa
 __all__ = [
     "binary_array",
     "binary_parts",
+    "bytes_of",
     "fixed_rows",
     "gather_at",
     "slice_runs",
@@ -32,6 +33,15 @@ def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     starts = np.frombuffer(offsets, dtype=np.int32, count=array.offset + len(array) + 1)
     bytes_ = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, np.uint8)
     return bytes_, starts[array.offset :]
+
+
+def bytes_of(array: pa.Array) -> int:
+    """Return how many bytes the values of a binary array and their offsets take."""
+    offsets = array.buffers()[1]
+    if offsets is None or len(array) == 0:
+        return 0
+    ends = memoryview(offsets).cast("i")
+    return int(ends[array.offset + len(array)] - ends[array.offset]) + 4 * len(array)
 
 
 def binary_array(data: Any, offsets: npt.NDArray[np.int32], *, valid: Any = None) -> pa.Array:
@@ -61,7 +71,10 @@ def gather_at(
     """Return the values of `dtype` that start at `positions`, aligned or not."""
     if len(positions) == 0:
         return np.empty(0, dtype=dtype)
-    return _overlapping(data, dtype)[positions]
+    if dtype.fields is None:
+        return _overlapping(data, dtype)[positions]
+    # A record is moved field by field, unless it is taken for mere bytes.
+    return _overlapping(data, np.dtype(f"V{dtype.itemsize}"))[positions].view(dtype)
 
 
 def write_at(
