@@ -11,12 +11,11 @@ either, the variable STREAMHOUSE_CA_FILE names a CA file.
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qs, quote, urlsplit
-
-import urllib3
 
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -27,7 +26,6 @@ from streamhouse.storage_service.errors import (
 __all__ = ["CA_VARIABLE", "Endpoint", "parse_endpoint", "tls_failure", "with_ca_file"]
 
 CA_VARIABLE: Final = "STREAMHOUSE_CA_FILE"
-_MISTRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "Fingerprints did not match", "doesn't match")
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
@@ -39,20 +37,31 @@ class Endpoint:
     ca_file: str | None = None
     fingerprint: str | None = None
 
-    def tls_settings(self) -> dict[str, Any]:
-        """Return the settings of the HTTP client library's pool."""
-        if not self.url.startswith("https:"):
-            return {}
-        if self.fingerprint is not None:
-            # The certificate is known to the byte: neither names nor signatures add anything.
-            return {"cert_reqs": "CERT_NONE", "assert_fingerprint": self.fingerprint}
-        ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or None
+    def tls_context(self) -> ssl.SSLContext:
+        """Return what connections by https are made with.
+
+        Raises `InvalidRequestError` for a file of CAs that is none. With a `fingerprint`, whoever
+        connects must compare it.
+        """
+        ca_file = None
+        if self.fingerprint is None:
+            ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or None
         if ca_file is not None and not Path(ca_file).is_file():
             raise InvalidRequestError(
                 f"CA file {ca_file} does not exist on this machine; it is named by the endpoint,"
                 f" the option tls.ca or {CA_VARIABLE}"
             )
-        return {"cert_reqs": "CERT_REQUIRED", "ca_certs": ca_file}
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:
+            raise InvalidRequestError(f"CA file {ca_file} cannot be used: {error}") from error
+        context.set_alpn_protocols(["http/1.1"])
+        context.hostname_checks_common_name = False
+        if self.fingerprint is not None:
+            # The certificate is known to the byte: neither names nor signatures add anything.
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -63,7 +72,9 @@ def parse_endpoint(text: str) -> Endpoint:
     try:
         parts = urlsplit(url)
         known = parse_qs(fragment, strict_parsing=bool(fragment))
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+        # Reading the port checks it.
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_url &= not parts.query
     except ValueError:
         is_url = False
     if not is_url or parts.username is not None or not set(known) <= {"ca", "sha256"}:
@@ -87,12 +98,10 @@ def with_ca_file(endpoint: str, ca_file: str) -> str:
     return f"{url}#ca={quote(ca_file, safe='/')}"
 
 
-def tls_failure(
-    error: urllib3.exceptions.SSLError, *, endpoint: str, request: str
-) -> StreamhouseError:
+def tls_failure(error: ssl.SSLError, *, endpoint: str, request: str) -> StreamhouseError:
     """Return what a TLS error means to the caller."""
     text = str(error)
-    if any(mark in text for mark in _MISTRUST):
+    if isinstance(error, ssl.SSLCertVerificationError):
         return InvalidRequestError(
             f"the certificate of {endpoint} is not trusted: {text}; name the CA that signed it with"
             f" {CA_VARIABLE} or the option tls.ca"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-import urllib3
 
 from streamhouse.storage_service.client.request_batches import bounded_batches, plain
 from streamhouse.storage_service.client.transport import HttpTransport
@@ -178,7 +177,7 @@ def subscribe(
                             positions[cut.bucket] = cut.end_offset
                             yield cut
             failure = UnavailableError(f"the service ended the subscription to '{path}'")
-        except (urllib3.exceptions.HTTPError, OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             failure = UnavailableError(
                 f"the subscription to '{path}' at {transport.endpoint} broke: {error}"
             )

@@ -59,7 +59,7 @@ class TableCalls:
 
     def drop_database(self, name: str) -> None:
         """Drop an empty database; raises `DatabaseNotEmptyError`."""
-        self._transport.request_json("DELETE", f"/v1/databases/{name}")
+        self._transport.request_json("DELETE", f"/v1/databases/{quote(name, safe='')}")
 
     def create_table(
         self,

@@ -1,21 +1,27 @@
-"""HTTP to the storage service: the only module of ours that imports the HTTP client library.
+"""HTTP to the storage service: one request and its answer, sent again where that is safe.
 
-Errors of the library become ours here, once. What is retried: every request that is safe to
-repeat (reads, and writes that carry a writer id and sequence), on connection failures and on
-answers marked retriable, with growing waits, until the caller's deadline.
+What breaks a connection becomes an error of ours here, once. What is retried: every request that is
+safe to repeat (reads, and writes that carry a writer id and sequence), on connection failures and
+on answers marked retriable, with growing waits, until the caller's deadline. It is sent again at
+once where the service has closed a kept connection: that says nothing of the service.
 """
 
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import urllib3
-
 from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.client.connection import (
+    Answer,
+    AnswerStream,
+    BrokenConnectionError,
+)
+from streamhouse.storage_service.client.connection_pool import ConnectionPool, ReachingError
 from streamhouse.storage_service.client.endpoint import parse_endpoint, tls_failure
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -28,7 +34,8 @@ from streamhouse.storage_service.errors import (
 __all__ = ["HttpTransport"]
 
 _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
-_CONNECT_TIMEOUT_S: Final = 5.0
+_REDIRECTS: Final = 300
+_ERROR_BYTES_MAX: Final = 1 << 20
 
 
 class HttpTransport:
@@ -42,15 +49,15 @@ class HttpTransport:
         """The same with it, as it was given."""
         self.timeout_s = timeout_s
         self.token = token
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(
-            num_pools=16, maxsize=16, retries=False, **parts.tls_settings()
-        )
+        self._pool = ConnectionPool(parts, headers=_authorization(token))
+        if parts.url.startswith("https:"):
+            # A CA file that is none is said now.
+            self._pool.tls  # noqa: B018
         self._is_reached = False
 
     def close(self) -> None:
         """Close all kept connections."""
-        self._pool.clear()
+        self._pool.close()
 
     def request_json(
         self,
@@ -72,7 +79,13 @@ class HttpTransport:
             is_repeatable=is_repeatable or method == "GET",
             wait_s=wait_s,
         )
-        return json.loads(data) if data else None
+        try:
+            return json.loads(data) if data else None
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"{self.endpoint} answered {method} {path} with something that is no JSON;"
+                " is it a Streamhouse service?"
+            ) from error
 
     def request(
         self,
@@ -86,7 +99,7 @@ class HttpTransport:
         node: str = "",
         wait_s: float = 0.0,
         on_repeat: Callable[[], None] | None = None,
-    ) -> bytes:
+    ) -> bytes | bytearray:
         """Send a request and return the answer's body.
 
         Args:
@@ -105,7 +118,7 @@ class HttpTransport:
         failures = 0
         while True:
             try:
-                response = self._send(
+                return self._send(
                     method,
                     path,
                     query=query,
@@ -113,38 +126,45 @@ class HttpTransport:
                     content_type=content_type,
                     node=node,
                     read_timeout_s=self.timeout_s + wait_s,
-                    is_streamed=False,
-                )
-                data: bytes = response.data
-                return data
+                ).data
             except StreamhouseError as error:
                 is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
                 # A service never seen before is more likely misspelt than restarting.
                 if not (is_repeatable and is_passing and self._is_reached):
                     raise
-                failures += 1
+                cause = error.__cause__
+                is_stale = isinstance(cause, BrokenConnectionError) and cause.is_stale
+                failures += not is_stale
                 if time.monotonic() + _BACKOFF.after(failures) > deadline:
                     if method == "GET":
                         raise UnavailableError(error.message) from error
                     raise
             if on_repeat is not None:
                 on_repeat()
-            time.sleep(_BACKOFF.jittered_after(failures))
+            if not is_stale:
+                time.sleep(_BACKOFF.jittered_after(failures))
 
     def open_stream(
         self, path: str, *, query: Mapping[str, str] | None, silence_s_max: float
-    ) -> urllib3.BaseHTTPResponse:
-        """Send a GET; a read of the open response fails after `silence_s_max` without bytes."""
-        return self._send(
-            "GET",
-            path,
-            query=query,
-            body=None,
-            content_type="",
-            node="",
-            read_timeout_s=silence_s_max,
-            is_streamed=True,
-        )
+    ) -> AnswerStream:
+        """Send a GET; a read of the open answer fails after `silence_s_max` without bytes."""
+        try:
+            node = self._pool.node(self.endpoint)
+            head = node.request_head("GET", _target(path, query), content_type="", length=None)
+            connection = self._pool.take(node)
+            try:
+                status, stream = connection.open_stream(head, timeout_s=silence_s_max)
+                self._is_reached = True
+                if status < _REDIRECTS:
+                    return stream
+                with stream:
+                    data = stream.read(_ERROR_BYTES_MAX)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _failure(error, endpoint=self.endpoint, request=f"GET {path}") from error
+        raise _error_of(status, data, endpoint=self.endpoint)
 
     def _send(
         self,
@@ -156,42 +176,60 @@ class HttpTransport:
         content_type: str,
         node: str,
         read_timeout_s: float,
-        is_streamed: bool,
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> Answer:
         endpoint = node or self.endpoint
-        headers = self._headers | ({} if body is None else {"Content-Type": content_type})
+        length = None if body is None else memoryview(body).nbytes
         try:
-            response = self._pool.request(
-                method,
-                f"{endpoint}{path}{'?' + urlencode(query) if query else ''}",
-                body=body,
-                headers=headers,
-                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=read_timeout_s),
-                preload_content=not is_streamed,
-                redirect=False,
+            asked = self._pool.node(endpoint)
+            head = asked.request_head(
+                method, _target(path, query), content_type=content_type, length=length
             )
-        except (
-            urllib3.exceptions.NewConnectionError,
-            urllib3.exceptions.ConnectTimeoutError,
-        ) as error:
-            raise UnavailableError(
-                f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"
-                " serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or 'endpoint'"
-            ) from error
-        except urllib3.exceptions.SSLError as error:
-            raise tls_failure(error, endpoint=endpoint, request=f"{method} {path}") from error
-        except urllib3.exceptions.HTTPError as error:
-            raise UnknownOutcomeError(
-                f"the Streamhouse service at {endpoint} did not answer {method} {path}: {error}"
-            ) from error
+            connection = self._pool.take(asked)
+            try:
+                answer, is_kept = connection.exchange(head, body, timeout_s=read_timeout_s)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _failure(error, endpoint=endpoint, request=f"{method} {path}") from error
+        if is_kept:
+            asked.give_back(connection)
+        else:
+            connection.close()
         self._is_reached = True
-        if response.status >= 400:
-            raise _error_of(response, endpoint=endpoint)
-        return response
+        if answer.status >= _REDIRECTS:
+            raise _error_of(answer.status, answer.data, endpoint=endpoint)
+        return answer
 
 
-def _error_of(response: urllib3.BaseHTTPResponse, *, endpoint: str) -> StreamhouseError:
-    data = response.data
+def _authorization(token: str | None) -> str:
+    """Return the header line with a token."""
+    if token is None:
+        return ""
+    if not token.isprintable() or not token.isascii():
+        raise InvalidRequestError("the bearer token has characters that no HTTP header may have")
+    return f"Authorization: Bearer {token}\r\n"
+
+
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _failure(error: OSError, *, endpoint: str, request: str) -> StreamhouseError:
+    """Return what a failed exchange means to the caller."""
+    if isinstance(error, ReachingError):
+        return UnavailableError(
+            f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"
+            " serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or 'endpoint'"
+        )
+    if isinstance(error, ssl.SSLError):
+        return tls_failure(error, endpoint=endpoint, request=request)
+    return UnknownOutcomeError(
+        f"the Streamhouse service at {endpoint} did not answer {request}: {error}"
+    )
+
+
+def _error_of(status: int, data: bytes | bytearray, *, endpoint: str) -> StreamhouseError:
     try:
         detail = json.loads(data)["error"]
         return error_for_code(
@@ -199,6 +237,6 @@ def _error_of(response: urllib3.BaseHTTPResponse, *, endpoint: str) -> Streamhou
         )
     except (ValueError, KeyError, TypeError):
         return InvalidRequestError(
-            f"{endpoint} answered HTTP {response.status} without a Streamhouse error;"
+            f"{endpoint} answered HTTP {status} without a Streamhouse error;"
             " is it a Streamhouse service?"
         )

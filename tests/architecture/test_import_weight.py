@@ -47,7 +47,7 @@ def _modules_of(*prefixes: str) -> list[str]:
 def test_the_package_alone_loads_nothing_else() -> None:
     loaded = _loaded_by("streamhouse")
 
-    assert not loaded & (ENGINES | SPARK | {"pyarrow", "numpy", "urllib3"})
+    assert not loaded & (ENGINES | SPARK | {"pyarrow", "numpy", "httptools"})
 
 
 def test_the_client_loads_no_engine_and_no_spark() -> None:

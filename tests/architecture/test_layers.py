@@ -27,6 +27,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.engine.directory.state_file",
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),
+    "httptools": ("streamhouse.storage_service.client.connection",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": ("streamhouse.storage_service.lake.*",),
     "pyiceberg_core": (
@@ -43,7 +44,6 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "sqlglot": ("streamhouse.connector.where.*",),
     "sqlalchemy": ("streamhouse.storage_service.lake.catalogs.sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
-    "urllib3": ("streamhouse.storage_service.client.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
     "uvloop": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
 }

@@ -64,4 +64,4 @@ def test_the_package_alone_loads_nothing() -> None:
     )
 
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert not loaded & {"pyspark", "pyiceberg", "pyarrow", "numpy", "pandas", "urllib3"}
+    assert not loaded & {"pyspark", "pyiceberg", "pyarrow", "numpy", "pandas", "httptools"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from streamhouse.storage_service.client.endpoint import (
     with_ca_file,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
+from tests.support.certificates import make_certificates
 
 
 def test_what_an_endpoint_says() -> None:
@@ -34,7 +36,13 @@ def test_a_ca_file_for_plain_http_is_refused() -> None:
         with_ca_file("http://h:1", "/ca.pem")
 
 
-@pytest.mark.parametrize("text", ["h:1", "ftp://h", "https://", "https://h#x=1", "https://h#ca"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("h:1", "ftp://h", "https://", "https://h#x=1", "https://h#ca"),
+        *("http://h:x", "http://h:0", "http://h:99999", "http://h?a=b"),
+    ],
+)
 def test_what_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not a URL like"):
         parse_endpoint(text)
@@ -47,15 +55,26 @@ def test_a_password_in_an_endpoint_is_refused_and_not_repeated() -> None:
     assert "s3cret" not in error.value.message
 
 
-def test_plain_http_has_no_tls_settings() -> None:
-    assert parse_endpoint("http://h:1").tls_settings() == {}
-
-
 def test_the_ca_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CA_VARIABLE, str(tmp_path / "nope.pem"))
     with pytest.raises(InvalidRequestError, match=r"nope\.pem does not exist on this machine"):
-        parse_endpoint("https://h:1").tls_settings()
+        parse_endpoint("https://h:1").tls_context()
 
-    ca_file = tmp_path / "ca.pem"
-    ca_file.touch()
-    assert parse_endpoint(f"https://h:1#ca={ca_file}").tls_settings()["ca_certs"] == str(ca_file)
+
+def test_certificates_are_checked_unless_the_very_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_certificates(tmp_path, host="DNS:h")
+    by_machine = parse_endpoint("https://h:1").tls_context()
+    by_file = parse_endpoint(f"https://h:1#ca={made.ca}").tls_context()
+    # Its own CA file must not be needed.
+    monkeypatch.setenv(CA_VARIABLE, str(tmp_path / "nope.pem"))
+    by_fingerprint = parse_endpoint("https://h:1#sha256=ab").tls_context()
+
+    for context in (by_machine, by_file):
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+        assert not context.hostname_checks_common_name
+    assert len(by_file.get_ca_certs()) == 1
+    assert (by_fingerprint.verify_mode, by_fingerprint.check_hostname) == (ssl.CERT_NONE, False)
+    for context in (by_machine, by_file, by_fingerprint):
+        assert context.minimum_version >= ssl.TLSVersion.TLSv1_2

@@ -1,0 +1,346 @@
+"""One HTTP/1.1 connection to a service: a request goes out, its answer comes in.
+
+The answer is parsed by `httptools`; `docs/decisions/0017-a-lean-connection-in-the-client.md` says
+why no HTTP client library is in between. What a caller may rely on:
+
+- one request is under way at a time; after an exchange that broke the connection must be closed
+- no redirect is followed
+- what a service may send is bounded: the head of an answer with all that comes before it, what
+  chunks and a trailer add to a body; and memory is taken only for bytes that have come
+- every wait for a byte has an end, and the error says what was waited for in vain
+
+A connection belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import httptools
+
+__all__ = ["HEAD_BYTES_MAX", "Answer", "AnswerStream", "BrokenConnectionError", "Connection"]
+
+HEAD_BYTES_MAX: Final = 64 << 10
+"""Of an answer's head, and of whatever interim answers come before it."""
+
+_RECEIVED_BYTES: Final = 64 << 10
+_JOINED_BODY_BYTES_MAX: Final = 64 << 10
+# A body's memory is taken in such steps: an answer may claim to be as long as it likes.
+_BODY_STEP_BYTES: Final = 16 << 20
+# What chunks of one byte each add to it, and more.
+_ADDED_PER_BYTE_MAX: Final = 16
+
+
+class BrokenConnectionError(OSError):
+    """An exchange broke; whether the request had an effect is unknown.
+
+    `is_stale` says that the connection had been kept and ended before a byte of the answer came:
+    most likely the service closed it while the request was on its way.
+    """
+
+    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+        super().__init__(message)
+        self.is_stale = is_stale
+
+
+class Answer(NamedTuple):
+    """A whole answer; names of headers are in lower case."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    data: bytes | bytearray
+
+
+class _Incoming:
+    """An answer as it comes: what `httptools` calls, and what has come so far."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.pieces: list[bytes] = []
+        """Of the body, those that nobody has taken."""
+        self.piece_bytes = 0
+        self.is_headed = False
+        self.is_whole = False
+        self.may_keep = False
+        self.received_bytes = 0
+        self._body_bytes = 0
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Take what came; raises `BrokenConnectionError` for what is no answer."""
+        assert self._parser is not None
+        self.received_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.is_whole:
+                reason = error.__context__ or error
+                raise BrokenConnectionError(f"the answer is no HTTP: {reason}") from None
+            # More than the answer came. It is whole, and the connection is not to be trusted.
+            self.may_keep = False
+        if self.received_bytes - self._body_bytes > (
+            HEAD_BYTES_MAX + _RECEIVED_BYTES + _ADDED_PER_BYTE_MAX * self._body_bytes
+        ) or (not self.is_headed and self.received_bytes > HEAD_BYTES_MAX):
+            raise BrokenConnectionError(
+                f"the answer's headers have more than {HEAD_BYTES_MAX} bytes"
+            )
+
+    def taken(self) -> bytes:
+        """Return what has come of the body since the last time."""
+        pieces, self.pieces, self.piece_bytes = self.pieces, [], 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def end(self) -> None:
+        """Let the parser go: it and this refer to each other."""
+        self._parser = None
+
+    @property
+    def body_length(self) -> int | None:
+        """The length of the body that the head tells."""
+        text = self.headers.get(b"content-length")
+        return None if text is None else int(text)
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether only the end of the connection says where the body ends."""
+        return not {b"content-length", b"transfer-encoding"} & self.headers.keys()
+
+    # -- called by the parser ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.is_whole:
+            raise ValueError("another answer follows")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.is_headed:
+            self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self.status = self._parser.get_status_code()
+        if self.status < 100 or not self._parser.get_http_version().startswith("1."):
+            raise ValueError("its version or its status is none of HTTP/1")
+        if self.status < 200:
+            return
+        self.is_headed = True
+        self.may_keep = self._parser.should_keep_alive()
+        if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ValueError("it has a content encoding, which was not asked for")
+        if self.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            raise ValueError("it has a transfer encoding that is not chunked")
+
+    def on_body(self, data: bytes) -> None:
+        self.pieces.append(data)
+        self.piece_bytes += len(data)
+        self._body_bytes += len(data)
+
+    def on_message_complete(self) -> None:
+        if self.is_headed:
+            self.is_whole = True
+        else:
+            # An interim answer, as 100 is: what counts comes after it.
+            self.headers.clear()
+
+
+class Connection:
+    """One open connection; close it when an exchange on it broke."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self.is_kept = False
+        """Whether an answer has come on it before."""
+        self._socket = opened
+        self._timeout_s = opened.gettimeout()
+        self._can_gather = not isinstance(opened, ssl.SSLSocket)
+        self._is_readable = _readable_check(opened)
+
+    def close(self) -> None:
+        """Close it; twice is harmless."""
+        self._socket.close()
+
+    def is_usable(self) -> bool:
+        """Whether it is open and nothing has come that was not asked for."""
+        return not self._is_readable()
+
+    def exchange(self, head: bytes, body: Any, *, timeout_s: float) -> tuple[Answer, bool]:
+        """Send a request and return the whole answer, and whether to keep the connection.
+
+        Raises `BrokenConnectionError`, or `ssl.SSLError` for what TLS itself found wrong.
+        """
+        incoming = _Incoming()
+        try:
+            is_sent = self._begin(incoming, head, body, timeout_s)
+            data = self._body(incoming)
+        finally:
+            incoming.end()
+        return Answer(incoming.status, incoming.headers, data), is_sent and incoming.may_keep
+
+    def open_stream(self, head: bytes, *, timeout_s: float) -> tuple[int, AnswerStream]:
+        """Send a request and return the answer's status, and its body to be read as it comes."""
+        incoming = _Incoming()
+        try:
+            self._begin(incoming, head, None, timeout_s)
+        except BaseException:
+            incoming.end()
+            raise
+        return incoming.status, AnswerStream(self, incoming)
+
+    def _begin(self, incoming: _Incoming, head: bytes, body: Any, timeout_s: float) -> bool:
+        """Send a request and read the head of its answer; return whether all of it was sent."""
+        if self._timeout_s != timeout_s:
+            self._socket.settimeout(timeout_s)
+            self._timeout_s = timeout_s
+        is_sent = self._send(head, body)
+        while not incoming.is_headed:
+            self.feed(incoming)
+        self.is_kept = True
+        return is_sent
+
+    def _send(self, head: bytes, body: Any) -> bool:
+        """Send a request; False if the service no longer takes it, but may have answered."""
+        try:
+            if body is None:
+                self._socket.sendall(head)
+                return True
+            view = memoryview(body).cast("B")
+            if len(view) <= _JOINED_BODY_BYTES_MAX:
+                self._socket.sendall(b"".join((head, view)))
+                return True
+            if self._can_gather:
+                sent = self._socket.sendmsg((head, view)) - len(head)
+                if sent < 0:
+                    self._socket.sendall(head[sent:])
+                    sent = 0
+                self._socket.sendall(view[sent:])
+            else:
+                self._socket.sendall(head)
+                self._socket.sendall(view)
+        except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return False
+        except TimeoutError as error:
+            raise BrokenConnectionError(
+                f"it took nothing of the request for {self._timeout_s} s"
+            ) from error
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise BrokenConnectionError(f"the connection broke: {error}") from error
+        return True
+
+    def feed(self, incoming: _Incoming) -> None:
+        """Read some of the answer; raises `BrokenConnectionError` where it ends too soon."""
+        try:
+            data = self._socket.recv(_RECEIVED_BYTES)
+        except OSError as error:
+            raise self._broken(error, incoming) from error
+        if data:
+            incoming.feed(data)
+        elif incoming.is_headed and incoming.ends_with_connection:
+            incoming.is_whole = True
+        else:
+            raise self._broken(None, incoming)
+
+    def _broken(self, error: OSError | None, incoming: _Incoming) -> OSError:
+        """Return what it means that reading failed, or, without an error, that nothing follows."""
+        ended = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+        if isinstance(error, TimeoutError):
+            return BrokenConnectionError(f"not a byte came for {self._timeout_s} s")
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ended):
+            return error
+        where = "in the middle of the answer" if incoming.received_bytes else "without an answer"
+        return BrokenConnectionError(
+            f"the connection ended {where}{'' if error is None else f': {error}'}",
+            is_stale=(
+                self.is_kept
+                and not incoming.received_bytes
+                and (error is None or isinstance(error, ended))
+            ),
+        )
+
+    def _body(self, incoming: _Incoming) -> bytes | bytearray:
+        """Read the rest of an answer and return its body."""
+        length = incoming.body_length
+        if incoming.is_whole or length is None:
+            while not incoming.is_whole:
+                self.feed(incoming)
+            return incoming.taken()
+        # Straight to where it stays: a parser would copy it.
+        first = incoming.taken()
+        data = bytearray(min(_BODY_STEP_BYTES, length))
+        data[: len(first)] = first
+        filled = len(first)
+        while True:
+            with memoryview(data) as view:
+                while filled < len(data):
+                    filled += self._receive_into(view[filled:], incoming)
+            if filled == length:
+                return data
+            data += bytes(min(_BODY_STEP_BYTES, length - filled))
+
+    def _receive_into(self, view: memoryview, incoming: _Incoming) -> int:
+        try:
+            count = self._socket.recv_into(view)
+        except OSError as error:
+            raise self._broken(error, incoming) from error
+        if not count:
+            raise self._broken(None, incoming)
+        return count
+
+
+class AnswerStream:
+    """The body of an answer as it comes, as a file to read from. Close it when done with it."""
+
+    def __init__(self, connection: Connection, incoming: _Incoming) -> None:
+        self._connection = connection
+        self._incoming = incoming
+        self._data = b""
+        self._position = 0
+        self.closed = False
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next `size` bytes, fewer only at the end of the body; -1 means all of it.
+
+        Raises `BrokenConnectionError` when the body breaks off or nothing comes in time.
+        """
+        incoming = self._incoming
+        left = len(self._data) - self._position
+        if left < size or size < 0:
+            while not incoming.is_whole and (size < 0 or left + incoming.piece_bytes < size):
+                self._connection.feed(incoming)
+            self._data = b"".join((self._data[self._position :], incoming.taken()))
+            self._position = 0
+        end = len(self._data) if size < 0 else self._position + size
+        data = self._data[self._position : end]
+        self._position += len(data)
+        return data
+
+    def readable(self) -> bool:
+        """Whether it can be read from."""
+        return not self.closed
+
+    def close(self) -> None:
+        """End the connection: what is still coming is not waited for. Twice is harmless."""
+        self.closed = True
+        self._incoming.end()
+        self._connection.close()
+
+
+def _readable_check(opened: socket.socket) -> Callable[[], bool]:
+    """Return what says at once whether a read of the socket would find something, or its end."""
+    if not hasattr(select, "poll"):
+        return lambda: bool(select.select([opened], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(opened, select.POLLIN)
+    if isinstance(opened, ssl.SSLSocket):
+        return lambda: bool(opened.pending() or poll.poll(0))
+    return lambda: bool(poll.poll(0))

@@ -1,0 +1,181 @@
+"""The nodes of a service, and the connections to each that are kept between requests.
+
+No proxy is asked, whatever the environment says. TLS is the `ssl` module's, with one context for
+all connections: making one reads the machine's CAs, which takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import os
+import re
+import socket
+import ssl
+import weakref
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from streamhouse.storage_service.client.connection import Connection
+from streamhouse.storage_service.client.endpoint import Endpoint
+
+__all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError"]
+
+CONNECTIONS_KEPT_MAX: Final = 16
+"""To one node; more may be open while more requests are under way."""
+
+_NODES_KEPT_MAX: Final = 16
+_CONNECT_TIMEOUT_S: Final = 5.0
+# What a request line may have as it is. All else is encoded, and so ends no line.
+_RESERVED: Final = "/?:@!$&'()*+,;=~%"
+_PLAIN_TARGET: Final = re.compile(rf"[\w.\-{re.escape(_RESERVED)}]*", re.ASCII)
+_WITHOUT_BODY: Final = ("GET", "DELETE")
+
+
+class ReachingError(OSError):
+    """No connection was made: nothing of the request was sent."""
+
+
+class ConnectionPool:
+    """The nodes that were asked, each with its kept connections. Thread-safe, safe to fork with.
+
+    Args:
+        endpoint: says what must vouch for the certificate of a node.
+        headers: lines that every request has.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, headers: str) -> None:
+        self._endpoint = endpoint
+        self._headers = headers
+        self._nodes: dict[str, Node] = {}
+        self._process_id = os.getpid()
+        weakref.finalize(self, _close_all, self._nodes)
+
+    @functools.cached_property
+    def tls(self) -> ssl.SSLContext:
+        """What TLS connections are made with; raises `InvalidRequestError` for a bad CA file."""
+        return self._endpoint.tls_context()
+
+    def node(self, url: str) -> Node:
+        """Return the node at `url`; raises `ReachingError` for what is no URL."""
+        if self._process_id != os.getpid():
+            # A forked process: its parent goes on using the connections that it has kept.
+            self.close()
+            self._process_id = os.getpid()
+        node = self._nodes.get(url)
+        if node is None:
+            try:
+                made = Node(url, headers=self._headers)
+            except ValueError as error:
+                raise ReachingError(f"'{url}' is no URL of a service: {error}") from error
+            node = self._nodes.setdefault(url, made)
+            while len(self._nodes) > _NODES_KEPT_MAX:
+                self._nodes.pop(next(iter(self._nodes))).close()
+        return node
+
+    def close(self) -> None:
+        """Close the kept connections; those under way are closed when their answer has come."""
+        _close_all(self._nodes)
+
+    def take(self, node: Node) -> Connection:
+        """Return a connection for one request, a kept one if there is one.
+
+        Raises `ReachingError`, or `ssl.SSLError` for a node that is not to be trusted.
+        """
+        return node.kept() or Connection(self._connected(node))
+
+    def _connected(self, node: Node) -> socket.socket:
+        try:
+            opened = socket.create_connection((node.host, node.port), _CONNECT_TIMEOUT_S)
+        except (OSError, UnicodeError) as error:
+            raise ReachingError(str(error)) from error
+        try:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self._secured(opened, node.host) if node.is_tls else opened
+        except BaseException:
+            opened.close()
+            raise
+
+    def _secured(self, opened: socket.socket, host: str) -> ssl.SSLSocket:
+        # The zone of a link-local address is nothing a certificate knows.
+        name = host.partition("%")[0].rstrip(".")
+        try:
+            secured = self.tls.wrap_socket(opened, server_hostname=name)
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise ReachingError(str(error)) from error
+        expected = self._endpoint.fingerprint
+        if expected is not None:
+            found = hashlib.sha256(secured.getpeercert(binary_form=True) or b"").hexdigest()
+            if not hmac.compare_digest(found, expected.replace(":", "").lower()):
+                secured.close()
+                raise ssl.SSLCertVerificationError(
+                    f"fingerprints did not match: expected {expected}, got {found}"
+                )
+        return secured
+
+
+class Node:
+    """One node of a service: where it is, and the connections to it that are kept.
+
+    More are opened than are kept when more requests are under way; nobody waits for one.
+    """
+
+    def __init__(self, url: str, *, headers: str) -> None:
+        parts = urlsplit(url)
+        self.is_tls: Final = parts.scheme == "https"
+        self.host: Final = parts.hostname or ""
+        self.port: Final = parts.port or (443 if self.is_tls else 80)
+        self._prefix = parts.path
+        name = parts.netloc if parts.netloc.isascii() else parts.netloc.encode("idna").decode()
+        self._headers = f"Host: {name}\r\nAccept-Encoding: identity\r\n{headers}"
+        self._is_open = True
+        # Taking from its end and giving to it is one step each: no lock.
+        self._kept: list[Connection] = []
+
+    def kept(self) -> Connection | None:
+        """Return a kept connection that is usable, if there is one; it is kept no more."""
+        while self._kept:
+            try:
+                connection = self._kept.pop()
+            except IndexError:
+                break
+            if connection.is_usable():
+                return connection
+            connection.close()
+        return None
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose answer has come."""
+        if self._is_open and len(self._kept) < CONNECTIONS_KEPT_MAX:
+            self._kept.append(connection)
+        else:
+            connection.close()
+
+    def request_head(
+        self, method: str, path: str, *, content_type: str, length: int | None
+    ) -> bytes:
+        """Return the head of a request, whose body has this length; None means there is none."""
+        if _PLAIN_TARGET.fullmatch(path) is None:
+            path = quote(path, safe=_RESERVED)
+        said = ""
+        if length is not None:
+            said = f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n"
+        elif method not in _WITHOUT_BODY:
+            said = "Content-Length: 0\r\n"
+        return f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{said}\r\n".encode(
+            "latin-1"
+        )
+
+    def close(self) -> None:
+        """Close the kept connections, and keep no more."""
+        self._is_open = False
+        while self._kept:
+            self._kept.pop().close()
+
+
+def _close_all(nodes: dict[str, Node]) -> None:
+    while nodes:
+        nodes.popitem()[1].close()
