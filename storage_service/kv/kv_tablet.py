@@ -15,8 +15,8 @@ Promises:
   and `on_damage` is told; memory stands in for the files only if all rows that are counted came in.
 
 Threads: one thread calls everything that changes something (`plan`, `accept`, `apply`, `abort`,
-`replay`, `restore`, `load_some`, `flush`, `checkpoint`, `close`); `lookup*`, `prefix_lookup` and
-the properties may be called by any.
+`replay`, `restore`, `load_some`, `flush`, `checkpoint`, `close`); `find*`, `lookup` and the like,
+and the properties may be called by any.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,8 @@ from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
 from streamhouse.storage_service.kv.cache.write_behind import Piece, WriteBehind
 from streamhouse.storage_service.kv.lookup import (
-    FoundRow,
     FoundRows,
+    FoundValues,
     check_lookup_keys,
     check_prefix,
     least_row_bytes,
@@ -53,7 +53,6 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_r
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
-from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["KvOptions", "KvTablet"]
@@ -89,7 +88,6 @@ class KvTablet:
         self.rules = rules
         self._where: Final = f"table '{rules.table}', bucket {bucket}"
         self.codec = _codec(rules)
-        self.single_rows = SingleRows(rules, self.codec)
         self.few_rows = few_rows_plan(rules, self.codec)
         self._store: Final = RocksdbStore(
             path, table_id=table_id, bucket=bucket, options=self._options.store
@@ -128,7 +126,6 @@ class KvTablet:
         assert not self._pending
         # The codec first: it reads what there is in every version.
         self.codec = _codec(rules)
-        self.single_rows = SingleRows(rules, self.codec)
         self.few_rows = few_rows_plan(rules, self.codec)
         self.rules = rules
 
@@ -286,11 +283,42 @@ class KvTablet:
 
         Raises `RequestTooLargeError` for rows of more than `bytes_max`.
         """
-        encoded = check_lookup_keys(keys, self.rules)
-        values = self._values_of(encoded, bytes_max=bytes_max)
+        values, end_offset = self.find(check_lookup_keys(keys, self.rules), bytes_max=bytes_max)
         found = values.is_valid().to_numpy(zero_copy_only=False)
         rows = self.codec.decode(values.drop_null() if values.null_count else values)
-        return FoundRows(rows=rows, found=found, end_offset=self._end_seen)
+        return FoundRows(rows=rows, found=found, end_offset=end_offset)
+
+    def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
+        """Return the newest stored row of each encoded key; raises as `lookup`."""
+        return FoundValues(self._values_of(keys, bytes_max=bytes_max), self._end_seen)
+
+    def find_few(
+        self,
+        keys: Sequence[bytes],
+        hashes: Sequence[tuple[int, int]],
+        *,
+        bytes_max: int,
+        reads_files: bool,
+    ) -> FoundValues | None:
+        """As `find`, for few keys; None if that takes reading files and may not."""
+        found = self._cache.get_few(hashes, bytes_max=bytes_max)
+        if found is None:
+            raise too_many_bytes(self.rules.table, bytes_max)
+        values, unknown = found
+        if unknown and not reads_files:
+            return None
+        if unknown:
+            self._behind.wait()
+        size = 0
+        for start in range(0, len(unknown), _FIRST_STEP_ROWS):
+            positions = unknown[start : start + _FIRST_STEP_ROWS]
+            stored = self._store.get(pa.array([keys[p] for p in positions], pa.binary()))
+            size += stored.nbytes
+            if size > bytes_max:
+                raise too_many_bytes(self.rules.table, bytes_max)
+            for position, value in zip(positions, stored.to_pylist(), strict=True):
+                values[position] = value
+        return FoundValues(values, self._end_seen)
 
     def _values_of(self, keys: pa.Array, *, bytes_max: int) -> pa.Array:
         if len(keys) <= _FIRST_STEP_ROWS:
@@ -317,20 +345,6 @@ class KvTablet:
             fitting = (bytes_max - size) * len(part) // max(of_part, 1)
             step = max(min(step * _STEP_GROWTH, fitting), _FIRST_STEP_ROWS)
         return pa.concat_arrays(parts)
-
-    def lookup_one(self, key: Mapping[str, Any]) -> FoundRow:
-        """Return the newest row of one key, given and returned as `to_pylist` gives values."""
-        encoded = self.single_rows.encode_key(key)
-        known, value = self._cache.get_one(encoded)
-        if not known:
-            self._behind.wait()
-            value = self._store.get_one(encoded)
-        row = None if value is None else self.single_rows.decode(value)
-        return FoundRow(row=row, end_offset=self._end_seen)
-
-    def cached_one(self, encoded_key: bytes) -> tuple[bytes | None, int]:
-        """Return the stored row of one key, if it is in memory, and the end offset as `lookup`."""
-        return self._cache.get_one(encoded_key)[1], self._end_seen
 
     def prefix_lookup(
         self, prefix: pa.RecordBatch, *, rows_max: int, bytes_max: int = _ANY_SIZE

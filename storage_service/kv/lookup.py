@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
 
 __all__ = [
-    "FoundRow",
     "FoundRows",
+    "FoundValues",
     "check_lookup_keys",
     "check_prefix",
     "check_prefix_columns",
@@ -50,11 +50,10 @@ class FoundRows:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRow:
-    """The answer to a lookup of one key; `row` is None where there is none. See `FoundRows`."""
+class FoundValues(NamedTuple):
+    """The stored row of each key, None or null where there is none; see `FoundRows`."""
 
-    row: dict[str, Any] | None
+    values: Any
     end_offset: int
 
 

@@ -34,7 +34,6 @@ from streamhouse.storage_service.server.data.key_read_route import (
     answer_lookup,
     answer_prefix_lookup,
     answer_row,
-    row_in_memory,
 )
 from streamhouse.storage_service.server.data.log_read_route import answer_fetch, answer_subscribe
 from streamhouse.storage_service.server.data.stage_route import answer_stage
@@ -43,7 +42,6 @@ from streamhouse.storage_service.server.data.write_route import (
     answer_delete,
     answer_upsert,
 )
-from streamhouse.storage_service.server.http.answer_memory import SMALL_ANSWER_BYTES
 from streamhouse.storage_service.server.http.http_exchange import (
     EXCHANGE_KEY,
     ClientGone,
@@ -112,42 +110,6 @@ class ServiceApp:
             exchange.close()
             self._count(exchange, started)
             REQUEST_ID.reset(outer)
-
-    def answer_at_once(self, scope: Scope) -> tuple[str, bytes] | None:
-        """Return request id and JSON body for a GET of one row that is in memory; else None.
-
-        It is admitted, limited and counted as every request; a refused one goes the ordinary way,
-        to be answered there.
-        """
-        path: str = scope["path"]
-        if not path.startswith(_TABLES) or "/rows/" not in path:
-            return None
-        raw: bytes = scope["raw_path"]
-        table, _, key = raw[len(_TABLES) :].decode("ascii").partition("/rows/")
-        if "/" in table or "%" in table:
-            return None
-        exchange = HttpExchange(
-            scope,
-            _no_receive,
-            _no_send,
-            request_id=self._request_id(scope),
-            stall_timeout_ms=self._service.config.answer_stall_timeout_ms,
-        )
-        started = time.perf_counter()
-        try:
-            self._service.foreign_requests.check(exchange.method, scope["headers"])
-            exchange.need = find(exchange.method, path).need
-            self._service.access.admit(exchange)
-            # It is over before anybody could count it as being in progress.
-            self._service.check_accepting()
-            body = row_in_memory(self._service, path=table, segments=key.split("/"))
-        except Exception:  # noqa: BLE001 - the ordinary way meets it again, reports and answers it
-            return None
-        if body is None or len(body) > SMALL_ANSWER_BYTES:
-            return None
-        exchange.route, exchange.status = "row", 200
-        self._count(exchange, started)
-        return exchange.request_id, body
 
     def _count(self, exchange: HttpExchange, started: float) -> None:
         seconds = time.perf_counter() - started
@@ -251,14 +213,6 @@ DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
     "count": answer_count,
     "row": _answer_row,
 }
-
-
-async def _no_receive() -> Message:
-    raise AssertionError("a request answered at once reads nothing")
-
-
-async def _no_send(_: Message) -> None:
-    raise AssertionError("a request answered at once is not answered here")
 
 
 def _is_iceberg(exchange: HttpExchange) -> bool:

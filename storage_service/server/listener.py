@@ -212,11 +212,7 @@ def _uvicorn_config(
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=bounded_protocol(
-            connections,
-            head_timeout_ms=config.keep_alive_timeout_ms,
-            answer_at_once=app.answer_at_once,
-        ),
+        http=bounded_protocol(connections, head_timeout_ms=config.keep_alive_timeout_ms),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.engine.keys.key_lookup import lookup_one, lookup_rows, prefix_rows
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -180,16 +179,18 @@ def _reads(table: OpenTable, expected: Expected) -> list[Callable[[], None]]:
     buckets = table.key_buckets
 
     def many(keys: Sequence[Key]) -> None:
-        found = lookup_rows(table.info, buckets, _batch([(k, "") for k in keys]).select([0, 1]))
-        assert found.rows.column("text").to_pylist() == [expected.rows.get(key) for key in keys]
+        asked = table.lookup.keys(_batch([(k, "") for k in keys]).select([0, 1]))
+        found = table.lookup.rows(table.lookup.find(asked)).rows
+        assert found.column("text").to_pylist() == [expected.rows.get(key) for key in keys]
 
     def one(key: Key) -> None:
-        answer = lookup_one(table.info, buckets, {"part": key[0], "id": key[1]})
-        assert (answer.row and answer.row["text"]) == expected.rows.get(key)
+        found = table.lookup.find(table.lookup.key({"part": key[0], "id": key[1]}))
+        values = table.lookup.values(found)
+        assert (values and values[-1]) == expected.rows.get(key)
 
     def prefix(part: int) -> None:
         asked = pa.RecordBatch.from_pylist([{"part": part}], schema=pa.schema([SCHEMA.field(0)]))
-        rows = prefix_rows(table.info, buckets, asked, rows_max=1_000).rows.to_pylist()
+        rows = table.lookup.prefix_rows(asked, rows_max=1_000).rows.to_pylist()
         own = {key: text for key, text in expected.rows.items() if key[0] == part}
         assert {(row["part"], row["id"]): row["text"] for row in rows} == own
 

@@ -24,6 +24,7 @@ from tests.support.kv_world import (
     Batch,
     LoggedBucket,
     fold_log,
+    found_alone,
     random_batch,
     random_keys,
     random_rules,
@@ -134,7 +135,7 @@ class Run:
         expected = {key: model.rows[key][1] for key in self.keys if key in model.rows}
         assert identity(bucket.lookup_all(self.keys)) == identity(expected)
         for key in self.keys:
-            alone = tablet.lookup_one(dict(zip(self.rules.primary_key, key, strict=True))).row
+            alone = found_alone(tablet, dict(zip(self.rules.primary_key, key, strict=True)))
             assert identity(alone) == identity(expected.get(key))
         self.check_prefix(bucket, self.random.choice(self.keys)[:1])
 

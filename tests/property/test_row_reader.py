@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from streamhouse.storage_service.model.calendar import arrow_value
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.server.data.json_row import json_writers, key_reader, row_to_json
+from streamhouse.storage_service.server.data.json_row import JsonRows, row_to_json
 from tests.support.examples import examples
 from tests.support.kv_world import random_batch, random_keys, random_rules
 
@@ -36,12 +37,18 @@ def test_a_row_is_written_as_json_dumps_writes_it(seed: int) -> None:
     whole = [row for _, row in batch.changes if batch.columns is None]
     schema = rules.schema.to_arrow()
     given_rows = pa.RecordBatch.from_pylist(whole, schema=schema)
-    writers = json_writers(rules.schema)
+    as_json = JsonRows(_info(rules.schema, rules.primary_key))
 
     for value, row in zip(codec.encode(given_rows), given_rows.to_pylist(), strict=True):
-        values = rows.decode_values(value.as_py())
-        texts = [name + write(v) for (name, write), v in zip(writers, values, strict=True)]
-        assert f"{{{', '.join(texts)}}}" == json.dumps(row_to_json(row))
+        text = as_json.text(rows.decode_values(value.as_py()))
+        assert text.decode() == json.dumps(row_to_json(row))
+
+
+def _info(schema: Schema, primary_key: Sequence[str]) -> TableInfo:
+    descriptor = TableDescriptor(
+        path=TablePath.parse("t"), schema=schema, primary_key=tuple(primary_key)
+    )
+    return TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -115,17 +122,9 @@ def test_keys_and_rows_of_every_year_and_all_digits(
 
     assert rows.encode_key(key) == encode_key(batch.columns)[0].as_py()
     texts = json.loads(json.dumps(row_to_json(key)))
-    assert [json.loads(w(v)) for (_, w), v in zip(json_writers(schema), values, strict=True)] == [
-        *texts.values()
-    ]
-    info = TableInfo(
-        descriptor=TableDescriptor(
-            path=TablePath.parse("t"), schema=schema, primary_key=tuple(columns)
-        ),
-        table_id=1,
-        created_at_us=0,
-    )
-    assert key_reader(info)(list(texts.values())) == key
+    as_json = JsonRows(_info(schema, tuple(columns)))
+    assert json.loads(as_json.text(values)) == texts
+    assert as_json.key_of(list(texts.values())) == key
     for name, value in key.items():
         to_hash = bytes_to_hash(columns[name].type)
         assert to_hash is not None

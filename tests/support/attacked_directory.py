@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -367,7 +366,7 @@ def _read_log(table: OpenTable, tablet: LogTablet) -> list[Row]:
 def _look_up(table: OpenTable, truth: TableTruth) -> dict[int, str | None]:
     ids = sorted(truth.rows)
     keys = pa.record_batch([pa.array(ids, pa.int64())], names=["id"])
-    found = lookup_rows(table.info, table.key_buckets, keys).rows
+    found = table.lookup.rows(table.lookup.find(table.lookup.keys(keys))).rows
     return dict(zip(ids, found.column("name").to_pylist(), strict=True))
 
 

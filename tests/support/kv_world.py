@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import (
     DELETE,
@@ -44,6 +46,7 @@ __all__ = [
     "batches",
     "entries_of",
     "fold_log",
+    "found_alone",
     "operations_of_changes",
     "random_batch",
     "random_keys",
@@ -154,6 +157,18 @@ class LoggedBucket:
         rows = found.rows.to_pylist()
         assert len(rows) == len(positions)
         return {keys[i]: row for i, row in zip(positions, rows, strict=True)}
+
+
+def found_alone(tablet: KvTablet, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the row of one key, looked up as few keys are: in memory, then in files."""
+    rows = SingleRows(tablet.rules, tablet.codec)
+    keys = [rows.encode_key(key)]
+    hashes = PROCESS_HASHER.few(keys)
+    found = tablet.find_few(keys, hashes, bytes_max=1 << 62, reads_files=True)
+    assert found is not None
+    (value,) = found.values
+    names = tablet.rules.schema.names
+    return None if value is None else dict(zip(names, rows.decode_values(value), strict=True))
 
 
 _UTC = pa.timestamp("us", tz="UTC")

@@ -1,21 +1,27 @@
 """Looking up rows by key over all buckets of a table: where keys go, and answers in their order.
 
-Blocking and without side effects; on any thread. An answer shows nothing that cannot be fetched
-once every bucket's high watermark has reached `ends`: whoever shows it waits for that.
+Without side effects. `find_in_memory` never waits, `find` may read files; both on any thread. What
+is found shows nothing that cannot be fetched once every bucket's high watermark has reached `ends`:
+whoever shows it waits for that.
+
+Of few keys plain Python values are looked at one by one, which costs a tenth of what arrays do;
+tests compare both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import mmh3
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import RequestTooLargeError, UnavailableError
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import (
     FoundRows,
     check_lookup_keys,
@@ -24,21 +30,48 @@ from streamhouse.storage_service.kv.lookup import (
     least_row_bytes,
     too_many_bytes,
 )
-from streamhouse.storage_service.model.bucketing import buckets_for_rows, encode_key
-from streamhouse.storage_service.model.calendar import arrow_value
+from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
+from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["KeyAnswer", "RowAnswer", "lookup_one", "lookup_rows", "prefix_rows"]
+__all__ = ["KeyAnswer", "KeyLookup", "Keys", "StoredRows"]
 
-_FEW_KEYS: Final = 1_000
+# Up to so many keys are looked up one by one: measured, arrays win from about here on.
+_FEW_KEYS: Final = 256
+_UNCOUNTED_KEYS: Final = 16
+_ANY_SIZE: Final = 1 << 62
+
+
+class Keys(NamedTuple):
+    """Encoded keys and the bucket of each: lists of few keys, arrays of many."""
+
+    encoded: Any
+    buckets: Any
+
+    @property
+    def are_few(self) -> bool:
+        """Whether these are lists."""
+        return isinstance(self.encoded, list)
+
+
+class StoredRows(NamedTuple):
+    """The stored row of each key, None or null where there is none.
+
+    `ends` is bucket -> the offset up to which its changes must be visible to show them.
+    """
+
+    values: Any
+    ends: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyAnswer:
-    """Rows, and bucket -> the offset up to which its changes must be visible to show them.
+    """Rows, and `ends` as in `StoredRows`.
 
     `more` has the numbers of the prefixes that have more rows than were asked for.
     """
@@ -48,155 +81,221 @@ class KeyAnswer:
     more: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowAnswer:
-    """One row or none; `ends` as in `KeyAnswer`."""
+class KeyLookup:
+    """Looks keys up in the buckets of one table, as of one version of its schema.
 
-    row: dict[str, Any] | None
-    ends: Mapping[int, int]
-
-
-def lookup_rows(
-    info: TableInfo, buckets: Sequence[KeyBucket], keys: pa.RecordBatch, *, bytes_max: int = 1 << 62
-) -> KeyAnswer:
-    """Return one row a key, in their order, and `__found`; rows not found are null.
-
-    Each key is as it was at some moment of the call; the moments may differ. Raises
-    `RequestTooLargeError` for rows of more than `bytes_max`.
+    Each key is as it was at some moment of the call; the moments may differ. Everything that looks
+    raises `UnavailableError`, which clients ride out, if the schema changes meanwhile.
     """
-    bytes_left = bytes_max
-    # Of few keys the rows are counted once they are found.
-    if keys.num_rows > _FEW_KEYS and (
-        keys.num_rows * least_row_bytes(info.schema.to_arrow()) > bytes_max
-    ):
-        raise too_many_bytes(str(info.path), bytes_max)
-    by_bucket = _positions_by_bucket(info, keys)
-    index = np.full(keys.num_rows, -1, dtype=np.int64)
-    batches: list[pa.RecordBatch] = []
-    ends: dict[int, int] = {}
-    count = 0
-    for number, positions in by_bucket.items():
-        bucket = buckets[number]
+
+    def __init__(self, info: TableInfo, buckets: Sequence[KeyBucket]) -> None:
+        self.info: Final = info
+        self._buckets: Final = buckets
+        self._rules: Final = table_rules(info)
+        self._key_schema: Final = info.schema.select(self._rules.primary_key, table=str(info.path))
+        self._codec: Final = RowCodec(
+            info.schema,
+            schema_id=info.schema_id,
+            table=self._rules.table,
+            earlier=self._rules.earlier,
+        )
+        self._single_rows: Final = SingleRows(self._rules, self._codec)
+        self._bucket_key: Final = info.descriptor.effective_bucket_key
+        self._is_key_hashed: Final = self._bucket_key == self._rules.primary_key
+        column = info.schema.column(self._bucket_key[0], table=str(info.path))
+        self._to_hash: Final = bytes_to_hash(column.type) if len(self._bucket_key) == 1 else None
+        fields = [field.with_nullable(True) for field in self._codec.arrow_schema]
+        found = pa.field(FOUND_COLUMN, pa.bool_(), nullable=False)
+        self._answer_schema: Final = pa.schema([*fields, found])
+        self.least_row_bytes: Final = least_row_bytes(self._codec.arrow_schema)
+        """What a row of an answer takes in memory at least."""
+
+    def key(self, values: Mapping[str, Any]) -> Keys:
+        """Return one key, given as Python values; raises for anything else."""
+        encoded = self._single_rows.encode_key(values)
+        return Keys([encoded], [self._bucket_of(values, encoded)])
+
+    def keys(self, rows: pa.RecordBatch) -> Keys:
+        """Return the keys of rows that have exactly the key columns; raises for anything else."""
+        encoded = check_lookup_keys(rows, self._rules)
+        conformed = conform(rows, self._key_schema, table=self._rules.table)
+        numbers = buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)
+        if rows.num_rows <= _FEW_KEYS:
+            return Keys(encoded.to_pylist(), numbers.tolist())
+        return Keys(encoded, numbers)
+
+    def find_in_memory(self, keys: Keys, *, bytes_max: int) -> StoredRows | None:
+        """Return the rows of keys; None if that takes reading files, or more than `bytes_max`."""
+        try:
+            if keys.are_few:
+                return self._find_few(keys, bytes_max=bytes_max, reads_files=False)
+            is_loaded = all(bucket.rows.is_loaded for bucket in self._buckets)
+            return self.find(keys, bytes_max=bytes_max) if is_loaded else None
+        except RequestTooLargeError:
+            return None
+
+    def find(self, keys: Keys, *, bytes_max: int = _ANY_SIZE) -> StoredRows:
+        """Return the rows of keys; raises `RequestTooLargeError` for more than `bytes_max`."""
+        if keys.are_few:
+            # So few rows are counted once they are found.
+            is_counted = len(keys.encoded) > _UNCOUNTED_KEYS
+            size_max = bytes_max if is_counted else _ANY_SIZE
+            found = self._find_few(keys, bytes_max=size_max, reads_files=True)
+            assert found is not None
+            return found
+        return self._find_many(keys, bytes_max=bytes_max)
+
+    def _find_few(self, keys: Keys, *, bytes_max: int, reads_files: bool) -> StoredRows | None:
+        encoded = keys.encoded
+        hashes = PROCESS_HASHER.few(encoded)
+        values: list[bytes | None] = [None] * len(encoded)
+        ends = {}
+        for number, positions in _grouped(keys.buckets).items():
+            rows = self._usable(number)
+            found = rows.find_few(
+                [encoded[p] for p in positions],
+                [hashes[p] for p in positions],
+                bytes_max=bytes_max,
+                reads_files=reads_files,
+            )
+            if found is None:
+                return None
+            self._check_version(rows)
+            ends[number] = found.end_offset
+            for position, value in zip(positions, found.values, strict=True):
+                values[position] = value
+                bytes_max -= 0 if value is None else len(value)
+        return StoredRows(values, ends)
+
+    def _find_many(self, keys: Keys, *, bytes_max: int) -> StoredRows:
+        encoded = keys.encoded
+        numbers = np.asarray(keys.buckets)
+        if len(encoded) * self.least_row_bytes > bytes_max:
+            raise too_many_bytes(self._rules.table, bytes_max)
+        parts, places, ends = [], [], {}
+        for number in distinct(numbers).tolist():
+            positions = np.flatnonzero(numbers == number)
+            is_whole = len(positions) == len(encoded)
+            rows = self._usable(number)
+            wanted = encoded if is_whole else encoded.take(pa.array(positions))
+            found = rows.find(wanted, bytes_max=bytes_max)
+            self._check_version(rows)
+            count = len(found.values) - found.values.null_count
+            bytes_max -= max(found.values.nbytes, count * self.least_row_bytes)
+            ends[number] = found.end_offset
+            parts.append(found.values)
+            places.append(positions)
+        if len(parts) == 1:
+            return StoredRows(parts[0], ends)
+        order = np.empty(len(encoded), dtype=np.int64)
+        if parts:
+            order[np.concatenate(places)] = np.arange(len(encoded))
+        parts = [pa.concat_arrays([pa.array([], pa.binary()), *parts])]
+        return StoredRows(parts.pop().take(pa.array(order)), ends)
+
+    def values(self, found: StoredRows) -> list[Any] | None:
+        """Return the row of one key as Python values, in the order of the columns, if there is."""
+        (value,) = found.values
+        return None if value is None else self._single_rows.decode_values(value)
+
+    def rows(self, found: StoredRows) -> KeyAnswer:
+        """Return one row a key, in their order, and `__found`; rows not found are null."""
+        values = found.values
+        if isinstance(values, list):
+            values = pa.array(values, pa.binary())
+        is_found = values.is_valid()
+        if values.null_count:
+            present = is_found.to_numpy(zero_copy_only=False)
+            taken = pa.array(np.cumsum(present) - 1, mask=~present)
+            columns = [c.take(taken) for c in self._codec.decode(values.drop_null()).columns]
+        else:
+            columns = self._codec.decode(values).columns
+        rows = pa.RecordBatch.from_arrays([*columns, is_found], schema=self._answer_schema)
+        return KeyAnswer(rows=rows, ends=found.ends)
+
+    def prefix_rows(
+        self, prefixes: pa.RecordBatch, *, rows_max: int, bytes_max: int = _ANY_SIZE
+    ) -> KeyAnswer:
+        """Return the rows under each prefix, prefix after prefix, each in key order.
+
+        At most `rows_max` a prefix; `prefixes` has leading key columns. Raises
+        `RequestTooLargeError` for rows of more than `bytes_max`.
+        """
+        bytes_left = bytes_max
+        check_prefix_columns(prefixes.schema.names, self._rules)
+        batches: list[pa.RecordBatch] = []
+        ends: dict[int, int] = {}
+        more: list[int] = []
+        for position in range(prefixes.num_rows):
+            prefix = prefixes.slice(position, 1)
+            found: list[pa.RecordBatch] = []
+            for number in self._buckets_of_prefix(prefix):
+                rows_of = self._usable(number)
+                part: FoundRows = rows_of.prefix_lookup(
+                    prefix, rows_max=rows_max, bytes_max=bytes_left
+                )
+                bytes_left -= part.rows.nbytes
+                if bytes_left < 0:
+                    raise too_many_bytes(self._rules.table, bytes_max)
+                self._check_version(rows_of)
+                ends[number] = part.end_offset
+                found.append(part.rows)
+            rows = self._merged(found)
+            if rows.num_rows > rows_max:
+                more.append(position)
+            batches.append(rows.slice(0, rows_max))
+        if not batches:
+            empty = pa.RecordBatch.from_pylist([], schema=self._codec.arrow_schema)
+            return KeyAnswer(rows=empty, ends=ends)
+        return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=more)
+
+    def _usable(self, number: int) -> KvTablet:
+        bucket = self._buckets[number]
         bucket.check_usable()
-        is_whole = len(positions) == keys.num_rows
-        wanted = keys if is_whole else keys.take(pa.array(positions))
-        found = bucket.rows.lookup(wanted, bytes_max=bytes_left)
-        bytes_left -= found.rows.nbytes
-        _check_version(info, bucket)
-        ends[number] = found.end_offset
-        index[positions[found.found]] = np.arange(count, count + found.rows.num_rows)
-        count += found.rows.num_rows
-        batches.append(found.rows)
-    return KeyAnswer(rows=_in_order(info, batches, index), ends=ends)
+        return bucket.rows
+
+    def _check_version(self, rows: KvTablet) -> None:
+        """Raise if what was found may be rows of a schema that is not known here."""
+        if rows.rules.schema_id != self.info.schema_id:
+            raise UnavailableError(
+                f"the schema of table '{self.info.path}' is just changing; try again"
+            )
+
+    def _bucket_of(self, key: Mapping[str, Any], encoded: bytes) -> int:
+        """Return the bucket of a key, whose encoded form is at hand."""
+        if self.info.bucket_count == 1:
+            return 0
+        if self._to_hash is not None:
+            hashed = self._to_hash(key[self._bucket_key[0]])
+        elif self._is_key_hashed:
+            hashed = encoded
+        else:
+            hashed = self._single_rows.encode_columns(key, self._bucket_key)
+        return (mmh3.hash(hashed) & 0x7FFFFFFF) % self.info.bucket_count
+
+    def _buckets_of_prefix(self, prefix: pa.RecordBatch) -> Sequence[int]:
+        """Return the one bucket that the prefix decides, or all."""
+        check_prefix(prefix, self._rules)
+        if not set(self._bucket_key) <= set(prefix.schema.names):
+            return range(self.info.bucket_count)
+        part = self.info.schema.select(prefix.schema.names, table=self._rules.table)
+        conformed = conform(prefix, part, table=self._rules.table)
+        return [int(buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)[0])]
+
+    def _merged(self, found: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the rows of several buckets in key order."""
+        if len(found) == 1:
+            return found[0]
+        rows = pa.concat_batches(found)
+        keys = encode_key([rows.column(name) for name in self._rules.primary_key])
+        return rows.take(pc.sort_indices(keys))
 
 
-def lookup_one(info: TableInfo, buckets: Sequence[KeyBucket], key: Mapping[str, Any]) -> RowAnswer:
-    """Return the row of one key, given and returned as Python values."""
-    number = 0
-    if info.bucket_count > 1:
-        bucket_key = info.descriptor.effective_bucket_key
-        part = info.schema.select(bucket_key, table=str(info.path)).to_arrow()
-        columns = [arrow_value(key.get(field.name), field.type) for field in part]
-        row = pa.RecordBatch.from_arrays(columns, schema=part)
-        number = int(buckets_for_rows(row, bucket_key, info.bucket_count)[0])
-    buckets[number].check_usable()
-    found = buckets[number].rows.lookup_one(key)
-    _check_version(info, buckets[number])
-    return RowAnswer(row=found.row, ends={number: found.end_offset})
-
-
-def prefix_rows(
-    info: TableInfo,
-    buckets: Sequence[KeyBucket],
-    prefixes: pa.RecordBatch,
-    *,
-    rows_max: int,
-    bytes_max: int = 1 << 62,
-) -> KeyAnswer:
-    """Return the rows under each prefix, prefix after prefix, each in key order.
-
-    At most `rows_max` a prefix; `prefixes` has leading key columns. Raises `RequestTooLargeError`
-    for rows of more than `bytes_max`.
-    """
-    bytes_left = bytes_max
-    check_prefix_columns(prefixes.schema.names, table_rules(info))
-    batches: list[pa.RecordBatch] = []
-    ends: dict[int, int] = {}
-    more: list[int] = []
-    for position in range(prefixes.num_rows):
-        prefix = prefixes.slice(position, 1)
-        found: list[pa.RecordBatch] = []
-        for number in _buckets_of_prefix(info, prefix):
-            buckets[number].check_usable()
-            rows_of = buckets[number].rows
-            part: FoundRows = rows_of.prefix_lookup(prefix, rows_max=rows_max, bytes_max=bytes_left)
-            bytes_left -= part.rows.nbytes
-            if bytes_left < 0:
-                raise too_many_bytes(str(info.path), bytes_max)
-            _check_version(info, buckets[number])
-            ends[number] = part.end_offset
-            found.append(part.rows)
-        rows = _merged(info, found)
-        if rows.num_rows > rows_max:
-            more.append(position)
-        batches.append(rows.slice(0, rows_max))
-    schema = info.schema.to_arrow()
-    if not batches:
-        return KeyAnswer(rows=pa.RecordBatch.from_pylist([], schema=schema), ends=ends)
-    return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=more)
-
-
-def _check_version(info: TableInfo, bucket: KeyBucket) -> None:
-    """Raise `UnavailableError`, which clients ride out, if the schema changed under a lookup."""
-    if bucket.rows.rules.schema_id != info.schema_id:
-        raise UnavailableError(f"the schema of table '{info.path}' is just changing; try again")
-
-
-def _positions_by_bucket(info: TableInfo, keys: pa.RecordBatch) -> dict[int, np.ndarray]:
-    """Return bucket -> the positions of its keys; raises for keys that are none."""
-    if info.bucket_count == 1:
-        # The bucket checks them.
-        return {0: np.arange(keys.num_rows)}
-    rules = table_rules(info)
-    check_lookup_keys(keys, rules)
-    part = info.schema.select(rules.primary_key, table=rules.table)
-    conformed = conform(keys, part, table=rules.table)
-    key = info.descriptor.effective_bucket_key
-    numbers = buckets_for_rows(conformed, key, info.bucket_count)
-    return {int(number): np.flatnonzero(numbers == number) for number in distinct(numbers)}
-
-
-def _buckets_of_prefix(info: TableInfo, prefix: pa.RecordBatch) -> Sequence[int]:
-    """Return the one bucket that the prefix decides, or all."""
-    rules = table_rules(info)
-    check_prefix(prefix, rules)
-    key = info.descriptor.effective_bucket_key
-    if not set(key) <= set(prefix.schema.names):
-        return range(info.bucket_count)
-    part = info.schema.select(prefix.schema.names, table=rules.table)
-    conformed = conform(prefix, part, table=rules.table)
-    return [int(buckets_for_rows(conformed, key, info.bucket_count)[0])]
-
-
-def _merged(info: TableInfo, found: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the rows of several buckets in key order."""
-    if len(found) == 1:
-        return found[0]
-    rows = pa.concat_batches(found)
-    keys = encode_key([rows.column(name) for name in info.descriptor.primary_key])
-    return rows.take(pc.sort_indices(keys))
-
-
-def _in_order(
-    info: TableInfo, batches: Sequence[pa.RecordBatch], index: np.ndarray
-) -> pa.RecordBatch:
-    fields = [field.with_nullable(True) for field in info.schema.to_arrow()]
-    schema = pa.schema([*fields, pa.field(FOUND_COLUMN, pa.bool_(), nullable=False)])
-    found = index >= 0
-    taken = pa.array(index, mask=~found)
-    if batches:
-        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        columns = [column.take(taken) for column in rows.columns]
-    else:
-        columns = [pa.nulls(0, field.type) for field in fields]
-    return pa.RecordBatch.from_arrays([*columns, pa.array(found)], schema=schema)
+def _grouped(numbers: Sequence[int]) -> Mapping[int, list[int]]:
+    """Return number -> the positions where it stands."""
+    if len(numbers) == 1:
+        return {numbers[0]: [0]}
+    positions: dict[int, list[int]] = {}
+    for position, number in enumerate(numbers):
+        positions.setdefault(number, []).append(position)
+    return positions

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
+from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
-from streamhouse.storage_service.engine.keys.row_reader import RowReader
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.wakeups import Wakeups
@@ -35,8 +35,7 @@ class KeyTable(OpenTable):
         super().__init__(info, logs, lake=lake, lake_pins=lake_pins, wakeups=wakeups)
         self.key_buckets = tuple(buckets)
         self.key_writer = writer
-        self.row_reader: RowReader | None = None
-        """What looks up one row; made when it is first asked."""
+        self.lookup = KeyLookup(info, self.key_buckets)
 
     @property
     def row_count(self) -> int:
@@ -102,7 +101,7 @@ class KeyTable(OpenTable):
 
         await self.key_writer.on_thread(change)
         self.info = info
-        self.row_reader = None
+        self.lookup = KeyLookup(info, self.key_buckets)
 
     async def forgettable(self, bucket: int, *, timestamp_us_before: int) -> int:
         """Return below which offset changes may leave the log: none whose row is not durable.

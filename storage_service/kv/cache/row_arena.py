@@ -125,6 +125,11 @@ class RowArena:
         """Return how many bytes the rows at `locations` have."""
         return int((locations & _LOW_24).sum())
 
+    @staticmethod
+    def bytes_of(location: int) -> int:
+        """Return how many bytes the row at `location` has; 0 for location 0, where none is."""
+        return location & _LOW_24
+
     def row_at(self, location: int) -> bytes:
         """Return a copy of one row."""
         position = (location >> _POSITION_BITS) & _LOW_24

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.cache.hash_index import HashIndex
 from streamhouse.storage_service.kv.cache.row_arena import SEGMENT_BYTES_MAX, RowArena
-from streamhouse.storage_service.kv.rows.key_hash import KeyHasher
+from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, KeyHasher
 from streamhouse.storage_service.model.sorted_values import distinct
 
-__all__ = ["FEW_KEYS", "CachedRows", "RowCache"]
+__all__ = ["FEW_KEYS", "CachedRows", "FewRows", "RowCache"]
 
 _DELETED: Final = np.uint64(0)
 _SEGMENT_BYTES_MIN: Final = 256 << 10
@@ -42,6 +42,16 @@ class CachedRows(NamedTuple):
 
     values: pa.Array
     unknown: npt.NDArray[np.bool_] | None
+
+
+class FewRows(NamedTuple):
+    """What is known of few keys: None where there is no row or nothing is known.
+
+    `unknown` has the positions of the latter.
+    """
+
+    values: list[bytes | None]
+    unknown: list[int]
 
 
 class _Read(NamedTuple):
@@ -86,7 +96,7 @@ class RowCache:
             segment_bytes = max(budget_bytes // 32, _SEGMENT_BYTES_MIN)
         self.budget_bytes = budget_bytes
         """May be changed by the thread that changes the rows; `tidy` keeps to it."""
-        self._hasher: Final = hasher or KeyHasher()
+        self._hasher: Final = hasher or PROCESS_HASHER
         self._lock: Final = threading.Lock()
         self._index = HashIndex()
         self._arena: Final = RowArena(segment_bytes=min(segment_bytes, SEGMENT_BYTES_MAX))
@@ -159,15 +169,21 @@ class RowCache:
         values = self._arena.rows_at(locations, valid=present)
         return CachedRows(values, None if self._complete or known.all() else ~known)
 
-    def get_one(self, key: bytes) -> tuple[bool, bytes | None]:
-        """Return whether anything is known of one key, and its row."""
-        first, second = self._hasher.one(key)
+    def get_few(self, hashes: Sequence[tuple[int, int]], *, bytes_max: int) -> FewRows | None:
+        """As `get_within` for few keys, given by their hashes, in a fraction of the time."""
+        values: list[bytes | None] = []
+        unknown: list[int] = []
         with self._lock:
-            slot = self._index.find_one(first, second)
-            if slot < 0:
-                return self._complete, None
-            location = self._index.number_at(slot)
-            return True, self._arena.row_at(location) if location else None
+            for first, second in hashes:
+                slot = self._index.find_one(first, second)
+                if slot < 0 and not self._complete:
+                    unknown.append(len(values))
+                location = self._index.number_at(slot) if slot >= 0 else 0
+                bytes_max -= self._arena.bytes_of(location)
+                if bytes_max < 0:
+                    return None
+                values.append(self._arena.row_at(location) if location else None)
+        return FewRows(values, unknown)
 
     def put(self, keys: pa.Array, values: pa.Array) -> None:
         """Make `values` the newest rows of distinct `keys`; a null deletes."""

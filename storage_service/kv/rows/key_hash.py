@@ -8,6 +8,7 @@ keeps anybody from making them on purpose.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
 
-__all__ = ["KeyHasher"]
+__all__ = ["PROCESS_HASHER", "KeyHasher"]
 
 _WORD: Final = np.dtype("<u8")
 _MASK: Final = (1 << 64) - 1
@@ -28,6 +29,8 @@ _MIXES: Final = (
 )
 # Every key starts with the byte of a part that is not null.
 _SKIPPED_BYTES: Final = 1
+# From here on arrays are quicker than numbers one by one.
+_MANY_KEYS: Final = 16
 
 
 def _seeds() -> tuple[int, int]:
@@ -65,6 +68,13 @@ class KeyHasher:
         first, second = (_mixed(h ^ sizes, mix) for h, mix in zip(hashes, _MIXES, strict=True))
         return first, second
 
+    def few(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Return both hashes of each of few keys as plain numbers."""
+        if len(keys) < _MANY_KEYS:
+            return [self.one(key) for key in keys]
+        first, second = self.many(pa.array(keys, pa.binary()))
+        return list(zip(first.tolist(), second.tolist(), strict=True))
+
     def one(self, key: bytes) -> tuple[int, int]:
         """Return both hashes of one key: what `many` gives for it."""
         (a, f, b, g, c), (k, m, n, o, p) = _MIXES
@@ -84,6 +94,10 @@ class KeyHasher:
             second = (second ^ second >> n) * o & _MASK
             second ^= second >> p
         return first, second
+
+
+PROCESS_HASHER: Final = KeyHasher()
+"""What all buckets of this process hash by, so that keys of many are hashed at once."""
 
 
 def _low_bytes(count: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -44,7 +44,6 @@ class SingleRows:
         self._keys: Final = {
             name: (types[name], _key_encoder(types[name])) for name in rules.primary_key
         }
-        self._names: Final = rules.schema.names
         self._types: Final = list(types.values())
         self._has_nested: Final = any(pa.types.is_nested(t) for t in self._types)
         fixed = [(i, dtype) for i, t in enumerate(self._types) if (dtype := fixed_dtype(t))]
@@ -80,12 +79,8 @@ class SingleRows:
                 ) from error
         return b"".join(parts)
 
-    def decode(self, value: bytes) -> dict[str, Any]:
-        """Return the row of a stored value, as Python values (see `calendar`)."""
-        return dict(zip(self._names, self.decode_values(value), strict=True))
-
     def decode_values(self, value: bytes) -> list[Any]:
-        """Return the row's values in the order of the columns; see `decode`."""
+        """Return the row of a stored value, as Python values (see `calendar`) by column."""
         if self._has_nested or value[_SCHEMA_ID_AT] != self._codec.schema_id:
             decoded = self._codec.decode(pa.array([value], pa.binary()))
             return [python_value(column[0]) for column in decoded.columns]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,13 +21,27 @@ from streamhouse.storage_service.model.calendar import (
     date_of_text,
     timestamp_of_text,
 )
-from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["json_writers", "key_reader", "row_to_json"]
+__all__ = ["JsonRows", "row_to_json"]
 
 
-def key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
+class JsonRows:
+    """Reads keys of a table from URLs and writes its rows as JSON; made once a schema."""
+
+    def __init__(self, info: TableInfo) -> None:
+        self.key_of: Final = _key_reader(info)
+        self._writers: Final = [
+            (f"{json.dumps(c.name)}: ", _writer(c.type)) for c in info.schema.columns
+        ]
+
+    def text(self, values: Sequence[Any]) -> bytes:
+        """Return a row, given in the order of the columns, as `json.dumps(row_to_json(row))`."""
+        pairs = zip(self._writers, values, strict=True)
+        return f"{{{', '.join([name + write(value) for (name, write), value in pairs])}}}".encode()
+
+
+def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
     """Return what reads a key from percent-encoded path segments, one a key column.
 
     Numbers, dates and timestamps are written as ISO 8601 and SQL do; binary as hexadecimal digits.
@@ -96,11 +110,6 @@ def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     a float that JSON does not have is a string (`NaN`, `Infinity`, `-Infinity`).
     """
     return {name: _json(value) for name, value in row.items()}
-
-
-def json_writers(schema: Schema) -> list[tuple[str, Callable[[Any], str]]]:
-    """Return, by column, `"name": ` and what writes a value as `row_to_json` has it."""
-    return [(f"{json.dumps(c.name)}: ", _writer(c.type)) for c in schema.columns]
 
 
 def _writer(t: pa.DataType) -> Callable[[Any], str]:

@@ -9,28 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.keys.key_lookup import (
     KeyAnswer,
-    lookup_one,
-    lookup_rows,
-    prefix_rows,
+    KeyLookup,
+    Keys,
+    StoredRows,
 )
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.row_reader import RowReader
 from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     RowNotFoundError,
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kv.lookup import least_row_bytes
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
-from streamhouse.storage_service.server.data.json_row import json_writers, key_reader, row_to_json
+from streamhouse.storage_service.server.data.json_row import JsonRows, row_to_json
 from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names, integer
@@ -38,17 +38,21 @@ from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.wire import ipc_message
 from streamhouse.storage_service.wire.request_stream import open_request
 
-__all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row", "row_in_memory"]
+__all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
 
 MORE_KEY: Final = b"streamhouse.more"
 _PREFIX_LIMIT_DEFAULT: Final = 1_000
-# Longer lookups would keep the event loop busy for milliseconds.
-_INLINE_KEYS: Final = 16
+# More of either would keep the event loop busy for more than two milliseconds.
+_INLINE_KEYS: Final = 2_000
+_INLINE_BYTES: Final = 1 << 20
 _PUBLICATION_WAIT_S: Final = 30.0
 
 
-class _RowsAnswer(NamedTuple):
-    """An answer as it is sent; `ends` as in `KeyAnswer`."""
+_JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
+
+
+class _Answer(NamedTuple):
+    """An answer as it is sent; `ends` as in `StoredRows`."""
 
     pieces: Sequence[bytes | memoryview]
     ends: Mapping[int, int]
@@ -60,34 +64,61 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     """Answer the row of every key, in the order of the keys."""
     query = exchange.query(["columns"])
     table = _key_table(service, path)
-    columns = column_names(query.get("columns"), table.info)
+    lookup = table.lookup
+    columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
-    await _answer_rows(exchange, service, await _looked_up(exchange, service, table, names))
-
-
-async def _looked_up(
-    exchange: HttpExchange, service: Service, table: KeyTable, names: Sequence[str] | None
-) -> _RowsAnswer:
-    bytes_max = service.answers.one_bytes_max
-    async with _keys(exchange, service, table, what="lookup") as keys:
-
-        def look_up() -> _RowsAnswer:
-            answer = lookup_rows(table.info, table.key_buckets, keys, bytes_max=bytes_max)
-            return _packed(answer, names)
-
-        async def build(_: int) -> tuple[_RowsAnswer, int]:
-            if keys.num_rows <= _INLINE_KEYS and _is_in_memory(table):
-                found = look_up()
-            else:
-                found = await service.run_blocking(look_up)
-            return found, found.byte_count
-
-        estimate = 0
-        if keys.num_rows > _INLINE_KEYS:
-            estimate = keys.num_rows * least_row_bytes(table.info.schema.to_arrow())
-        found = await service.answers.build(exchange, min(estimate, bytes_max), build)
+    async with _keys(exchange, service, table, what="lookup") as rows:
+        pack = partial(_packed_found, lookup, names)
+        keys = partial(lookup.keys, rows)
+        found = await _found(exchange, service, lookup, keys, pack, key_count=rows.num_rows)
     await _wait_until_visible(exchange, service, table, found.ends)
-    return found
+    await _answer_rows(exchange, service, found)
+
+
+async def answer_row(
+    exchange: HttpExchange, service: Service, *, path: str, segments: Sequence[str]
+) -> None:
+    """Answer one row as JSON; raises `RowNotFoundError`."""
+    exchange.query(())
+    table = _key_table(service, path)
+    lookup = table.lookup
+    as_json = _JSON_ROWS.get(lookup) or _JSON_ROWS.setdefault(lookup, JsonRows(lookup.info))
+    key = as_json.key_of(segments)
+    pack = partial(_row_as_json, lookup, as_json)
+    found = await _found(exchange, service, lookup, partial(lookup.key, key), pack, key_count=1)
+    await _wait_until_visible(exchange, service, table, found.ends)
+    if not found.row_count:
+        raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
+    await exchange.answer(200, b"application/json", found.pieces)
+
+
+async def _found(
+    exchange: HttpExchange,
+    service: Service,
+    lookup: KeyLookup,
+    keys: Callable[[], Keys],
+    pack: Callable[[StoredRows], _Answer],
+    *,
+    key_count: int,
+) -> _Answer:
+    """Look keys up: here if that is soon done and reads no files, else on a worker thread."""
+    if key_count <= _INLINE_KEYS:
+        found = lookup.find_in_memory(keys(), bytes_max=_INLINE_BYTES)
+        if found is not None:
+            answer = pack(found)
+            if service.answers.holds_at_once(exchange, answer.byte_count):
+                return answer
+    bytes_max = service.answers.one_bytes_max
+
+    def look_up() -> _Answer:
+        return pack(lookup.find(keys(), bytes_max=bytes_max))
+
+    async def build(_: int) -> tuple[_Answer, int]:
+        answer = await service.run_blocking(look_up)
+        return answer, answer.byte_count
+
+    estimate = min(key_count * lookup.least_row_bytes, bytes_max)
+    return await service.answers.build(exchange, estimate, build)
 
 
 async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -106,7 +137,7 @@ async def _found_under(
     table: KeyTable,
     columns: Sequence[str] | None,
     limit: int,
-) -> _RowsAnswer:
+) -> _Answer:
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
     async with _keys(exchange, service, table, what="prefix lookup") as prefixes:
         if limit * prefixes.num_rows > rows_max:
@@ -115,60 +146,17 @@ async def _found_under(
                 f" rows; at most {rows_max} rows together (lookup_rows_max)"
             )
 
-        def look_up() -> _RowsAnswer:
-            answer = prefix_rows(
-                table.info, table.key_buckets, prefixes, rows_max=limit, bytes_max=bytes_max
-            )
+        def look_up() -> _Answer:
+            answer = table.lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
             return _packed(answer, columns)
 
-        async def build(_: int) -> tuple[_RowsAnswer, int]:
+        async def build(_: int) -> tuple[_Answer, int]:
             found = await service.run_blocking(look_up)
             return found, found.byte_count
 
         found = await service.answers.build(exchange, 0, build)
     await _wait_until_visible(exchange, service, table, found.ends)
     return found
-
-
-async def answer_row(
-    exchange: HttpExchange, service: Service, *, path: str, segments: Sequence[str]
-) -> None:
-    """Answer one row as JSON; raises `RowNotFoundError`."""
-    exchange.query(())
-    body = row_in_memory(service, path=path, segments=segments)
-    if body is not None:
-        service.answers.hold_built(exchange, len(body))
-        await exchange.answer_small(200, b"application/json", body)
-        return
-    table = _key_table(service, path)
-    key = _row_reader(table).key_of(segments)
-    if _is_in_memory(table):
-        answer = lookup_one(table.info, table.key_buckets, key)
-    else:
-        answer = await service.run_blocking(lookup_one, table.info, table.key_buckets, key)
-    await _wait_until_visible(exchange, service, table, answer.ends)
-    if answer.row is None:
-        raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
-    body = json.dumps(row_to_json(answer.row)).encode()
-    service.answers.hold_built(exchange, len(body))
-    await exchange.answer_small(200, b"application/json", body)
-
-
-def row_in_memory(service: Service, *, path: str, segments: Sequence[str]) -> bytes | None:
-    """Return one row as JSON if that takes no waiting, for the disk or for a publication."""
-    reader = _row_reader(_key_table(service, path))
-    return reader.find(reader.key_of(segments))
-
-
-def _row_reader(table: KeyTable) -> RowReader:
-    if table.row_reader is None:
-        table.row_reader = RowReader(
-            table.info,
-            table.key_buckets,
-            json_of=json_writers(table.info.schema),
-            key_of=key_reader(table.info),
-        )
-    return table.row_reader
 
 
 async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -188,10 +176,6 @@ def _key_table(service: Service, path: str) -> KeyTable:
             " its log"
         )
     return table
-
-
-def _is_in_memory(table: KeyTable) -> bool:
-    return all(bucket.rows.is_loaded for bucket in table.key_buckets)
 
 
 @contextlib.asynccontextmanager
@@ -234,7 +218,19 @@ async def _wait_until_visible(
                 raise UnavailableError(f"{bucket.where} is busy writing; try again later")
 
 
-def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _RowsAnswer:
+def _packed_found(lookup: KeyLookup, columns: Sequence[str] | None, found: StoredRows) -> _Answer:
+    return _packed(lookup.rows(found), columns)
+
+
+def _row_as_json(lookup: KeyLookup, as_json: JsonRows, found: StoredRows) -> _Answer:
+    values = lookup.values(found)
+    if values is None:
+        return _Answer((), found.ends, 0, 0)
+    body = as_json.text(values)
+    return _Answer((body,), found.ends, 1, len(body))
+
+
+def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _Answer:
     """Return the rows as one Arrow stream; what they were looked up in is not kept by it."""
     rows = answer.rows if columns is None else answer.rows.select(list(columns))
     metadata = {MORE_KEY: json.dumps(list(answer.more))} if answer.more else None
@@ -245,9 +241,9 @@ def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _RowsAnswer:
             ipc_message.END_OF_STREAM,
         ]
     )
-    return _RowsAnswer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
+    return _Answer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
 
 
-async def _answer_rows(exchange: HttpExchange, service: Service, found: _RowsAnswer) -> None:
+async def _answer_rows(exchange: HttpExchange, service: Service, found: _Answer) -> None:
     service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
     await exchange.answer(200, ARROW_STREAM, found.pieces)

@@ -131,19 +131,25 @@ class AnswerMemory:
             hold.release()
             byte_count = size
 
+    def holds_at_once(self, exchange: Answered, byte_count: int) -> bool:
+        """Hold so much if there is room and nobody of the caller waits; small ones always have."""
+        if byte_count <= SMALL_ANSWER_BYTES:
+            return True
+        caller = exchange.share
+        if caller in self._waiting or not self.fits(caller, byte_count):
+            return False
+        self.change(caller, byte_count)
+        exchange.hold = AnswerHold(self, caller, byte_count)
+        return True
+
     async def hold(self, exchange: Answered, byte_count: int) -> None:
         """Hold `byte_count` for the answer of `exchange`, waiting a moment for room."""
         if exchange.hold is not None:
             exchange.hold.release()
             exchange.hold = None
-        if byte_count <= SMALL_ANSWER_BYTES:
-            return
-        caller = exchange.share
-        if caller in self._waiting or not self.fits(caller, byte_count):
-            await self._wait(exchange, caller, byte_count)
-        else:
-            self.change(caller, byte_count)
-        exchange.hold = AnswerHold(self, caller, byte_count)
+        if not self.holds_at_once(exchange, byte_count):
+            await self._wait(exchange, exchange.share, byte_count)
+            exchange.hold = AnswerHold(self, exchange.share, byte_count)
 
     def hold_built(self, exchange: Answered, byte_count: int, *, is_done: bool = False) -> None:
         """As `hold` for an answer that is built, for which waiting would make it worse.

@@ -2,19 +2,13 @@
 
 Most of this is about peers that are no well-behaved client: too many of them, silent ones, ones
 that send a request line for ever, ones that do not speak HTTP.
-
-And a short cut: a GET without query or body may be answered as soon as its head is read, if
-`answer_at_once` can. A task, an ASGI exchange and their timers cost more than finding one row does.
-Whatever it does not answer goes the ordinary way, as if nothing had been tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
+from typing import Any, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -27,32 +21,24 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.server.http.http_exchange import (
     ABORT_KEY,
     FLOW_KEY,
-    Scope,
     error_to_json,
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
-__all__ = ["AnswerAtOnce", "bounded_protocol"]
-
-AnswerAtOnce: TypeAlias = Callable[[Scope], tuple[str, bytes] | None]
-"""Returns the request id and the JSON body of a 200; None for the ordinary way. Never raises."""
+__all__ = ["bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
 _JOIN_BYTES_MAX: Final = 64 << 10
-_BODY_HEADERS: Final = (b"content-length", b"transfer-encoding", b"expect")
 
 
 def bounded_protocol(
-    connections: OpenConnections, *, head_timeout_ms: int, answer_at_once: AnswerAtOnce
+    connections: OpenConnections, *, head_timeout_ms: int
 ) -> type[asyncio.Protocol]:
     """Return a connection class with these limits; uvicorn makes one object a connection."""
-
-    short_cut = answer_at_once
 
     class BoundedHttpProtocol(_BoundedHttpProtocol):
         open_connections = connections
         head_timeout_s = head_timeout_ms / 1000
-        answer_at_once = staticmethod(short_cut)
 
     return BoundedHttpProtocol
 
@@ -89,11 +75,6 @@ class _HeadJoiningTransport:
             return
         self._transport.write(data)
 
-    def write_whole(self, data: bytes) -> None:
-        """Send a whole answer."""
-        self._flush()
-        self._transport.write(data)
-
     def close(self) -> None:
         """Send what is kept and close."""
         self._flush()
@@ -121,16 +102,12 @@ class _Flow:
 class _BoundedHttpProtocol(HttpToolsProtocol):
     open_connections: OpenConnections
     head_timeout_s: float
-    answer_at_once: AnswerAtOnce
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._head_bytes = 0
-        self._is_answered = False
-        # Of what came in one piece one request only is answered at once: others have their turn.
-        self._may_answer = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._joining = _HeadJoiningTransport(transport, self.loop)
@@ -160,7 +137,6 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._may_answer = True
         super().data_received(data)
         if not self._is_in_head:
             return
@@ -175,7 +151,6 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_answered = False
         # A stalled answer is given up by cutting the connection: closing would wait for the peer.
         self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope[FLOW_KEY] = self._answer_flow  # type: ignore[typeddict-unknown-key]
@@ -183,65 +158,14 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
-        if self._may_answer and self._is_simple_get():
-            self._may_answer = False
-            self._is_answered = self._try_at_once()
-        if not self._is_answered:
-            self.open_connections.in_use(self)
-            super().on_headers_complete()
+        self.open_connections.in_use(self)
+        super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_idle():
-            self.open_connections.idle(self)
-
-    def on_message_complete(self) -> None:
-        if self._is_answered:
-            # Starts the time that the connection may be idle.
-            self.on_response_complete()
-        else:
-            super().on_message_complete()
-
-    def _is_simple_get(self) -> bool:
-        """Whether the request has no body and no query, and no other one is before it."""
-        return (
-            self.parser.get_method() == b"GET"
-            and self.parser.get_http_version() == "1.1"
-            and self.parser.should_keep_alive()
-            and not self.parser.should_upgrade()
-            and self.url.isascii()
-            and b"?" not in self.url
-            and b"#" not in self.url
-            and not any(name in _BODY_HEADERS for name, _ in self.headers)
-            and self._is_idle()
-            and not self.flow.write_paused
-            and not self.transport.is_closing()
-        )
-
-    def _is_idle(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
-        return cycle is None or cycle.response_complete
-
-    def _try_at_once(self) -> bool:
-        path = self.url.decode("ascii")
-        self.scope["method"] = "GET"
-        self.scope["path"] = unquote(path) if "%" in path else path
-        self.scope["raw_path"] = self.url
-        self.scope["query_string"] = b""
-        answer = self.answer_at_once(self.scope)  # type: ignore[arg-type]
-        if answer is None:
-            return False
-        request_id, body = answer
-        lines = [b"HTTP/1.1 200 OK\r\n"]
-        for name, value in self.server_state.default_headers:
-            lines += (name, b": ", value, b"\r\n")
-        lines.append(
-            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\n\r\n"
-            % (len(body), request_id.encode())
-        )
-        lines.append(body)
-        self._joining.write_whole(b"".join(lines))
-        return True
+        if cycle is None or cycle.response_complete:
+            self.open_connections.idle(self)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP request like any other error."""

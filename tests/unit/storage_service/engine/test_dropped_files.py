@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
@@ -54,7 +53,7 @@ async def _key_table(manager: TabletManager, number: int) -> OpenTable:
         await manager.write_keys(table, [write], columns=None, writer_id=0)
         await table.key_writer.on_thread(table.key_buckets[0].rows.flush)
     keys = pa.record_batch([pa.array([3, 5], pa.int64())], names=["id"])
-    assert lookup_rows(table.info, table.key_buckets, keys).rows.num_rows == 2
+    assert None not in table.lookup.find(table.lookup.keys(keys)).values
     return table
 
 

@@ -24,7 +24,7 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.held_step import around
-from tests.support.kv_world import Batch, LoggedBucket, simple_rules
+from tests.support.kv_world import Batch, LoggedBucket, found_alone, simple_rules
 
 
 def upserts(*ids: int, name: str = "a") -> Batch:
@@ -70,7 +70,9 @@ def test_an_answer_says_up_to_where_the_changelog_must_be_visible(bucket: Logged
     bucket.tablet.apply(planned)
 
     assert bucket.tablet.lookup(keys(1)).end_offset == 3
-    assert bucket.tablet.lookup_one({"id": 9}).end_offset == 3
+    few = bucket.tablet.find_few([b""], [(0, 0)], bytes_max=1, reads_files=False)
+    assert few is not None
+    assert few.end_offset == 3
     assert bucket.tablet.prefix_lookup(keys(1), rows_max=1).end_offset == 3
 
 
@@ -174,7 +176,7 @@ def test_lookups_of_other_threads_see_whole_rows_while_rows_change(tmp_path: Pat
         while not stop.is_set():
             found = bucket.tablet.lookup(keys(*ids))
             names = found.rows.column("name").to_pylist()
-            alone = bucket.tablet.lookup_one({"id": 7}).row
+            alone = found_alone(bucket.tablet, {"id": 7})
             under = bucket.tablet.prefix_lookup(keys(8), rows_max=1).rows.num_rows
             if not found.found.all() or not all(n.isdigit() for n in names) or alone is None:
                 wrong.append((found.found.tolist(), names, alone))
@@ -295,4 +297,4 @@ def test_wrong_prefixes_are_refused(
 )
 def test_one_wrong_key_is_refused(composite: KvTablet, key: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):
-        composite.lookup_one(key)
+        found_alone(composite, key)

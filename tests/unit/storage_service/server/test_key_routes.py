@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
     append_body,
     event_rows,
     in_process_service,
+    until,
 )
 
 KEYS = pa.schema([EVENTS.field("id")])
@@ -73,6 +76,36 @@ async def test_an_upsert_is_found_by_every_kind_of_lookup(tmp_path: Path) -> Non
         assert _rows(await _post(service, "prefix_lookup", _ids(4))) == [{"id": 4, "name": "n4"}]
         named = _rows(await _post(service, "lookup", _ids(1), columns="name"))
         assert named == [{"name": "n1", "__found": True}]
+
+
+async def test_nothing_is_shown_before_it_can_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpublished = 1
+    async with _tables(tmp_path) as service:
+        await _post(service, "upsert", append_body(EVENTS, [(None, 0, event_rows(0, 6))]))
+        table = service.service.table("keyed")
+        limit = service.service.manager.waiter_limit
+        around(monkeypatch, "watermark-asked", lambda real, log: real(log) - unpublished)
+
+        there = service.start("GET", "/v1/tables/keyed/rows/3")
+        missing = service.start("GET", "/v1/tables/keyed/rows/77")
+        gone = service.start("GET", "/v1/tables/keyed/rows/3")
+        many = asyncio.ensure_future(_post(service, "lookup", _ids(3, 77)))
+        await until(lambda: limit.count == 4)
+        assert not there[0].answer.status
+
+        # Woken for something else it waits on; who has gone away is not waited for.
+        gone[0].disconnect()
+        table.wakeups.wake([0, 1])
+        assert (await gone[1]).status == 0
+        await until(lambda: limit.count == 3)
+        unpublished = 0
+        table.wakeups.wake([0, 1])
+
+        assert (await there[1]).json() == {"id": 3, "name": "n3"}
+        assert (await missing[1]).error()[:2] == (404, "row_not_found")
+        assert [row["__found"] for row in _rows(await many)] == [True, False]
 
 
 async def test_a_name_that_is_only_almost_a_tables_is_none(tmp_path: Path) -> None:

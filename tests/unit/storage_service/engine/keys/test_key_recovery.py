@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
-from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -300,7 +299,7 @@ async def test_damage_that_a_read_meets_is_mended_by_the_next_start(
         assert not bucket.is_usable
         keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
         with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* out of use"):
-            lookup_rows(table.info, table.key_buckets, keys)
+            table.lookup.find(table.lookup.keys(keys))
         with pytest.raises(CorruptDataError, match="bucket 0: its rows by key are damaged"):
             await manager.write_keys(
                 table, [KeyWrite(0, event_rows(3, 4))], columns=None, writer_id=0

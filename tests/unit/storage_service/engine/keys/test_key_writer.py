@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.keys.key_lookup import lookup_rows
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.errors import (
@@ -221,7 +220,7 @@ async def test_rows_that_cannot_be_applied_are_out_of_use_until_a_restart(
             await _write(manager, table, KeyWrite(0, event_rows(5, 6)))
         keys = pa.record_batch([pa.array([0], pa.int64())], names=["id"])
         with pytest.raises(StorageFailedError, match="out of use"):
-            lookup_rows(table.info, table.key_buckets, keys)
+            table.lookup.find(table.lookup.keys(keys))
     async with open_manager(tmp_path) as manager:
         table = next(iter(manager.open_tables()))
         assert _names(table, 0, range(2)) == ["x", "x"]

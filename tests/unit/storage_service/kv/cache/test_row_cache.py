@@ -35,8 +35,10 @@ def get(cache: RowCache, numbers: list[int]) -> list[bytes | str | None]:
         UNKNOWN if unknown is not None and unknown[i] else value
         for i, value in enumerate(values.to_pylist())
     ]
-    alone = [cache.get_one(key(n)) for n in numbers]
-    assert [value if is_known else UNKNOWN for is_known, value in alone] == known
+    few = cache.get_few(cache._hasher.few(keys.to_pylist()), bytes_max=1 << 30)
+    assert few is not None
+    alone = [UNKNOWN if i in few.unknown else value for i, value in enumerate(few.values)]
+    assert alone == known
     return known
 
 
