@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import InvalidSchemaError, SchemaMismatchError
 from streamhouse.storage_service.model.calendar import DAY_US, timestamp_text
+from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
@@ -176,7 +177,7 @@ class LakeLimits:
     @staticmethod
     def of_table(info: TableInfo, schema_id: int) -> LakeLimits:
         """Return the limits of rows of one version of a table's schema, worked out once."""
-        return _limits_of(_Identity(info), schema_id)
+        return _limits_of(Same(info), schema_id)
 
     @classmethod
     def of(cls, descriptor: TableDescriptor, schema: Schema | None = None) -> LakeLimits:
@@ -223,22 +224,9 @@ class LakeLimits:
 NO_LIMITS: Final = LakeLimits(())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Identity:
-    """A table as it is now: after a change it is another object. Comparing all of it takes long."""
-
-    info: TableInfo
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.info is self.info
-
-    def __hash__(self) -> int:
-        return id(self.info)
-
-
 @functools.lru_cache(maxsize=1_024)
-def _limits_of(table: _Identity, schema_id: int) -> LakeLimits:
-    info = table.info
+def _limits_of(table: Same, schema_id: int) -> LakeLimits:
+    info: TableInfo = table.value
     return LakeLimits.of(info.descriptor, info.schema_version(schema_id))
 
 
