@@ -269,6 +269,9 @@ class Schema:
 
     columns: tuple[Column, ...]
     _by_name: Mapping[str, Column] = dataclasses.field(init=False, repr=False, compare=False)
+    _arrow: pa.Schema | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
@@ -279,6 +282,10 @@ class Schema:
         for column in self.columns:
             _check_column_name(column.name)
         _check_distinct([column.name for column in self.columns], where="columns")
+
+    def __reduce__(self) -> tuple[type[Schema], tuple[tuple[Column, ...]]]:
+        """Tell executors nothing that they work out themselves."""
+        return Schema, (self.columns,)
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Schema:
@@ -329,7 +336,11 @@ class Schema:
 
     def to_arrow(self) -> pa.Schema:
         """Return the canonical Arrow schema, without metadata."""
-        return pa.schema([column.to_arrow() for column in self.columns])
+        if self._arrow is None:
+            # Kept: it is asked for with every batch of rows.
+            arrow = pa.schema([column.to_arrow() for column in self.columns])
+            object.__setattr__(self, "_arrow", arrow)
+        return self._arrow
 
     @property
     def names(self) -> list[str]:
