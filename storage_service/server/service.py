@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
-from streamhouse.storage_service.server.http.body_memory import BodyMemory
+from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
 from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns
 from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
@@ -215,23 +215,25 @@ class Service:
         finally:
             self._subscriptions.discard(exchange)
 
-    @contextlib.asynccontextmanager
-    async def rows_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
-        """Receive the body of a request that writes rows; its memory is held meanwhile."""
+    async def rows_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
+        """Receive the body of a request that writes rows; its memory is `held`."""
         self.manager.disk_budget.check()
-        async with self.held_body(exchange) as body:
-            self.metrics.received_bytes.inc(len(body))
-            yield body
+        body = await self._read_body(exchange, held)
+        self.metrics.received_bytes.inc(len(body))
+        return body
 
     @contextlib.asynccontextmanager
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive the body that the route takes, and hold its memory while it is used."""
         with self.body_memory.body(exchange.caller.name) as held:
-            yield await exchange.read_body(
-                held,
-                bytes_max=getattr(self.config, exchange.body.limit_name),
-                timeout_ms=self.config.body_read_timeout_ms,
-            )
+            yield await self._read_body(exchange, held)
+
+    async def _read_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
+        return await exchange.read_body(
+            held,
+            bytes_max=getattr(self.config, exchange.body.limit_name),
+            timeout_ms=self.config.body_read_timeout_ms,
+        )
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
@@ -24,14 +23,17 @@ SCHEMA: Final = 1
 RECORD_BATCH: Final = 3
 _CONTINUATION: Final = 0xFFFF_FFFF
 _PREFIX: Final = struct.Struct("<Ii")
-# Slots of flatbuffer tables (Message.fbs): Message{version, header_type, header, bodyLength}
-# and RecordBatch{length, nodes, buffers, compression}.
-_HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
-_ROW_COUNT, _COMPRESSION = 0, 3
+_U16: Final = struct.Struct("<H")
+_U32: Final = struct.Struct("<I")
+_I32: Final = struct.Struct("<i")
+_I64: Final = struct.Struct("<q")
+# The first slots of flatbuffer tables (Message.fbs): Message{version, header_type, header,
+# bodyLength} and RecordBatch{length, nodes, buffers, compression}.
+_SLOTS: Final = struct.Struct("<4H")
+_NO_SLOT: Final = bytes(_SLOTS.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IpcMessage:
+class IpcMessage(NamedTuple):
     """One message: `data` is all of its bytes, prefix included."""
 
     kind: int
@@ -60,41 +62,33 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
             raise InvalidRequestError(
                 f"the body is not an Arrow IPC stream: bad message at byte {position}"
             ) from error
-        yield IpcMessage(
-            kind=kind,
-            is_compressed=is_compressed,
-            row_count=row_count,
-            data=stream[position:end],
-        )
+        yield IpcMessage(kind, is_compressed, row_count, stream[position:end])
         position = end
 
 
 def _read_message(metadata: memoryview) -> tuple[int, bool, int, int]:
-    root = struct.unpack_from("<I", metadata, 0)[0]
-    kind = _scalar(metadata, root, _HEADER_TYPE, "<B")
-    body_bytes = _scalar(metadata, root, _BODY_LENGTH, "<q")
+    (root,) = _U32.unpack_from(metadata)
+    _, kind_at, header_at, body_bytes_at = _slots(metadata, root)
+    kind = metadata[root + kind_at] if kind_at else 0
+    body_bytes = _I64.unpack_from(metadata, root + body_bytes_at)[0] if body_bytes_at else 0
     if kind != RECORD_BATCH:
         return kind, False, 0, body_bytes
-    slot = _slot(metadata, root, _HEADER)
-    if slot is None:
+    if not header_at:
         raise ValueError
-    batch = slot + struct.unpack_from("<I", metadata, slot)[0]
-    is_compressed = _slot(metadata, batch, _COMPRESSION) is not None
-    return kind, is_compressed, _scalar(metadata, batch, _ROW_COUNT, "<q"), body_bytes
+    header = root + header_at
+    batch = header + _U32.unpack_from(metadata, header)[0]
+    row_count_at, _, _, compression_at = _slots(metadata, batch)
+    row_count = _I64.unpack_from(metadata, batch + row_count_at)[0] if row_count_at else 0
+    return kind, compression_at != 0, row_count, body_bytes
 
 
-def _slot(metadata: memoryview, table: int, slot: int) -> int | None:
-    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+def _slots(metadata: memoryview, table: int) -> tuple[int, int, int, int]:
+    """Return how far into a table its first four fields lie; 0 for one that is not there."""
+    vtable = table - _I32.unpack_from(metadata, table)[0]
     if vtable < 0:
         raise ValueError
-    vtable_bytes = struct.unpack_from("<H", metadata, vtable)[0]
-    entry = 4 + 2 * slot
-    if entry + 2 > vtable_bytes:
-        return None
-    offset = struct.unpack_from("<H", metadata, vtable + entry)[0]
-    return table + offset if offset else None
-
-
-def _scalar(metadata: memoryview, table: int, slot: int, form: str) -> int:
-    position = _slot(metadata, table, slot)
-    return 0 if position is None else int(struct.unpack_from(form, metadata, position)[0])
+    vtable_bytes = _U16.unpack_from(metadata, vtable)[0]
+    if vtable_bytes >= _U32.size + _SLOTS.size:
+        return _SLOTS.unpack_from(metadata, vtable + _U32.size)
+    given = bytes(metadata[vtable + _U32.size : vtable + vtable_bytes])
+    return _SLOTS.unpack(given + _NO_SLOT[len(given) :])

@@ -5,6 +5,7 @@ Nothing here knows a table's schema; what the columns must be is the route's bus
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ SCHEMA_BYTES_MAX: Final = 4 << 20
 COLUMNS_MAX: Final = 2_100
 """A table's most columns and what may come beside them."""
 DEPTH_MAX: Final = 100
+_KNOWN_SCHEMA_BYTES_MAX: Final = 16 << 10
+_KNOWN_SCHEMAS_MAX: Final = 128
 
 
 class RequestBatch(NamedTuple):
@@ -39,9 +42,13 @@ class RequestBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """A body whose messages are within the limits; `batches` may be read once."""
+    """A body whose messages are within the limits; `batches` may be read once.
+
+    A schema that `is_kept` is the very object that the next body with the same schema has.
+    """
 
     schema: pa.Schema
+    is_kept: bool
     _reader: pa.ipc.RecordBatchStreamReader
     _messages: Sequence[ipc_message.IpcMessage]
     _what: str
@@ -84,19 +91,31 @@ def open_request(
         raise RequestTooLargeError(
             f"{what}: the schema has {len(found[0].data)} bytes; at most {SCHEMA_BYTES_MAX}"
         )
+    head = bytes(found[0].data)
+    is_kept = len(head) <= _KNOWN_SCHEMA_BYTES_MAX
     try:
+        schema = (_known_schema if is_kept else _read_schema)(head, what)
         reader = pa.ipc.open_stream(pa.py_buffer(view))
-        schema = reader.schema
-        # Names are decoded here, and may be no text.
-        names = schema.names
-        if len(names) > COLUMNS_MAX:
-            raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
-        for t in schema.types:
-            if t.num_fields or pa.types.is_timestamp(t) or not pa.types.is_primitive(t):
-                _read_texts(t, what=what, depth=1)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable schema: {error}") from error
-    return RequestStream(schema, reader, found[1:], what)
+    return RequestStream(schema, is_kept, reader, found[1:], what)
+
+
+def _read_schema(head: bytes, what: str) -> pa.Schema:
+    """Read the schema message that begins a stream."""
+    schema = pa.ipc.open_stream(pa.py_buffer(head)).schema
+    # Names are decoded here, and may be no text.
+    names = schema.names
+    if len(names) > COLUMNS_MAX:
+        raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
+    for t in schema.types:
+        if t.num_fields or pa.types.is_timestamp(t) or not pa.types.is_primitive(t):
+            _read_texts(t, what=what, depth=1)
+    return schema
+
+
+# Most bodies begin with the very bytes that another one began with.
+_known_schema = functools.lru_cache(maxsize=_KNOWN_SCHEMAS_MAX)(_read_schema)
 
 
 def _read_texts(t: pa.DataType, *, what: str, depth: int) -> None:

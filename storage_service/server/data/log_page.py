@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -24,8 +24,7 @@ from streamhouse.storage_service.wire.arrow_body import (
 __all__ = ["ARROW_STREAM", "LogPage", "as_views", "projected_schema", "read_page"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPage:
+class LogPage(NamedTuple):
     """`pieces` of one Arrow stream, what they hold, and where the next page starts."""
 
     pieces: Sequence[bytes | memoryview]
@@ -80,8 +79,7 @@ def _bytes_estimate(tablet: LogTablet, row_count: int) -> int:
     return tablet.size_bytes * row_count // max(rows, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _Read(NamedTuple):
     """One read of one bucket's log, complete in itself, so that it runs on any thread."""
 
     tablet: LogTablet

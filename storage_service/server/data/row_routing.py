@@ -21,7 +21,9 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.bucketing import (
+    FEW_ROWS,
     buckets_for_rows,
+    buckets_of_few,
     split_by_bucket,
     split_evenly,
 )
@@ -32,14 +34,14 @@ from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.wire.arrow_body import (
-    decode_append_body,
-    encode_payload,
-    peek_schema,
+from streamhouse.storage_service.wire.arrow_body import decode_append, encode_payload
+from streamhouse.storage_service.wire.request_stream import (
+    RequestBatch,
+    RequestStream,
+    open_request,
 )
-from streamhouse.storage_service.wire.request_stream import RequestBatch, open_request
 
-__all__ = ["RowsRequest", "routed_batches", "routed_writes", "written_version"]
+__all__ = ["RowsRequest", "routed_batches", "routed_writes"]
 
 Operations = npt.NDArray[np.int8]
 
@@ -63,26 +65,26 @@ class RowsRequest:
         return f"{self.verb} {'to' if self.verb == 'append' else 'of'} '{self.table.path}'"
 
 
-def written_version(body: bytes, table: TableInfo) -> int:
-    """Return the version of the table's schema that a body's rows have; the current if unclear."""
-    if len(table.schema_versions) == 1:
-        return table.schema_id
-    given = peek_schema(body)
-    return table.schema_id if given is None else version_of(table, given)
-
-
-def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
-    """Read the body of an append; return its batches, each with its bucket."""
-    table, config = request.table, request.config
-    schema_id = written_version(body, table)
-    parts = decode_append_body(
+def _opened(body: bytes, request: RowsRequest) -> RequestStream:
+    config = request.config
+    return open_request(
         body,
-        table.schema_version(schema_id),
-        table=str(table.path),
+        what=request.what,
         rows_max=config.append_rows_max,
         batch_bytes_max=config.batch_bytes_max,
         batches_max=config.append_batches_max,
     )
+
+
+def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
+    """Read the body of an append; return its batches, each with its bucket.
+
+    All have one schema version: that which the columns of the body say.
+    """
+    table = request.table
+    stream = _opened(body, request)
+    schema_id = version_of(table, stream.schema)
+    parts = decode_append(stream, table.schema_version(schema_id), table=str(table.path))
     limits = LakeLimits.of_table(table, schema_id)
     routed: list[RoutedBatch] = []
     for part in parts:
@@ -146,24 +148,16 @@ def _spread(part: RequestBatch, request: RowsRequest, schema_id: int) -> list[Ro
 
 def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
     """Read the body of an upsert or delete; return the changes of each bucket, in their order."""
-    config = request.config
-    stream = open_request(
-        body,
-        what=request.what,
-        rows_max=config.append_rows_max,
-        batch_bytes_max=config.batch_bytes_max,
-        batches_max=config.append_batches_max,
-    )
     parts: list[tuple[int | None, KeyWrite]] = []
-    numbered: set[int] = set()
-    for part in stream.batches():
+    numbered: set[int | None] = set()
+    for part in _opened(body, request).batches():
         _check_sequence(part, request)
-        if part.sequence and part.bucket in numbered:
-            raise InvalidRequestError(
-                f"{request.what}: two batches with a sequence are for bucket {part.bucket}; send"
-                " one a bucket"
-            )
-        if part.sequence and part.bucket is not None:
+        if part.sequence:
+            if part.bucket in numbered:
+                raise InvalidRequestError(
+                    f"{request.what}: two batches with a sequence are for bucket {part.bucket};"
+                    " send one a bucket"
+                )
             numbered.add(part.bucket)
         if part.batch.num_rows:
             rows, operations = _operations(part.batch, request)
@@ -215,7 +209,7 @@ def _by_bucket(
     for bucket, _ in parts:
         if bucket is not None:
             _check_is_bucket(table, bucket)
-    if count == 1 or not parts:
+    if count == 1 or not parts or _are_few_and_right(parts, table):
         yield from (write for _, write in parts)
         return
     rows = [write.rows for _, write in parts]
@@ -224,7 +218,9 @@ def _by_bucket(
     start = 0
     for bucket, write in parts:
         own = numbers[start : start + write.rows.num_rows]
-        if bucket is None:
+        if bucket is None and len(parts) == 1 and (own == own[0]).all():
+            yield write._replace(bucket=int(own[0]))
+        elif bucket is None:
             yield from _split(write, own, start)
         else:
             # A key in two buckets would be two rows.
@@ -236,6 +232,24 @@ def _by_bucket(
                 )
             yield write
         start += write.rows.num_rows
+
+
+def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: TableInfo) -> bool:
+    """Whether few rows are seen to be for the buckets they name: what is not says why elsewhere."""
+    key = table.descriptor.primary_key
+    if len(key) > 1 or sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
+        return False
+    wanted = table.schema.column(key[0], table=str(table.path)).type
+    for bucket, write in parts:
+        position = write.rows.schema.get_field_index(key[0])
+        if position < 0:
+            return False
+        column = write.rows.column(position)
+        if column.type != wanted or column.null_count:
+            return False
+        if any(own != bucket for own in buckets_of_few(column, table.bucket_count) or (None,)):
+            return False
+    return True
 
 
 def _split(write: KeyWrite, buckets: npt.NDArray[np.int32], start: int) -> Iterator[KeyWrite]:

@@ -30,7 +30,6 @@ from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,
     routed_writes,
-    written_version,
 )
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
@@ -61,7 +60,8 @@ async def answer_stage(
         )
     transactions = service.manager.transactions.of(table)
     spec = transactions.spec(transaction_id)
-    async with service.rows_body(exchange) as body:
+    with service.body_memory.body(exchange.caller.name) as held:
+        body = await service.rows_body(exchange, held)
         first = table.next_spread_bucket(1)
         if len(body) > config.inline_bytes_max:
             staged = await service.run_blocking(_read, body, table.info, spec, first, config)
@@ -81,8 +81,9 @@ def _read(
         request = RowsRequest(
             table=table, verb="append", writer_id=0, config=config, first_bucket=first_bucket
         )
-        schema = table.log_schema_of(written_version(body, table))
-        return _Staged(schema, routed_batches(body, request))
+        batches = routed_batches(body, request)
+        schema_id = batches[0].schema_id if batches else table.schema_id
+        return _Staged(table.log_schema_of(schema_id), batches)
     is_delete = spec.operation is TransactionOperation.DELETE
     verb = TransactionOperation.DELETE if is_delete else TransactionOperation.UPSERT
     writes = routed_writes(

@@ -36,7 +36,8 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )
-    async with service.rows_body(exchange) as body:
+    with service.body_memory.body(exchange.caller.name) as held:
+        body = await service.rows_body(exchange, held)
         request = RowsRequest(
             table=table.info,
             verb="append",
@@ -84,7 +85,8 @@ async def _write(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
-    async with service.rows_body(exchange) as body:
+    with service.body_memory.body(exchange.caller.name) as held:
+        body = await service.rows_body(exchange, held)
         request = RowsRequest(table=table.info, verb=verb, writer_id=writer_id, config=config)
         if len(body) > config.inline_bytes_max:
             writes = await service.run_blocking(routed_writes, body, request)
@@ -98,12 +100,9 @@ async def _write(
 
 
 async def _answer(exchange: HttpExchange, appended: Appended) -> None:
-    await exchange.answer_json(
-        {
-            "buckets": {str(b): [start, end] for b, (start, end) in appended.ranges.items()},
-            "timestamp_us": appended.timestamp_us,
-        }
-    )
+    ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
+    text = f'{{"buckets": {{{", ".join(ranges)}}}, "timestamp_us": {appended.timestamp_us}}}'
+    await exchange.answer_small(200, b"application/json", text.encode())
 
 
 def writer_id_of(exchange: HttpExchange, text: str | None) -> int:

@@ -19,7 +19,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
-    decode_append_body,
+    decode_append,
     decode_fetch_body,
     decode_payload,
     encode_append_body,
@@ -27,7 +27,7 @@ from streamhouse.storage_service.wire.arrow_body import (
     encode_payload,
     project_payload,
 )
-from streamhouse.storage_service.wire.request_stream import RequestBatch
+from streamhouse.storage_service.wire.request_stream import RequestBatch, open_request
 
 SCHEMA = Schema.from_arrow(
     pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -39,7 +39,8 @@ ROWS = pa.record_batch({"id": range(10), "name": [f"n{i}" for i in range(10)]}).
 
 def _decode(body: bytes | pa.Buffer, **limits: int) -> list[RequestBatch]:
     defaults = {"rows_max": 1_000, "batch_bytes_max": 100_000, "batches_max": 10} | limits
-    return decode_append_body(memoryview(body), SCHEMA, table="a.b", **defaults)
+    stream = open_request(memoryview(body), what="append to 'a.b'", **defaults)
+    return decode_append(stream, SCHEMA, table="a.b")
 
 
 def _stream(batch: pa.RecordBatch, **options: object) -> pa.Buffer:

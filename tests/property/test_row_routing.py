@@ -1,0 +1,129 @@
+"""Few rows are routed by another way than many: with the same buckets, and the same refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.model.bucketing import (
+    FEW_ROWS,
+    buckets_for_rows,
+    buckets_of_few,
+    split_by_bucket,
+)
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.server.data.row_routing import RowsRequest, routed_writes
+from tests.support.examples import examples
+from tests.support.in_process_service import append_body
+
+BUCKETS: Final = 4
+KEY: Final = pa.field("id", pa.int64(), nullable=False)
+ROWS: Final = pa.schema([KEY, pa.field("name", pa.string())])
+TABLE: Final = TableInfo(
+    descriptor=TableDescriptor(
+        path=TablePath.parse("t"),
+        schema=Schema.from_arrow(ROWS),
+        primary_key=("id",),
+        bucket_count=BUCKETS,
+    ),
+    table_id=1,
+    created_at_us=0,
+)
+
+
+def _rows(ids: list[int | None], key: pa.Field) -> pa.RecordBatch:
+    columns = [pa.array(ids, key.type), pa.array([f"n{id_}" for id_ in ids])]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([key, ROWS.field("name")]))
+
+
+MANY: Final = split_by_bucket(_rows(list(range(1_000)), KEY), ["id"], BUCKETS)[1]
+assert MANY.num_rows > FEW_ROWS
+
+
+def _values(t: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_integer(t):
+        return st.integers(-(1 << (t.bit_width - 1)), (1 << (t.bit_width - 1)) - 1)
+    return st.binary(max_size=20) if pa.types.is_binary(t) else st.text(max_size=20)
+
+
+@pytest.mark.parametrize(
+    "t", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary()]
+)
+@settings(max_examples=examples(50), deadline=None)
+@given(data=st.data())
+def test_few_rows_have_the_buckets_that_they_have_among_many(
+    t: pa.DataType, data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.none() | _values(t), min_size=1, max_size=FEW_ROWS))
+    first = data.draw(st.integers(0, len(values) - 1))
+    count = data.draw(st.integers(2, 4_096))
+    key = pa.array(values, t)
+
+    few = buckets_of_few(key.slice(first), count)
+
+    many = pa.concat_arrays([key, pa.nulls(FEW_ROWS + 1, t)])
+    assert buckets_of_few(many, count) is None
+    expected = buckets_for_rows(pa.record_batch({"k": many}), ["k"], count).tolist()
+    assert few == expected[first : len(values)]
+
+
+def _outcome(parts: list[tuple[int | None, int, pa.RecordBatch]], verb: str) -> Any:
+    """Return the rows of each bucket with their numbers, or the sentence that refuses them."""
+    request = RowsRequest(
+        table=TABLE, verb=verb, writer_id=0, config=ServiceConfig(data_dir=Path("none"))
+    )
+    body = append_body(parts[0][2].schema, parts)
+    try:
+        return {write.bucket: _in_words(write) for write in routed_writes(body, request)}
+    except StreamhouseError as error:
+        return error.code, error.message
+
+
+def _in_words(write: KeyWrite) -> list[tuple[int, Any]]:
+    numbers = range(write.rows.num_rows) if write.row_numbers is None else write.row_numbers
+    return [(int(n), row) for n, row in zip(numbers, write.rows.to_pylist(), strict=True)]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.data())
+def test_few_rows_go_where_they_go_with_many_others(data: st.DataObject) -> None:
+    """The others come last and are for bucket 1: they change nothing for those before them."""
+    names_buckets = data.draw(st.booleans())
+    key = data.draw(st.sampled_from([KEY, KEY, KEY.with_nullable(True), KEY.with_type(pa.int16())]))
+    parts: list[tuple[int | None, int, pa.RecordBatch]] = []
+    for ids in data.draw(st.lists(st.lists(st.integers(0, 999), max_size=8), min_size=1)):
+        rows = _rows(ids, key)
+        if not names_buckets:
+            parts.append((None, 0, rows))
+            continue
+        for bucket, own in split_by_bucket(rows, ["id"], BUCKETS).items():
+            parts.append((bucket, 0, own))
+    if names_buckets and parts and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(parts) - 1))
+        wrong = data.draw(st.integers(0, 999) | (st.none() if key.nullable else st.nothing()))
+        parts.insert(at, (data.draw(st.integers(0, BUCKETS)), 0, _rows([1, wrong], key)))
+    if not parts:
+        return
+    others = (1 if names_buckets else None, 0, MANY.cast(pa.schema([key, ROWS.field("name")])))
+
+    few = _outcome(parts, "upsert")
+    many = _outcome([*parts, others], "upsert")
+
+    if isinstance(few, tuple):
+        assert few == many
+        return
+    for bucket, rows in many.items():
+        rest = MANY.num_rows if bucket == 1 else 0
+        assert [row for _, row in few.get(bucket, [])] == [row for _, row in rows][: -rest or None]
+        if not names_buckets:
+            assert few.get(bucket, []) == rows[: -rest or None]
+    assert set(few) <= set(many)
