@@ -239,15 +239,15 @@ def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: Tabl
     key = table.descriptor.primary_key
     if len(key) > 1 or sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
         return False
+    schema = parts[0][1].rows.schema
+    position = schema.get_field_index(key[0])
     wanted = table.schema.column(key[0], table=str(table.path)).type
+    if position < 0 or schema.field(position).type != wanted:
+        return False
     for bucket, write in parts:
-        position = write.rows.schema.get_field_index(key[0])
-        if position < 0:
-            return False
         column = write.rows.column(position)
-        if column.type != wanted or column.null_count:
-            return False
-        if any(own != bucket for own in buckets_of_few(column, table.bucket_count) or (None,)):
+        own = None if column.null_count else buckets_of_few(column, table.bucket_count)
+        if own is None or bucket is None or own.count(bucket) < len(own):
             return False
     return True
 
