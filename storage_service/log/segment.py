@@ -43,6 +43,9 @@ __all__ = ["ActiveSegment", "SealedSegment", "Segment", "StoredBatch", "WrittenF
 
 _logger = logging.getLogger(__name__)
 
+# Readers who follow a log that grows by a few rows at a time are given these from memory: mapping
+# the file anew each time takes longer than all the rest of reading it.
+_TAIL_BYTES_MAX: Final = 8 * 1024
 # Coarser than an index file: it stays in memory until the restart that replaces it.
 _WALKED_INDEX_INTERVAL_BYTES: Final = 64 * 1024
 
@@ -82,6 +85,15 @@ class _Frame(NamedTuple):
     row_count: int
     schema_id: int
     timestamp_us: int
+
+
+class _Stretch(NamedTuple):
+    """Frames from `start` on, which has its place in `view`; `size` bytes of that are theirs."""
+
+    view: memoryview
+    start: FrameStart
+    size: int
+    end_offset: int
 
 
 class Segment(ABC):
@@ -131,11 +143,9 @@ class Segment(ABC):
         """
         batches: list[StoredBatch] = []
         bytes_left = bytes_max
-        size = self.size_bytes
-        view = self._filesystem.map(self.path, size)
-        start = self.index().at_or_before_offset(offset)
+        view, start, size, end_offset = self._stretch(offset)
         try:
-            for frame in self._walk(view, start, offset_max=offset_max, size=size):
+            for frame in self._walk(view, start, offset_max=min(offset_max, end_offset), size=size):
                 if frame.base_offset + frame.row_count <= offset:
                     continue
                 if frame.payload_bytes > bytes_left and (batches or not at_least_one):
@@ -146,6 +156,12 @@ class Segment(ABC):
             if not batches:
                 raise
         return batches
+
+    def _stretch(self, offset: int) -> _Stretch:
+        """Return frames among which the one that holds `offset` is."""
+        end_offset, size = self.end_offset, self.size_bytes
+        view = self._filesystem.map(self.path, size)
+        return _Stretch(view, self.index().at_or_before_offset(offset), size, end_offset)
 
     def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
         """Return the base offset of the first frame below `offset_max` stamped so late, if any."""
@@ -310,7 +326,11 @@ class ActiveSegment(Segment):
         self._growing_index = index
         self._last_timestamp_us = created_timestamp_us
         self._unsynced: list[WrittenFrame] = []
+        self._unsynced_bytes = b""
         self._needs_sync = False
+        # The frames of the last sync, if they are few and somebody had read since the write before.
+        self._tail: _Stretch | None = None
+        self._is_followed = False
 
     def restore(
         self,
@@ -350,9 +370,22 @@ class ActiveSegment(Segment):
         """The index as it will be written when the segment is sealed."""
         return self._growing_index
 
+    def _stretch(self, offset: int) -> _Stretch:
+        """See `Segment.read`; mostly the last frames are asked for, which are in memory."""
+        self._is_followed = True
+        tail = self._tail
+        if tail is not None and tail.start.offset <= offset < tail.end_offset:
+            return tail
+        return super()._stretch(offset)
+
     def write(self, buffers: Sequence[Buffer], frames: list[WrittenFrame]) -> None:
         """Write frames after the durable ones; on OSError call `rollback`."""
         assert not self._unsynced
+        self._unsynced_bytes = b""
+        if self._is_followed and sum(map(len, buffers)) <= _TAIL_BYTES_MAX:
+            self._unsynced_bytes = b"".join(buffers)
+            buffers = [self._unsynced_bytes]
+        self._is_followed = False
         self._unsynced = frames
         self._needs_sync = True
         self._file.write(buffers, position=self.size_bytes)
@@ -376,8 +409,11 @@ class ActiveSegment(Segment):
         if self._unsynced:
             self.end_fingerprint = fingerprint
             self._last_timestamp_us = self._unsynced[-1].timestamp_us
+            end_offset, tail = self._unsynced[-1].end_offset, self._unsynced_bytes
+            start = FrameStart(self.end_offset, 0)
+            self._tail = _Stretch(memoryview(tail), start, len(tail), end_offset) if tail else None
             self.size_bytes = position
-            self.end_offset = self._unsynced[-1].end_offset
+            self.end_offset = end_offset
             self._unsynced = []
 
     def rollback(self) -> None:

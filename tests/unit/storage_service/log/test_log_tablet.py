@@ -131,6 +131,36 @@ def test_read_returns_up_to_bytes_max_but_at_least_one_batch(disk: CrashFilesyst
     assert log.read(1, bytes_max=1)[0].base_offset == 1
 
 
+class MappingsCounted(CrashFilesystem):
+    """A disk that counts how often a file was mapped."""
+
+    count = 0
+
+    def map(self, path: Path, size_bytes: int) -> memoryview:
+        self.count += 1
+        return super().map(path, size_bytes)
+
+
+def test_who_follows_a_log_is_given_its_last_batches_from_memory() -> None:
+    disk = MappingsCounted(0)
+    log = open_log(disk)
+    store(log, b"a")
+    log.read(0, bytes_max=100)
+    disk.count = 0
+
+    for number in range(1, 5):
+        store(log, b"b%d" % number, b"c%d" % number)
+        end = log.high_watermark
+        assert payloads_of(log.read(end - 2, bytes_max=100)) == [b"b%d" % number, b"c%d" % number]
+        assert payloads_of(log.read(end - 1, bytes_max=100)) == [b"c%d" % number]
+
+    assert disk.count == 0
+    store(log, b"x" * 100_000)
+    assert payloads_of(log.read(end, bytes_max=100)) == [b"x" * 100_000]
+    assert payloads_of(log.read(end - 1, bytes_max=1 << 20)) == [b"c4", b"x" * 100_000]
+    assert disk.count == 2
+
+
 def test_read_stops_before_end_offset_with_whole_batches(disk: CrashFilesystem) -> None:
     log = open_log(disk)
     store(log, b"a", b"b", b"c", rows=10)
