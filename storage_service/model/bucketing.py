@@ -42,8 +42,9 @@ _EXACT: Final = Context(prec=80)
 FEW_ROWS: Final = 64
 """Up to so many rows their values one by one take less time than the kernels' calls."""
 _INTEGERS: Final = frozenset(t.id for t in (pa.int8(), pa.int16(), pa.int32(), pa.int64()))
-_STRING: Final = pa.string().id
-_BINARY: Final = pa.binary().id
+_BYTES: Final = frozenset((pa.string().id, pa.binary().id))
+_TIMES: Final = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
+"""What a date or a time is stored as."""
 
 
 def buckets_for_rows(
@@ -53,7 +54,7 @@ def buckets_for_rows(
     if bucket_count == 1:
         return np.zeros(batch.num_rows, dtype=np.int32)
     columns = [_one_array(batch.column(name)) for name in bucket_key]
-    few = buckets_of_few(columns[0], bucket_count) if len(columns) == 1 else None
+    few = buckets_of_few(columns, bucket_count)
     if few is not None:
         return np.array(few, dtype=np.int32)
     if len(columns) == 1 and is_bucketable(columns[0].type):
@@ -71,22 +72,29 @@ def buckets_for_rows(
     return np.asarray(buckets.to_numpy(zero_copy_only=False), dtype=np.int32)
 
 
-def buckets_of_few(column: pa.Array, bucket_count: int) -> list[int] | None:
-    """Return what `buckets_for_rows` does for one key column of few rows of a common type.
+def buckets_of_few(columns: Sequence[pa.Array], bucket_count: int) -> list[int] | None:
+    """Return what `buckets_for_rows` does for few rows of key columns of common types.
 
     None where only `buckets_for_rows` knows.
     """
-    if len(column) > FEW_ROWS:
+    if len(columns[0]) > FEW_ROWS:
         return None
-    kind = column.type.id
-    if kind in _INTEGERS:
-        hashed = [None if v is None else _LONG.pack(v) for v in column.to_pylist()]
-    elif kind in (_STRING, _BINARY):
-        # As bytes: text that is none is hashed, too.
-        hashed = (column if kind == _BINARY else column.view(pa.binary())).to_pylist()
+    kind = columns[0].type.id
+    hashed: Sequence[bytes | None] | None
+    if len(columns) > 1:
+        hashed = _encode_few(columns)
+    elif kind in _INTEGERS:
+        hashed = [None if v is None else _LONG.pack(v) for v in columns[0].to_pylist()]
     else:
+        hashed = _bytes_of(columns[0]) if kind in _BYTES else None
+    if hashed is None:
         return None
     return [0 if h is None else (mmh3.hash(h) & 0x7FFFFFFF) % bucket_count for h in hashed]
+
+
+def _bytes_of(column: pa.Array) -> list[bytes | None]:
+    # Text may be none: it is not decoded.
+    return column.view(pa.binary()).to_pylist()  # type: ignore[no-any-return]
 
 
 def bytes_to_hash(t: pa.DataType) -> Callable[[Any], bytes] | None:
@@ -159,10 +167,40 @@ def encode_key(columns: Sequence[pa.Array]) -> pa.Array:
     strings and bytes with `00` escaped as `00 FF` and closed by `00 00`. Comparing the bytes
     compares the columns in order, and a prefix of the columns is a prefix of the bytes.
     """
+    few = _encode_few(columns) if len(columns[0]) <= FEW_ROWS else None
+    if few is not None:
+        return pa.array(few, pa.binary())
     parts = [_encode_column(column) for column in columns]
     if len(parts) == 1:
         return parts[0]
     return pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
+
+
+def _encode_few(columns: Sequence[pa.Array]) -> list[bytes] | None:
+    """Return the encoded keys of few rows; None if a column is of a rare type."""
+    parts: list[list[bytes]] = []
+    for column in columns:
+        kind = column.type.id
+        if kind in _BYTES:
+            parts.append(
+                [
+                    _NULL if v is None else b"\x01%b\x00\x00" % v.replace(b"\x00", b"\x00\xff")
+                    for v in _bytes_of(column)
+                ]
+            )
+        elif kind in _INTEGERS or kind in _TIMES:
+            size = column.type.bit_width // 8
+            sign = 1 << (size * 8 - 1)
+            numbers = column.view(_TIMES.get(kind, column.type)).to_pylist()
+            parts.append(
+                [
+                    _NULL if v is None else _PRESENT + (v + sign).to_bytes(size, "big")
+                    for v in numbers
+                ]
+            )
+        else:
+            return None
+    return parts[0] if len(parts) == 1 else [b"".join(row) for row in zip(*parts, strict=True)]
 
 
 def _encode_column(column: pa.Array) -> pa.Array:

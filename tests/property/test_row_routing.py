@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from streamhouse.storage_service.model.bucketing import (
     FEW_ROWS,
     buckets_for_rows,
     buckets_of_few,
+    encode_key,
     split_by_bucket,
 )
 from streamhouse.storage_service.model.schema import Schema
@@ -55,25 +55,46 @@ def _values(t: pa.DataType) -> st.SearchStrategy[Any]:
     return st.binary(max_size=20) if pa.types.is_binary(t) else st.text(max_size=20)
 
 
-@pytest.mark.parametrize(
-    "t", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary()]
+TYPES: Final = (
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("us", tz="UTC"),
 )
-@settings(max_examples=examples(50), deadline=None)
-@given(data=st.data())
-def test_few_rows_have_the_buckets_that_they_have_among_many(
-    t: pa.DataType, data: st.DataObject
-) -> None:
-    values = data.draw(st.lists(st.none() | _values(t), min_size=1, max_size=FEW_ROWS))
-    first = data.draw(st.integers(0, len(values) - 1))
+
+
+def _key_column(data: st.DataObject, t: pa.DataType, size: int) -> pa.Array:
+    if pa.types.is_temporal(t):
+        return _key_column(data, pa.int32() if t.bit_width == 32 else pa.int64(), size).view(t)
+    return pa.array(data.draw(st.lists(st.none() | _values(t), min_size=size, max_size=size)), t)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.data())
+def test_few_rows_have_the_buckets_and_keys_that_they_have_among_many(data: st.DataObject) -> None:
+    types = data.draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=3))
     count = data.draw(st.integers(2, 4_096))
-    key = pa.array(values, t)
+    size = data.draw(st.integers(1, FEW_ROWS))
+    first = data.draw(st.integers(0, size - 1))
+    whole = [_key_column(data, t, size) for t in types]
+    columns = [column.slice(first) for column in whole]
 
-    few = buckets_of_few(key.slice(first), count)
+    buckets, keys = buckets_of_few(columns, count), encode_key(columns).to_pylist()
 
-    many = pa.concat_arrays([key, pa.nulls(FEW_ROWS + 1, t)])
+    many = [pa.concat_arrays([c, pa.nulls(FEW_ROWS + 1, c.type)]) for c in whole]
     assert buckets_of_few(many, count) is None
-    expected = buckets_for_rows(pa.record_batch({"k": many}), ["k"], count).tolist()
-    assert few == expected[first : len(values)]
+    assert keys == encode_key(many).to_pylist()[first:size]
+    if len(types) == 1 and pa.types.is_temporal(types[0]):
+        assert buckets is None
+        return
+    names = [str(i) for i in range(len(types))]
+    rows = pa.RecordBatch.from_arrays(many, names=names)
+    assert buckets == buckets_for_rows(rows, names, count).tolist()[first:size]
 
 
 def _outcome(parts: list[tuple[int | None, int, pa.RecordBatch]], verb: str) -> Any:

@@ -236,18 +236,21 @@ def _by_bucket(
 
 def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: TableInfo) -> bool:
     """Whether few rows are seen to be for the buckets they name: what is not says why elsewhere."""
-    key = table.descriptor.primary_key
-    if len(key) > 1 or sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
+    if sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
         return False
-    schema = parts[0][1].rows.schema
-    position = schema.get_field_index(key[0])
-    wanted = table.schema.column(key[0], table=str(table.path)).type
-    if position < 0 or schema.field(position).type != wanted:
-        return False
+    schema, wanted = parts[0][1].rows.schema, table.schema
+    key = {name: schema.get_field_index(name) for name in table.descriptor.primary_key}
+    for name, position in key.items():
+        known = wanted.column(name, table=str(table.path)).type
+        if position < 0 or schema.field(position).type != known:
+            return False
     for bucket, write in parts:
-        column = write.rows.column(position)
-        own = None if column.null_count else buckets_of_few(column, table.bucket_count)
-        if own is None or bucket is None or own.count(bucket) < len(own):
+        columns = {name: write.rows.column(position) for name, position in key.items()}
+        if bucket is None or any(column.null_count for column in columns.values()):
+            return False
+        bucket_key = [columns[name] for name in table.descriptor.effective_bucket_key]
+        own = buckets_of_few(bucket_key, table.bucket_count)
+        if own is None or own.count(bucket) < len(own):
             return False
     return True
 
