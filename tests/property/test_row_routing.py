@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,26 +29,27 @@ from tests.support.in_process_service import append_body
 
 BUCKETS: Final = 4
 KEY: Final = pa.field("id", pa.int64(), nullable=False)
-ROWS: Final = pa.schema([KEY, pa.field("name", pa.string())])
-TABLE: Final = TableInfo(
-    descriptor=TableDescriptor(
-        path=TablePath.parse("t"),
-        schema=Schema.from_arrow(ROWS),
-        primary_key=("id",),
-        bucket_count=BUCKETS,
-    ),
-    table_id=1,
-    created_at_us=0,
-)
+NAME: Final = pa.field("name", pa.string(), nullable=False)
+ROWS: Final = pa.schema([KEY, NAME])
+TABLES: Final = [
+    TableInfo(
+        descriptor=TableDescriptor(
+            path=TablePath.parse("t"),
+            schema=Schema.from_arrow(ROWS),
+            primary_key=key,
+            bucket_count=BUCKETS,
+            bucket_key=bucket_key,
+        ),
+        table_id=1,
+        created_at_us=0,
+    )
+    for key, bucket_key in ((("id",), ()), (("name", "id"), ()), (("name", "id"), ("name",)))
+]
 
 
-def _rows(ids: list[int | None], key: pa.Field) -> pa.RecordBatch:
-    columns = [pa.array(ids, key.type), pa.array([f"n{id_}" for id_ in ids])]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([key, ROWS.field("name")]))
-
-
-MANY: Final = split_by_bucket(_rows(list(range(1_000)), KEY), ["id"], BUCKETS)[1]
-assert MANY.num_rows > FEW_ROWS
+def _rows(ids: Sequence[int | None], key: pa.Field) -> pa.RecordBatch:
+    columns = [pa.array(ids, key.type), pa.array([f"n{id_}" for id_ in ids], pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([key, NAME]))
 
 
 def _values(t: pa.DataType) -> st.SearchStrategy[Any]:
@@ -97,10 +100,10 @@ def test_few_rows_have_the_buckets_and_keys_that_they_have_among_many(data: st.D
     assert buckets == buckets_for_rows(rows, names, count).tolist()[first:size]
 
 
-def _outcome(parts: list[tuple[int | None, int, pa.RecordBatch]], verb: str) -> Any:
+def _outcome(table: TableInfo, parts: list[tuple[int | None, int, pa.RecordBatch]]) -> Any:
     """Return the rows of each bucket with their numbers, or the sentence that refuses them."""
     request = RowsRequest(
-        table=TABLE, verb=verb, writer_id=0, config=ServiceConfig(data_dir=Path("none"))
+        table=table, verb="upsert", writer_id=0, config=ServiceConfig(data_dir=Path("none"))
     )
     body = append_body(parts[0][2].schema, parts)
     try:
@@ -114,10 +117,14 @@ def _in_words(write: KeyWrite) -> list[tuple[int, Any]]:
     return [(int(n), row) for n, row in zip(numbers, write.rows.to_pylist(), strict=True)]
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(st.data())
-def test_few_rows_go_where_they_go_with_many_others(data: st.DataObject) -> None:
+@pytest.mark.parametrize("table", TABLES, ids=["one column", "two columns", "one of two"])
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data())
+def test_few_rows_go_where_they_go_with_many_others(table: TableInfo, data: st.DataObject) -> None:
     """The others come last and are for bucket 1: they change nothing for those before them."""
+    bucket_key = table.descriptor.effective_bucket_key
+    many_rows = split_by_bucket(_rows(list(range(1_000)), KEY), bucket_key, BUCKETS)[1]
+    assert many_rows.num_rows > FEW_ROWS
     names_buckets = data.draw(st.booleans())
     key = data.draw(st.sampled_from([KEY, KEY, KEY.with_nullable(True), KEY.with_type(pa.int16())]))
     parts: list[tuple[int | None, int, pa.RecordBatch]] = []
@@ -126,7 +133,7 @@ def test_few_rows_go_where_they_go_with_many_others(data: st.DataObject) -> None
         if not names_buckets:
             parts.append((None, 0, rows))
             continue
-        for bucket, own in split_by_bucket(rows, ["id"], BUCKETS).items():
+        for bucket, own in split_by_bucket(rows, bucket_key, BUCKETS).items():
             parts.append((bucket, 0, own))
     if names_buckets and parts and data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(parts) - 1))
@@ -134,16 +141,16 @@ def test_few_rows_go_where_they_go_with_many_others(data: st.DataObject) -> None
         parts.insert(at, (data.draw(st.integers(0, BUCKETS)), 0, _rows([1, wrong], key)))
     if not parts:
         return
-    others = (1 if names_buckets else None, 0, MANY.cast(pa.schema([key, ROWS.field("name")])))
+    others = (1 if names_buckets else None, 0, many_rows.cast(pa.schema([key, NAME])))
 
-    few = _outcome(parts, "upsert")
-    many = _outcome([*parts, others], "upsert")
+    few = _outcome(table, parts)
+    many = _outcome(table, [*parts, others])
 
     if isinstance(few, tuple):
         assert few == many
         return
     for bucket, rows in many.items():
-        rest = MANY.num_rows if bucket == 1 else 0
+        rest = many_rows.num_rows if bucket == 1 else 0
         assert [row for _, row in few.get(bucket, [])] == [row for _, row in rows][: -rest or None]
         if not names_buckets:
             assert few.get(bucket, []) == rows[: -rest or None]
