@@ -78,6 +78,8 @@ def _engine_rates(
 
     def write(rows: pa.RecordBatch) -> None:
         tablet.apply(tablet.plan(rows, base_offset=tablet.planned_offset))
+        if tablet.needs_upkeep:
+            tablet.keep_up()
 
     for start in range(0, KEYS, 65_536):
         write(base.slice(start, 65_536))

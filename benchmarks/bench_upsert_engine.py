@@ -20,6 +20,7 @@ from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, Writ
 
 from benchmarks.harness import SCHEMA, make_rows, median, percentile, report
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -77,9 +78,15 @@ def _loaded(path: Path, key_count: int) -> KvTablet:
     tablet = KvTablet(path, table_id=1, bucket=0, rules=RULES, options=options)
     for start in range(0, key_count, 100_000):
         rows = make_rows(100_000, first_id=start)
-        tablet.apply(tablet.plan(rows, base_offset=tablet.planned_offset))
+        _apply(tablet, tablet.plan(rows, base_offset=tablet.planned_offset))
     tablet.flush()
     return tablet
+
+
+def _apply(tablet: KvTablet, planned: PlannedWrite) -> None:
+    tablet.apply(planned)
+    if tablet.needs_upkeep:
+        tablet.keep_up()
 
 
 def _batches(key_count: int, seed: int) -> list[pa.RecordBatch]:
@@ -107,7 +114,7 @@ def _upsert_rates(tablet: KvTablet, log: Path, key_count: int) -> tuple[list[flo
             planned = tablet.plan(rows, base_offset=tablet.planned_offset)
             os.write(file, planned.changelog.serialize())
             os.fdatasync(file)
-            tablet.apply(planned)
+            _apply(tablet, planned)
             latencies.append(time.perf_counter() - before)
         rates.append(BATCH_ROWS * BATCHES / (time.perf_counter() - start))
         os.close(file)

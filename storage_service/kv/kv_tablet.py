@@ -3,7 +3,7 @@
 A write goes: `plan_writes` (what changes, against the newest state) and `accept`, the caller makes
 the changelog durable, `apply` (now it can be looked up), the caller makes it visible to fetches.
 Several writes may be planned before the first is applied; they are applied in order, or taken back
-with `abort`.
+with `abort`. After writes were applied, `keep_up` does what takes longer and nobody waits for.
 
 Promises:
 - rows found by lookup were applied, so their changelog is durable; `end_offset` of an answer says
@@ -14,9 +14,10 @@ Promises:
 - what damaged files hide is never answered as absent: whatever meets it raises `CorruptDataError`
   and `on_damage` is told; memory stands in for the files only if all rows that are counted came in.
 
-Threads: one thread calls everything that changes something (`plan`, `accept`, `apply`, `abort`,
-`replay`, `restore`, `load_some`, `flush`, `checkpoint`, `close`); `find*`, `lookup` and the like,
-and the properties may be called by any.
+Threads: what changes something (`plan`, `accept`, `apply`, `abort`, `keep_up`, `replay`, `restore`,
+`load_some`, `flush`, `checkpoint`, `close`) is called by one thread at a time; `find*`, `lookup`
+and the like, and the properties may be called by any. Few rows are planned and applied without a
+wait for the disk while `plans_at_once` and `applies_at_once` say so.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
@@ -97,7 +98,7 @@ class KvTablet:
         self._pending: deque[PlannedWrite] = deque()
         # What is planned but not applied; filled only when something is planned on top of it.
         self._planned_rows: RowCache | None = None
-        self._overlaid = 0
+        self._applied_rows = 0
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
         )
@@ -181,22 +182,21 @@ class KvTablet:
         """Take a write that was planned on the `newest` rows, from `planned_offset` on."""
         assert planned.base_offset == self.planned_offset
         self._pending.append(planned)
+        if self._planned_rows is not None:
+            self._planned_rows.put(planned.keys, planned.values)
 
     def apply(self, planned: PlannedWrite) -> None:
         """Make the oldest planned write part of the state: its changelog is durable."""
         assert planned is self._pending[0]
         self._absorb(planned)
         self._pending.popleft()
-        if self._pending:
-            self._overlaid -= self._overlaid > 0
-        else:
-            self._forget_overlay()
+        self._planned_rows = None
 
     def abort(self, planned: PlannedWrite) -> None:
         """Take back a planned write and all planned after it: they will not be in the log."""
         while self._pending.pop() is not planned:
             pass
-        self._forget_overlay()
+        self._planned_rows = None
 
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
         """Apply changes of the log that are not applied yet; the batch starts at `base_offset`."""
@@ -217,6 +217,7 @@ class KvTablet:
                     base_offset=self.applied_offset,
                 )
             )
+            self.keep_up()
 
     def restore(self, rows: pa.RecordBatch, versions: npt.NDArray[np.int64]) -> None:
         """Add rows kept elsewhere, written at the offsets `versions`, to a bucket without changes.
@@ -232,6 +233,7 @@ class KvTablet:
         if self.newest(planned.keys).null_count < rows.num_rows:
             raise CorruptDataError(f"{self._where}: the lake has two rows with the same key")
         self._absorb(planned)
+        self.keep_up()
 
     def restored(self, end_offset: int) -> None:
         """The rows are those that all changes below `end_offset` make; durable on return."""
@@ -373,6 +375,31 @@ class KvTablet:
         """Raise OverloadedError while so much waits for RocksDB that nothing more is planned."""
         self._behind.check()
 
+    @property
+    def plans_at_once(self) -> bool:
+        """Whether a plan reads no file and hands nothing over."""
+        return self._cache.complete and not self._behind.is_too_much
+
+    def applies_at_once(self, row_count: int) -> bool:
+        """Whether so many rows can be applied without moving those that are there."""
+        return self._cache.has_room(row_count)
+
+    @property
+    def needs_upkeep(self) -> bool:
+        """Whether there is something for `keep_up` to do."""
+        return self._loader is not None or self._behind.is_due or self._cache.is_untidy
+
+    def keep_up(self) -> None:
+        """Load, hand over, evict and move rows, in proportion to what was applied since.
+
+        Call it before more is planned whenever `needs_upkeep`: memory and backlog are bounded by
+        it.
+        """
+        applied_rows, self._applied_rows = self._applied_rows, 0
+        self.load_some(2 * applied_rows)
+        self.keep_to_budget()
+        self._expect_reads()
+
     def keep_to_budget(self) -> None:
         """Give back memory that is more than this bucket may have now."""
         self._report_memory()
@@ -417,10 +444,8 @@ class KvTablet:
             return values
         if self._planned_rows is None:
             self._planned_rows = RowCache.overlay()
-        while self._overlaid < len(self._pending):
-            planned = self._pending[self._overlaid]
-            self._planned_rows.put(planned.keys, planned.values)
-            self._overlaid += 1
+            for planned in self._pending:
+                self._planned_rows.put(planned.keys, planned.values)
         newer, unknown = self._planned_rows.get(keys)
         return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
 
@@ -431,10 +456,6 @@ class KvTablet:
             return known
         values: Sequence[bytes | None] = self.newest(pa.array(keys, pa.binary())).to_pylist()
         return values
-
-    def _forget_overlay(self) -> None:
-        self._planned_rows = None
-        self._overlaid = 0
 
     def _completed(self, keys: pa.Array, cached: CachedRows) -> pa.Array:
         """Return the values of `keys`, with those from RocksDB that the cache does not know."""
@@ -455,9 +476,8 @@ class KvTablet:
         self._cache.put(planned.keys, planned.values)
         self._marker = Marker(planned.end_offset, self.row_count + planned.row_count_delta)
         self._behind.add(Piece(planned.keys, planned.values, self._marker))
-        self.load_some(2 * len(planned.keys))
-        self.keep_to_budget()
-        self._expect_reads()
+        self._applied_rows += len(planned.keys)
+        self._report_memory()
 
     def _report_memory(self) -> None:
         if self._share is not None:

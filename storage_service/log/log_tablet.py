@@ -227,9 +227,12 @@ class LogTablet:
             return self._queue.now_us()
 
     def find_batch(self, writer_id: int, *, sequence: int) -> AppendResult | None:
-        """Return where the batch is that `sequence` repeats; else as `WriterStates.find`."""
-        with self._lock:
-            return self._queue.find(writer_id, sequence=sequence)
+        """Return where the batch is that `sequence` repeats; else as `WriterStates.find`.
+
+        For a writer none of whose batches is on its way. It waits for no sync.
+        """
+        # What is known of a writer is replaced as a whole, and only by its own batches.
+        return self._queue.find(writer_id, sequence=sequence)
 
     def last_sequence(self, writer_id: int, *, since: int) -> int:
         """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`."""

@@ -89,7 +89,7 @@ def check(seed: int, folder: Path) -> None:
                 operations=write.operations,
                 columns=batches[0].columns,
             )
-            tablet.apply(planned)
+            alone[write.bucket].apply(planned)
             assert (part.start, part.end) == (planned.base_offset, planned.end_offset)
             assert identity(part.changelog.to_pylist()) == identity(planned.changelog.to_pylist())
         for number, write_ in {
@@ -111,7 +111,7 @@ def check(seed: int, folder: Path) -> None:
 
 def _apply(buckets: list[LoggedBucket], waiting: list[tuple[int, PlannedWrite]]) -> None:
     for number, write in waiting:
-        buckets[number].tablet.apply(write)
+        buckets[number].apply(write)
     waiting.clear()
 
 

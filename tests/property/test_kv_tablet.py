@@ -90,7 +90,7 @@ class Run:
         for batch, planned in self.pending:
             self.model.apply(batch.changes, batch.columns)
             self.bucket.append(planned)
-            self.bucket.tablet.apply(planned)
+            self.bucket.apply(planned)
         self.pending.clear()
 
     def abort(self) -> None:

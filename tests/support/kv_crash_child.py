@@ -175,7 +175,7 @@ def main(directory: Path, seed: int, point: str) -> None:
                 fate.reach(point)
             _append(directory, planned.base_offset, planned.changelog, share=1)
         fate.reach("in the log")
-        bucket.tablet.apply(planned)
+        bucket.apply(planned)
         if random.random() < 0.2:
             fate.reach("before a flush")
             bucket.tablet.flush()

@@ -130,8 +130,14 @@ class LoggedBucket:
     def write(self, batch: Batch) -> PlannedWrite:
         planned = self.plan(batch)
         self.append(planned)
-        self.tablet.apply(planned)
+        self.apply(planned)
         return planned
+
+    def apply(self, planned: PlannedWrite) -> None:
+        """Apply what is durable, then do what is due, as the one writer does."""
+        self.tablet.apply(planned)
+        if self.tablet.needs_upkeep:
+            self.tablet.keep_up()
 
     def reopen(self, *, replay_from: int = 0) -> None:
         """Close without flushing and open again, as after a crash; replay at least what is needed.

@@ -4,6 +4,9 @@ Small requests that are alike are planned together: the same columns, the same t
 many rows that a plan of its own costs nothing beside them. A plan is for all of them or for none:
 if any is wrong, they are planned one by one, and each is told for itself. Nothing of a refused one
 stays planned, in no bucket.
+
+Few rows that are in memory are planned and applied at once, on whatever thread: it takes at most
+two milliseconds, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ __all__ = ["KeyPart", "KeyPlanner", "KeyRequest"]
 _logger = logging.getLogger(__name__)
 
 _TOGETHER_ROWS_MAX: Final = 10_000
+# What takes at most two milliseconds.
+_SHORT_WRITES: Final = 64
+_SHORT_ROWS: Final = 1_024
+_SHORT_VALUES: Final = 8_192
+_SHORT_BYTES: Final = 256 << 10
 
 
 @dataclass
@@ -81,12 +89,49 @@ class KeyPlanner:
         self._table = table
         self._frame_bytes_max = frame_bytes_max
 
+    def is_short(self, requests: Iterable[KeyRequest]) -> bool:
+        """Whether to `plan` them takes little and waits for no disk."""
+        writes = [write for request in requests for write in request.writes]
+        return (
+            len(writes) <= _SHORT_WRITES
+            and sum(write.rows.num_rows for write in writes) <= _SHORT_ROWS
+            and sum(write.rows.num_rows * write.rows.num_columns for write in writes)
+            <= _SHORT_VALUES
+            and sum(write.rows.nbytes for write in writes) <= _SHORT_BYTES
+            and all(self._buckets[write.bucket].rows.plans_at_once for write in writes)
+        )
+
+    def is_short_to_apply(self, requests: Iterable[KeyRequest]) -> bool:
+        """Whether to apply what was planned takes little."""
+        counts: dict[int, int] = {}
+        last: PlannedWrite | None = None
+        for part in (part for request in requests for part in request.parts):
+            if part.write is not None and part.write is not last:
+                last = part.write
+                counts[part.bucket] = counts.get(part.bucket, 0) + len(last.keys)
+        return sum(counts.values()) <= _SHORT_ROWS and all(
+            self._buckets[bucket].rows.applies_at_once(count) for bucket, count in counts.items()
+        )
+
     def plan(self, requests: Sequence[KeyRequest]) -> None:
-        """Give every request its parts, or its error; on the thread that changes the rows."""
+        """Give every request its parts, or its error; for who has the rows."""
         for together in _alike(requests):
             asked = [(write, request) for request in together for write in request.writes]
             if not (len(asked) > 1 and self._is_planned_together(asked)):
                 self._plan_one_by_one(together)
+
+    def take_back(self, requests: Iterable[KeyRequest]) -> None:
+        """Undo the latest `plan`: nothing of it will be in the log."""
+        first: dict[int, PlannedWrite] = {}
+        for request in requests:
+            for part in request.parts:
+                if part.write is not None:
+                    first.setdefault(part.bucket, part.write)
+            request.parts.clear()
+            request.error = None
+        for bucket, write in first.items():
+            # It and all that was planned after it.
+            self._buckets[bucket].rows.abort(write)
 
     def _is_planned_together(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> bool:
         """Plan all that is asked as one; False, and nothing planned, if any of it is wrong."""
@@ -108,17 +153,14 @@ class KeyPlanner:
                 for write in request.writes:
                     self._plan([(write, request)])
             except StreamhouseError as error:
-                self._take_back(request, error)
+                self._refuse(request, error)
             except Exception as error:  # outermost loop of a request: others go on
                 _logger.error("event=bug table=%s", self._table, exc_info=error)
-                self._take_back(request, InternalError("planning failed; see the service's log"))
+                self._refuse(request, InternalError("planning failed; see the service's log"))
 
-    def _take_back(self, request: KeyRequest, error: StreamhouseError) -> None:
+    def _refuse(self, request: KeyRequest, error: StreamhouseError) -> None:
+        self.take_back([request])
         request.error = error
-        for part in reversed(request.parts):
-            if part.write is not None:
-                self._buckets[part.bucket].rows.abort(part.write)
-        request.parts.clear()
 
     def _plan(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> None:
         """Plan writes of requests with the same columns as one; raises, and nothing is planned."""

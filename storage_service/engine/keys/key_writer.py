@@ -12,6 +12,17 @@ What a caller may rely on:
 - A repeated sequence is answered with its first offsets. A write that changes nothing is not
   remembered: repeating it has its effect then, once, and its sequence is still the writer's next.
 
+Who has the rows: the event loop plans and applies what is short, where it is; what is long, and all
+that waits for a disk, is done by a thread. Whoever does it holds the turn, so that two never touch
+the rows at once. What is due after a round (handing over to RocksDB, evicting, loading) nobody
+waits for, but nothing is planned before it is done.
+
+Two rounds overlap: while one is being synced, the next is planned on top of it. It is submitted
+when the first is known to be durable, never before. If any of that one failed, the next is taken
+back and planned again: what it was planned on is not there. A writer's next batch is in a later
+round than the one before, because the log knows a batch once it is stored; pieces of transactions
+share neither a round nor the time of another.
+
 Publication is deferred, and this is why: a commit group publishes logs when they are durable, which
 for these logs would show changes that cannot be looked up yet. So the manager completes groups
 without these logs (`CommitGroup.complete(deferred=...)`), and they are published here. Nothing is
@@ -25,6 +36,7 @@ unknown, as for log tables.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -54,12 +66,32 @@ _T = TypeVar("_T")
 
 # A round is planned as a whole before any of it is stored: larger ones would only wait longer.
 _ROUND_ROWS_MAX: Final = 100_000
-_ROUND_REQUESTS_MAX: Final = 256
+_ROUND_WRITES_MAX: Final = 64
 _LOAD_ROWS: Final = 20_000
+# Less waits for a sync to end, and shares a plan with what comes meanwhile.
+_OVERLAPPING_ROWS: Final = 512
+
+
+class _Round:
+    """Requests that are planned, stored and applied together; `outcome` is there once stored."""
+
+    def __init__(self, requests: Sequence[KeyRequest]) -> None:
+        self.requests = requests
+        self.outcome: CommitOutcome | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """False: its one request is a piece of a transaction."""
+        return self.requests[0].is_published
+
+    @property
+    def numbered_buckets(self) -> set[tuple[int, int]]:
+        """The (writer, bucket) pairs whose next sequences it uses."""
+        return set().union(*(request.numbered_buckets for request in self.requests))
 
 
 class KeyWriter:
-    """Writes to the buckets of one table. Event loop only; `executor` has one thread."""
+    """Writes to the buckets of one table. Event loop only; `executor` runs what is long."""
 
     def __init__(
         self,
@@ -78,11 +110,17 @@ class KeyWriter:
         self._executor = executor
         self._on_published = on_published
         self._waiting: deque[KeyRequest] = deque()
+        self._stored: _Round | None = None
+        """The round whose changes the commit thread has."""
+        self._planned: _Round | None = None
+        """The round after it, planned on top of it."""
+        self._untidy: set[int] = set()
+        self._turn = asyncio.Lock()
         self._is_stopping = False
         self._is_loading = True
         self._loop = asyncio.get_running_loop()
-        self._running: asyncio.Task[None] | None = None
-        self._wake()
+        self._idle: asyncio.Future[None] | None = None
+        self._running = self._loop.create_task(self._run())
 
     async def write(
         self, writes: Sequence[KeyWrite], *, columns: Sequence[str] | None, writer_id: int
@@ -145,57 +183,103 @@ class KeyWriter:
         return len(self._waiting)
 
     async def on_thread(self, function: Callable[[], _T]) -> _T:
-        """Run `function` on the thread that changes the rows, between two rounds' steps."""
-        return await self._loop.run_in_executor(self._executor, function)
+        """Run `function` on a thread that has the rows meanwhile, between two rounds' steps.
+
+        Once it is the function's turn it runs, whatever becomes of the caller.
+        """
+
+        async def run() -> _T:
+            async with self._turn:
+                return await self._loop.run_in_executor(self._executor, function)
+
+        # The rows are somebody else's again when the thread is done, not when nobody waits for it.
+        return await asyncio.shield(self._loop.create_task(run()))
 
     async def stop(self, *, flush: bool) -> None:
         """Finish what waits, take nothing more, close the rows; stopping twice is harmless."""
         self._is_stopping = True
-        while self._running is not None:
-            await asyncio.wait([self._running])
-        await self._loop.run_in_executor(self._executor, self._close, flush)
+        self._wake()
+        await asyncio.wait([self._running])
+        await self.on_thread(functools.partial(self._close, flush))
 
     def _close(self, flush: bool) -> None:
         for bucket in self._buckets:
             bucket.close_rows(flush=flush)
 
     def _wake(self) -> None:
-        if self._running is None:
-            self._running = self._loop.create_task(self._run())
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def _run(self) -> None:
         try:
-            while self._waiting or (self._is_loading and not self._is_stopping):
-                if self._waiting:
-                    await self._round(self._take())
-                else:
-                    self._is_loading = await self._loop.run_in_executor(self._executor, self._load)
-        except Exception as error:  # noqa: BLE001 - outermost loop: later writes need an answer
-            _report_bug(self._table, error)
-            self._is_loading = False
-            for bucket in self._buckets:
-                bucket.fail("a write met a bug; the service's log says which")
+            while not (self._is_stopping and self._is_done()):
+                try:
+                    await self._step()
+                except Exception as error:  # noqa: BLE001 - outermost loop: later writes go on
+                    self._give_up(error)
         finally:
-            self._running = None
-            if self._waiting:
-                self._wake()
+            self._fail_rounds()
+            _fail(self._waiting)
 
-    def _load(self) -> bool:
-        is_more = False
-        for bucket in self._buckets:
-            is_more |= bucket.rows.load_some(_LOAD_ROWS)
-        return is_more
+    def _is_done(self) -> bool:
+        return not self._waiting and self._planned is None and self._stored is None
+
+    async def _step(self) -> None:
+        """Do what is next; wait if there is nothing."""
+        stored = self._stored
+        if stored is not None and stored.outcome is not None:
+            await self._finish(stored, stored.outcome)
+        elif stored is None and self._planned is not None:
+            self._store()
+        elif self._untidy:
+            await self._keep_up()
+        elif self._may_plan():
+            await self._plan()
+        elif self._is_loading and not self._is_stopping and stored is None:
+            self._is_loading = await self.on_thread(self._load)
+        else:
+            self._idle = self._loop.create_future()
+            await self._idle
+            return
+        # Whatever else there is for the loop to do comes in between.
+        await asyncio.sleep(0)
+
+    def _may_plan(self) -> bool:
+        """Whether there is something to plan, and it is its time."""
+        if not self._waiting or self._planned is not None:
+            return False
+        if self._stored is None:
+            return True
+        rows = writes = 0
+        for request in self._waiting:
+            rows += request.row_count
+            writes += len(request.writes)
+            if rows >= _OVERLAPPING_ROWS or writes >= _ROUND_WRITES_MAX:
+                return self._may_follow(self._stored)
+        return False
+
+    def _may_follow(self, stored: _Round) -> bool:
+        """Whether the first that waits may be planned on top of a round that is not finished."""
+        first = self._waiting[0]
+        return (
+            first.is_published
+            and stored.is_published
+            and not stored.numbered_buckets & first.numbered_buckets
+        )
 
     def _take(self) -> list[KeyRequest]:
         """Take what one round may hold, at least one request."""
         taken: list[KeyRequest] = []
-        rows = 0
-        numbered: set[tuple[int, int]] = set()
-        while self._waiting and len(taken) < _ROUND_REQUESTS_MAX:
+        rows = writes = 0
+        # The log knows the writer's last batch only once that is stored: one a round.
+        numbered = set() if self._stored is None else self._stored.numbered_buckets
+        while self._waiting:
             request = self._waiting[0]
             rows += request.row_count
-            # The log knows the writer's last batch only once that is stored: one a round.
-            if taken and (rows > _ROUND_ROWS_MAX or numbered & request.numbered_buckets):
+            writes += max(len(request.writes), 1)
+            if taken and (rows > _ROUND_ROWS_MAX or writes > _ROUND_WRITES_MAX):
+                break
+            if taken and numbered & request.numbered_buckets:
                 break
             if taken and not (request.is_published and taken[0].is_published):
                 break
@@ -203,44 +287,106 @@ class KeyWriter:
             taken.append(self._waiting.popleft())
         return taken
 
-    async def _round(self, requests: Sequence[KeyRequest]) -> None:
+    async def _plan(self) -> None:
+        """Plan a round, on top of the one that is stored if there is one."""
+        self._planned = _Round(self._take())
+        requests = self._planned.requests
+        async with self._turn:
+            await self._run_with_rows(
+                functools.partial(self._planner.plan, requests),
+                is_short=self._planner.is_short(requests),
+            )
+
+    async def _run_with_rows(self, function: Callable[[], _T], *, is_short: bool) -> _T:
+        """Run what changes rows, where it is best; whoever calls has the turn."""
+        if is_short:
+            return function()
+        return await self._loop.run_in_executor(self._executor, function)
+
+    def _store(self) -> None:
+        """Let the planned changes become durable, all as one unit."""
+        assert self._planned is not None
+        stored, self._planned = self._planned, None
+        self._stored = stored
+        unit = [
+            (self._buckets[part.bucket].log, part.changes)
+            for request in stored.requests
+            for part in request.parts
+            if part.changes is not None
+        ]
+
+        def on_done(outcome: CommitOutcome) -> None:
+            stored.outcome = outcome
+            self._wake()
+
+        if not unit:
+            on_done(CommitOutcome((), None))
+            return
         try:
-            await self._loop.run_in_executor(self._executor, self._planner.plan, requests)
-            error = await self._store(requests)
-            ends = await self._loop.run_in_executor(self._executor, self._apply, requests)
-            if requests[0].is_published:
+            self._submit(unit, on_done)
+        except StreamhouseError as error:
+            on_done(CommitOutcome((), error))
+
+    async def _finish(self, stored: _Round, outcome: CommitOutcome) -> None:
+        """Apply and publish what is durable of a round, and answer it."""
+        requests = stored.requests
+        try:
+            if outcome.error is not None:
+                await self._plan_again()
+            elif self._planned is not None:
+                # The disk goes on meanwhile.
+                self._store()
+            if self._stored is stored:
+                self._stored = None
+            parts = [part for r in requests for part in r.parts if part.changes is not None]
+            for part, result in zip(parts, outcome.results, strict=False):
+                assert result.base_offset == part.start, "nobody else appends to these logs"
+                part.timestamp_us = result.timestamp_us
+            async with self._turn:
+                ends = await self._run_with_rows(
+                    functools.partial(self._apply, requests),
+                    is_short=self._planner.is_short_to_apply(requests),
+                )
+                self._untidy.update(b for b in ends if self._buckets[b].rows.needs_upkeep)
+            if stored.is_published:
                 # In one step, with nothing else running in between.
                 for number, (end, row_count) in ends.items():
                     self._buckets[number].publish(end, row_count=row_count)
             # Also where nothing was published: who waits for it must see that it failed.
             self._on_published({part.bucket for request in requests for part in request.parts})
             for request in requests:
-                self._answer(request, error)
+                self._answer(request, outcome.error)
         finally:
-            for request in requests:
-                if not request.done.done():
-                    request.done.set_exception(InternalError("the write failed; see the log"))
+            _fail(requests)
 
-    async def _store(self, requests: Iterable[KeyRequest]) -> StreamhouseError | None:
-        """Make the planned changes durable, all as one unit; return why not."""
-        parts = [part for request in requests for part in request.parts if part.changes is not None]
-        unit = [
-            (self._buckets[part.bucket].log, part.changes)
-            for part in parts
-            if part.changes is not None
-        ]
-        if not unit:
-            return None
-        done: asyncio.Future[CommitOutcome] = self._loop.create_future()
-        try:
-            self._submit(unit, done.set_result)
-        except StreamhouseError as error:
-            return error
-        outcome = await done
-        for part, result in zip(parts, outcome.results, strict=False):
-            assert result.base_offset == part.start, "nobody else appends to these logs"
-            part.timestamp_us = result.timestamp_us
-        return outcome.error
+    async def _plan_again(self) -> None:
+        """Take back the round that was planned on top of one that failed."""
+        if self._planned is None:
+            return
+        requests, self._planned = self._planned.requests, None
+        self._waiting.extendleft(reversed(requests))
+        async with self._turn:
+            self._planner.take_back(requests)
+
+    async def _keep_up(self) -> None:
+        """Do what is due in buckets that were written to."""
+        untidy, self._untidy = self._untidy, set()
+
+        def keep_up() -> None:
+            for bucket in (self._buckets[number] for number in untidy):
+                try:
+                    if bucket.is_usable:
+                        bucket.rows.keep_up()
+                except StreamhouseError as error:
+                    _logger.warning("event=upkeep_failed bucket=%r why=%r", bucket.where, error)
+
+        await self.on_thread(keep_up)
+
+    def _load(self) -> bool:
+        is_more = False
+        for bucket in self._buckets:
+            is_more |= bucket.rows.load_some(_LOAD_ROWS)
+        return is_more
 
     def _apply(self, requests: Iterable[KeyRequest]) -> dict[int, tuple[int, int]]:
         """Apply what is durable, take back the rest; return bucket -> (end, row count)."""
@@ -268,6 +414,21 @@ class KeyWriter:
                 bucket.fail(f"a durable change was not applied: {error!r}")
         return ends
 
+    def _give_up(self, error: Exception) -> None:
+        """Let nothing more be written until a restart, after a bug."""
+        _report_bug(self._table, error)
+        self._is_loading = False
+        self._untidy.clear()
+        for bucket in self._buckets:
+            bucket.fail("a write met a bug; the service's log says which")
+        self._fail_rounds()
+
+    def _fail_rounds(self) -> None:
+        for left in (self._stored, self._planned):
+            if left is not None:
+                _fail(left.requests)
+        self._stored = self._planned = None
+
     def _answer(self, request: KeyRequest, error: StreamhouseError | None) -> None:
         if request.done.done():
             return
@@ -289,6 +450,13 @@ class KeyWriter:
                 or clock_us(),
             )
         )
+
+
+def _fail(requests: Iterable[KeyRequest]) -> None:
+    """Answer those that have no answer because of a bug, or because the loop ends."""
+    for request in requests:
+        if not request.done.done():
+            request.done.set_exception(InternalError("the write failed; see the log"))
 
 
 def _report_bug(table: str, error: Exception) -> None:

@@ -29,6 +29,9 @@ _DELETED: Final = np.uint64(0)
 _SEGMENT_BYTES_MIN: Final = 256 << 10
 FEW_KEYS: Final = 64
 """Up to so many keys are put one by one."""
+# To copy an index of so many entries takes half a millisecond.
+_SMALL_INDEX: Final = 20_000
+_SPARE_ROWS: Final = 4_096
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -283,10 +286,28 @@ class RowCache:
             self._loading = False
             self._complete = True
 
+    def has_room(self, count: int) -> bool:
+        """Whether `put` of so many rows is quick: the index needs no copy, or a small one."""
+        return len(self._index) <= _SMALL_INDEX or self._index.room_for(count)
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether `tidy` has something to do."""
+        return (
+            (
+                self.memory_bytes > self.budget_bytes
+                and self._arena.oldest(except_=self._pinned) is not None
+            )
+            or self._index.is_sparse
+            or not self.has_room(_SPARE_ROWS)
+            or self._arena.sparsest() is not None
+        )
+
     def tidy(self) -> None:
         """Win back memory of superseded rows; evict the oldest rows if there are too many.
 
-        Moves at most one segment, so that calling it once a write is cheap and enough.
+        Moves at most one segment, so that calling it once a write is cheap and enough. The index
+        grows here before it is full, so that a write of few rows need not copy it.
         """
         while self.memory_bytes > self.budget_bytes:
             oldest = self._arena.oldest(except_=self._pinned)
@@ -295,7 +316,7 @@ class RowCache:
             self._evict(oldest)
             if self._index.is_loose:
                 self._resize_index(0)
-        if self._index.is_sparse:
+        if self._index.is_sparse or not self.has_room(_SPARE_ROWS):
             self._resize_index(0)
         sparsest = self._arena.sparsest()
         if sparsest is not None:

@@ -177,7 +177,7 @@ class WriteBehind:
 
     def hand_over_if_due(self) -> None:
         """Hand over when enough waits, if that is possible now."""
-        if not self._is_due() or self._backlog.rows < self._retry_rows:
+        if not self.is_due:
             return
         try:
             self.hand_over()
@@ -191,12 +191,12 @@ class WriteBehind:
 
     def check(self) -> None:
         """Raise OverloadedError while so much waits that nothing more is planned."""
-        if self._is_too_much():
+        if self.is_too_much:
             self.hand_over()
 
     def wait_for_room(self) -> None:
         """Return when no more waits than may: for rows that nobody waits to see accepted."""
-        while self._is_too_much():
+        while self.is_too_much:
             try:
                 self.hand_over()
             except OverloadedError:
@@ -217,14 +217,20 @@ class WriteBehind:
         self._on_handed_over()
         self._retry_rows = 0
 
-    def _is_due(self) -> bool:
+    @property
+    def is_due(self) -> bool:
+        """Whether enough waits to be handed over, and a run that was refused may be tried again."""
+        rows = self._backlog.rows
+        if rows < self._retry_rows:
+            return False
         share = max(self._memory_allowed // _SHARE_OF_MEMORY, _RUN_BYTES_MIN)
-        return (
-            self._backlog.rows >= self._options.backlog_rows
-            or self._backlog.memory_bytes >= min(self._options.backlog_bytes, share)
+        return rows >= self._options.backlog_rows or (
+            self._backlog.memory_bytes >= min(self._options.backlog_bytes, share)
         )
 
-    def _is_too_much(self) -> bool:
+    @property
+    def is_too_much(self) -> bool:
+        """Whether so much waits that nothing more may be planned before some is handed over."""
         return (
             self._backlog.rows >= 4 * self._options.backlog_rows
             or self._backlog.memory_bytes >= 4 * self._options.backlog_bytes

@@ -39,6 +39,8 @@ def _rows(start: int, count: int) -> pa.RecordBatch:
 
 def _write(tablet: KvTablet, start: int, count: int) -> None:
     tablet.apply(tablet.plan(_rows(start, count), base_offset=tablet.planned_offset))
+    if tablet.needs_upkeep:
+        tablet.keep_up()
 
 
 def _used(tablet: KvTablet) -> int:
