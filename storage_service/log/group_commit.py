@@ -21,9 +21,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import (
     InternalError,
@@ -47,6 +47,11 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+# What waking other threads, which all want the interpreter, costs about.
+_SYNCED_ALONE_S: Final = 0.002
+# How fast a disk that was quick once may be found to be slow.
+_SLOWER: Final = 1.25
 
 
 Unit = Sequence[tuple[LogTablet, RoutedBatch]]
@@ -129,7 +134,8 @@ class GroupCommitter:
     """Owns the commit thread. `submit` from any thread; `publish` is called on the commit thread.
 
     `publish` gets every group exactly once, in order, and must see to it that `complete` is called.
-    Up to `sync_threads` files of a group are synced at the same time.
+    Up to `sync_threads` files of a group are synced at the same time, if one after the other would
+    take longer than waking their threads.
     """
 
     def __init__(
@@ -141,11 +147,7 @@ class GroupCommitter:
         sync_threads: int = 4,
     ) -> None:
         assert sync_threads > 0
-        self._syncers = (
-            ThreadPoolExecutor(sync_threads, thread_name_prefix=f"{name}-sync")
-            if sync_threads > 1
-            else None
-        )
+        self._syncs = _Syncs(sync_threads, name=name)
         self._publish = publish
         self._limits = limits or CommitLimits()
         self._waiting: deque[_Unit] = deque()
@@ -200,8 +202,7 @@ class GroupCommitter:
             self._stopping = True
             self._changed.notify()
         self._thread.join()
-        if self._syncers is not None:
-            self._syncers.shutdown()
+        self._syncs.stop()
 
     def _run(self) -> None:
         while True:
@@ -226,7 +227,7 @@ class GroupCommitter:
 
     def _commit_safely(self, units: list[_Unit]) -> CommitGroup:
         try:
-            ends = _commit(units, self._syncers)
+            ends = _commit(units, self._syncs)
         except Exception as error:  # noqa: BLE001 - outermost loop: callers must get an answer
             _report_bug("committing", error)
             ends = []
@@ -241,7 +242,7 @@ def _report_bug(what: str, error: Exception) -> None:
     _logger.error("%s a commit group failed", what, exc_info=error)
 
 
-def _commit(units: list[_Unit], executor: Executor | None) -> list[tuple[LogTablet, int]]:
+def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
     """Decide about every unit; return the logs that went forward and their durable ends."""
     alive = units
     dirty: set[LogTablet] = set()
@@ -259,7 +260,7 @@ def _commit(units: list[_Unit], executor: Executor | None) -> list[tuple[LogTabl
             if tablet.is_read_only:
                 failed.setdefault(tablet, StorageFailedError(f"{tablet} cannot be truncated"))
         alive = _without_failed(alive, failed)
-    unsynced = _sync(dirty, executor)
+    unsynced = syncs.run(dirty)
     for unit in units:
         for tablet in unit.touched & unsynced.keys():
             unit.error = UnknownOutcomeError(unsynced[tablet].message)
@@ -322,13 +323,36 @@ def _without_failed(
     return alive
 
 
-def _sync(
-    tablets: Collection[LogTablet], executor: Executor | None
-) -> dict[LogTablet, UnknownOutcomeError]:
-    # Files of one disk share its journal: syncs that wait together cost little more than one.
-    map_ = map if executor is None or len(tablets) == 1 else executor.map
-    errors = zip(tablets, map_(_sync_one, tablets), strict=True)
-    return {tablet: error for tablet, error in errors if error is not None}
+class _Syncs:
+    """Syncs the logs of a group, on the commit thread or on several beside it."""
+
+    def __init__(self, threads: int, *, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"{name}-sync")
+        self._log_s = 0.0
+        """How long one log takes."""
+
+    def run(self, tablets: Collection[LogTablet]) -> dict[LogTablet, UnknownOutcomeError]:
+        """Make what was written durable; return the logs that may have lost it."""
+        if not tablets:
+            return {}
+        started = time.perf_counter()
+        is_alone = self._log_s * len(tablets) <= _SYNCED_ALONE_S or len(tablets) == 1
+        # Files of one disk share its journal: syncs that wait together cost little more than one.
+        errors = list(
+            map(_sync_one, tablets) if is_alone else self._executor.map(_sync_one, tablets)
+        )
+        seconds = (time.perf_counter() - started) / (max(len(tablets), 1) if is_alone else 1)
+        # Some of it is waiting for the interpreter: the disk is as quick as it was at its best.
+        self._log_s = min(seconds, self._log_s * _SLOWER) or seconds
+        return {
+            tablet: error
+            for tablet, error in zip(tablets, errors, strict=True)
+            if error is not None
+        }
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._executor.shutdown()
 
 
 def _sync_one(tablet: LogTablet) -> UnknownOutcomeError | None:

@@ -70,10 +70,11 @@ class KeyRequest:
     timestamp_us: int = 0
     """When it was decided; 0: when it is stored."""
 
-    @property
-    def row_count(self) -> int:
-        """How many rows it has."""
-        return sum(write.rows.num_rows for write in self.writes)
+    row_count: int = 0
+    """How many rows it has; counted."""
+
+    def __post_init__(self) -> None:
+        self.row_count = sum(write.rows.num_rows for write in self.writes)
 
     @property
     def numbered_buckets(self) -> set[tuple[int, int]]:
@@ -91,14 +92,22 @@ class KeyPlanner:
 
     def is_short(self, requests: Iterable[KeyRequest]) -> bool:
         """Whether to `plan` them takes little and waits for no disk."""
-        writes = [write for request in requests for write in request.writes]
+        count = rows = values = size = 0
+        for request in requests:
+            for write in request.writes:
+                batch = write.rows
+                count += 1
+                rows += batch.num_rows
+                values += batch.num_rows * batch.num_columns
+                # Of a slice that is more than it has, which errs on the safe side.
+                size += batch.get_total_buffer_size()
+                if not self._buckets[write.bucket].rows.plans_at_once:
+                    return False
         return (
-            len(writes) <= _SHORT_WRITES
-            and sum(write.rows.num_rows for write in writes) <= _SHORT_ROWS
-            and sum(write.rows.num_rows * write.rows.num_columns for write in writes)
-            <= _SHORT_VALUES
-            and sum(write.rows.nbytes for write in writes) <= _SHORT_BYTES
-            and all(self._buckets[write.bucket].rows.plans_at_once for write in writes)
+            count <= _SHORT_WRITES
+            and rows <= _SHORT_ROWS
+            and values <= _SHORT_VALUES
+            and size <= _SHORT_BYTES
         )
 
     def is_short_to_apply(self, requests: Iterable[KeyRequest]) -> bool:
@@ -135,8 +144,9 @@ class KeyPlanner:
 
     def _is_planned_together(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> bool:
         """Plan all that is asked as one; False, and nothing planned, if any of it is wrong."""
-        # What has a condition of its own is planned by itself.
-        if any(write.versions is not None for write, _ in asked):
+        schema = asked[0][0].rows.schema
+        # What has a condition of its own is planned by itself, and so are keys beside whole rows.
+        if any(w.versions is not None or not w.rows.schema.equals(schema) for w, _ in asked):
             return False
         try:
             self._plan(asked)
@@ -231,8 +241,7 @@ def _alike(requests: Sequence[KeyRequest]) -> Iterator[list[KeyRequest]]:
 def _is_alike(one: KeyRequest, other: KeyRequest) -> bool:
     if not one.writes or not other.writes or one.columns != other.columns:
         return False
-    schema = one.writes[0].rows.schema
-    return all(
-        write.rows.schema.equals(schema) and write.versions is None
-        for write in (*one.writes, *other.writes)
-    )
+    first, second = one.writes[0], other.writes[0]
+    if first.versions is not None or second.versions is not None:
+        return False
+    return bool(first.rows.schema.equals(second.rows.schema))

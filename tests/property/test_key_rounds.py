@@ -1,0 +1,280 @@
+"""Many writers of one table, on a disk that holds and fails syncs and writes at random.
+
+Rounds are planned while others are synced, taken back and planned again. Whatever happens, the
+changelog of every bucket is one history (each change meets the row before it), it gives the rows
+that are found, and it has what was answered, where the answer says. A run is a seed: `check(seed)`
+repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import Appended
+from streamhouse.storage_service.errors import (
+    StorageFailedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.model.changelog import (
+    INSERT,
+    OPERATION_DELETE,
+    OPERATION_UPSERT,
+    UPDATE_AFTER,
+)
+from streamhouse.storage_service.model.schema_change import read_stored
+from streamhouse.storage_service.model.transaction import TransactionOperation
+from tests.support.examples import examples
+from tests.support.held_step import around, lower
+from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
+from tests.support.kv_model import identity
+from tests.support.kv_world import entries_of, fold_log
+
+_BUCKETS: Final = 3
+_WRITERS: Final = 6
+# Everybody writes to these; the others of a writer are its own.
+_SHARED_IDS: Final = 30
+_OWN_IDS: Final = 60
+_MARK_BYTES: Final = 64
+_NEW: Final = (INSERT, UPDATE_AFTER)
+_WAIT_S: Final = 20.0
+_REFUSED: Final = (StorageFailedError, UnavailableError)
+
+
+class _Disk:
+    """Lets a sync go on when the event loop has turned a few times; fails some."""
+
+    def __init__(self, random: Random, *, is_faulty: bool) -> None:
+        self._random = random
+        self._may_sync = threading.Semaphore(0)
+        self._sync_faults = 0.03 if is_faulty else 0.0
+        self._write_faults = 0.05 if is_faulty else 0.0
+
+    def sync(self, real: Callable[[Any], None], segment: Any) -> None:
+        assert self._may_sync.acquire(timeout=_WAIT_S)
+        if self._random.random() < self._sync_faults:
+            raise OSError(errno.EIO, "Input/output error")
+        real(segment)
+
+    def write(self, real: Callable[..., int], *arguments: Any) -> int:
+        size = sum(map(len, arguments[1]))
+        if size > _MARK_BYTES and self._random.random() < self._write_faults:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments)
+
+    async def turn(self) -> None:
+        while True:
+            for _ in range(self._random.randint(0, 40)):
+                await asyncio.sleep(0)
+            self._may_sync.release()
+
+    def end(self) -> None:
+        self._may_sync.release(1 << 20)
+
+
+@asynccontextmanager
+async def _on(disk: _Disk, random: Random) -> AsyncIterator[None]:
+    turning = asyncio.ensure_future(disk.turn())
+    with pytest.MonkeyPatch.context() as patch:
+        around(patch, "segment-syncing", disk.sync)
+        patch.setattr(os, "pwritev", functools.partial(disk.write, os.pwritev))
+        lower(patch, "rows-overlapping", random.choice((1, 30)))
+        lower(patch, "rows-short", random.choice((0, 100, 1_000)))
+        try:
+            yield
+        finally:
+            turning.cancel()
+            disk.end()
+
+
+@dataclass
+class _Writer:
+    """Numbers its batches, a sequence a bucket; `unknown` is to be repeated after a restart."""
+
+    number: int
+    random: Random
+    sequences: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    unknown: list[KeyWrite] | None = None
+    answered: list[tuple[KeyWrite, tuple[int, int]]] = field(default_factory=list)
+    written: int = 0
+
+    def writes(self) -> list[KeyWrite]:
+        random = self.random
+        writes = []
+        for bucket in sorted(random.sample(range(_BUCKETS), random.randint(1, _BUCKETS))):
+            own = random.sample(range(_OWN_IDS), random.choice((1, 3, 40)))
+            ids = {1_000 + self.number * _OWN_IDS + i for i in own}
+            ids |= {random.randrange(_SHARED_IDS) for _ in range(random.randint(0, 4))}
+            # A key has one bucket.
+            chosen = [i * _BUCKETS + bucket for i in ids]
+            self.written += 1
+            names = [f"{self.number}.{self.written}"] * len(chosen)
+            rows = pa.record_batch([pa.array(chosen, pa.int64()), names], schema=EVENTS)
+            kinds = random.choices((OPERATION_UPSERT, OPERATION_DELETE), (9, 1), k=len(chosen))
+            operations = None if random.random() < 0.5 else np.array(kinds, dtype=np.int8)
+            writes.append(KeyWrite(bucket, rows, operations, self.sequences[bucket] + 1))
+        return writes
+
+    async def write(self, manager: TabletManager, table: KeyTable) -> None:
+        """Write some; often again before the first is answered."""
+        writes = self.unknown or self.writes()
+        times = self.random.choice((1, 1, 2))
+        answers = await asyncio.gather(
+            *(
+                manager.write_keys(table, writes, columns=None, writer_id=self.number + 1)
+                for _ in range(times)
+            ),
+            return_exceptions=True,
+        )
+        done = [answer for answer in answers if isinstance(answer, Appended)]
+        errors = [answer for answer in answers if not isinstance(answer, Appended)]
+        unknown = [error for error in errors if isinstance(error, UnknownOutcomeError)]
+        for error in errors:
+            if not isinstance(error, (*_REFUSED, UnknownOutcomeError)):
+                raise error
+        if done:
+            self.unknown = None
+        for write in writes if done else ():
+            # What changed nothing used no sequence up, and is not remembered.
+            ranges = {answer.ranges[write.bucket] for answer in done}
+            ranges = {(start, end) for start, end in ranges if end > start}
+            assert len(ranges) < 2
+            for of_write in ranges:
+                self.sequences[write.bucket] += 1
+                self.answered.append((write, of_write))
+        if unknown and not done:
+            self.unknown = writes
+
+
+async def _flush(manager: TabletManager, table: KeyTable, random: Random) -> None:
+    bucket = random.choice(table.key_buckets)
+    await table.key_writer.on_thread(bucket.rows.flush)
+
+
+async def _add_column(manager: TabletManager, table: KeyTable, random: Random) -> None:
+    name = f"c{random.randrange(1 << 30)}"
+    await manager.alter_schema(table.path, [{"add": name, "type": "string"}])
+
+
+async def _alter(manager: TabletManager, table: KeyTable, random: Random) -> None:
+    updates = {"table.log.ttl": f"{random.randint(1, 9)}h"}
+    await manager.alter_properties(table.path, updates=updates, removals=())
+
+
+async def _commit(manager: TabletManager, table: KeyTable, random: Random) -> None:
+    transactions = manager.transactions.of(table)
+    begun, _ = await transactions.begin(
+        TransactionOperation.UPSERT, columns=None, app_id=None, version=None, timeout_ms=None
+    )
+    schema = table.info.schema.to_arrow()
+    batches = []
+    for bucket in range(_BUCKETS):
+        ids = [i * _BUCKETS + bucket for i in range(random.randint(1, _SHARED_IDS))]
+        name = f"t{random.randrange(1 << 30)}"
+        rows = pa.RecordBatch.from_pylist([{"id": i, "name": name} for i in ids], schema=schema)
+        batches.append(RoutedBatch(bucket, len(ids), memoryview(rows.serialize()).cast("B")))
+    part, _ = await transactions.stage(begun, schema, batches, token=None)
+    await transactions.commit(begun, [part], wait_s=_WAIT_S)
+
+
+_Act = Callable[[TabletManager, KeyTable, Random], Coroutine[Any, Any, None]]
+_ON_ANY_DISK: Final[tuple[_Act, ...]] = (_flush, _alter, _add_column)
+# A transaction that is decided waits until the disk takes it.
+_ON_A_GOOD_DISK: Final[tuple[_Act, ...]] = (_flush, _alter, _add_column, _commit)
+
+
+async def _live(folder: Path, writers: list[_Writer], random: Random, *, is_faulty: bool) -> None:
+    """One life of the service, which may end while writes are under way."""
+    async with open_manager(folder) as manager:
+        if not manager.list_tables(None):
+            await manager.create_table(table_descriptor(bucket_count=_BUCKETS, primary_key=("id",)))
+        table = next(iter(manager.open_tables()))
+        assert isinstance(table, KeyTable)
+        for writer in writers:
+            while writer.unknown is not None:
+                await writer.write(manager, table)
+        _check(table, writers)
+        async with _on(_Disk(random, is_faulty=is_faulty), random):
+            acts = _ON_ANY_DISK if is_faulty else _ON_A_GOOD_DISK
+
+            async def write(writer: _Writer) -> None:
+                for _ in range(random.randint(1, 12)):
+                    for _ in range(random.randint(0, 60)):
+                        await asyncio.sleep(0)
+                    if writer.unknown is None:
+                        await writer.write(manager, table)
+
+            async def act() -> None:
+                for _ in range(random.randint(0, 3)):
+                    await random.choice(acts)(manager, table, random)
+
+            tasks = [asyncio.ensure_future(write(writer)) for writer in writers]
+            acting = asyncio.ensure_future(act())
+            is_stopped = random.random() < 0.3
+            await acting
+            if is_stopped:
+                await table.stop(flush=False)
+            await asyncio.gather(*tasks)
+            if not is_stopped:
+                _check(table, writers)
+
+
+def _check(table: KeyTable, writers: list[_Writer]) -> None:
+    """The log is one history, and leads to the rows that are there."""
+    for number, bucket in enumerate(table.key_buckets):
+        assert bucket.is_usable
+        log = bucket.log
+        entries = []
+        while len(entries) < log.high_watermark:
+            for frame in log.read(len(entries), bytes_max=1 << 20):
+                rows = read_stored(frame.payload, table.info, stored_as=frame.schema_id)
+                entries += entries_of(rows, frame.base_offset)
+        state = fold_log(entries, ("id",))
+        assert bucket.row_count == len(state) == bucket.rows.row_count
+        keys = pa.record_batch([pa.array([key for (key,) in state], pa.int64())], names=["id"])
+        found = bucket.rows.lookup(keys)
+        assert found.found.all()
+        assert identity(found.rows.to_pylist()) == identity([row for _, row in state.values()])
+        for writer in writers:
+            for write, (start, end) in writer.answered:
+                if write.bucket == number:
+                    lines = [line for line in entries[start:end] if line.change_type in _NEW]
+                    names = {line.row["name"] for line in lines}
+                    assert names <= set(write.rows.column("name").to_pylist())
+                    assert len(lines) < 2 * write.rows.num_rows
+
+
+def check(seed: int, folder: Path) -> None:
+    random = Random(seed)
+    writers = [_Writer(number, Random(random.random())) for number in range(_WRITERS)]
+    for _ in range(3):
+        asyncio.run(_live(folder, writers, random, is_faulty=random.random() < 0.7))
+    asyncio.run(_live(folder, writers, random, is_faulty=False))
+
+
+@settings(max_examples=examples(6), deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(st.integers(0, 1 << 32))
+def test_rounds_that_overlap_are_one_history(seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check(seed, Path(folder))
