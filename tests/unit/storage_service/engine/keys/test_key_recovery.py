@@ -34,6 +34,7 @@ from tests.support.in_process_service import (
     later,
     open_manager,
     table_descriptor,
+    until,
 )
 
 PATH = TablePath.parse("events")
@@ -295,8 +296,7 @@ async def test_damage_that_a_read_meets_is_mended_by_the_next_start(
         table = manager.table(PATH)
         bucket = table.key_buckets[0]
         ends = table.positions()
-        await table.key_writer.settle()
-        assert not bucket.is_usable
+        await until(lambda: not bucket.is_usable)
         keys = pa.record_batch([pa.array([3], pa.int64())], names=["id"])
         with pytest.raises(CorruptDataError, match=r"rows by key are damaged .* out of use"):
             table.lookup.find(table.lookup.keys(keys))
@@ -351,9 +351,7 @@ async def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
 
             assert bucket.is_usable
             assert _state(table) == before
-            for _ in range(100):
-                await table.key_writer.settle()
-            assert bucket.rows.is_loaded
+            await until(lambda: bucket.rows.is_loaded)
             write = KeyWrite(0, event_rows(3, 9_200))
             await manager.write_keys(table, [write], columns=None, writer_id=0)
             assert bucket.row_count == len(_state(table)) > len(before)
@@ -401,9 +399,10 @@ async def test_rows_that_are_fewer_than_counted_are_damaged(tmp_path: Path) -> N
 
     async with open_manager(tmp_path) as manager:
         table = manager.table(PATH)
-        await table.key_writer.settle()
+        bucket = table.key_buckets[0]
+        await until(lambda: not bucket.is_usable)
         with pytest.raises(CorruptDataError, match="has 9009 rows, but counts 9010"):
-            table.key_buckets[0].check_usable()
+            bucket.check_usable()
     assert await _reopened(tmp_path, KeyRecovery()) == before
 
 
