@@ -23,6 +23,7 @@ from streamhouse.storage_service.model.conform import conform
 __all__ = [
     "FoundRows",
     "FoundValues",
+    "check_key_names",
     "check_lookup_keys",
     "check_prefix",
     "check_prefix_columns",
@@ -59,9 +60,14 @@ class FoundValues(NamedTuple):
 
 def check_lookup_keys(keys: pa.RecordBatch, rules: TableRules) -> pa.Array:
     """Return the encoded keys of rows that have exactly the key columns, in any order."""
-    _check_names(keys.schema.names, rules.primary_key, rules, what="a lookup")
+    check_key_names(keys.schema.names, rules)
     part = rules.schema.select(rules.primary_key, table=rules.table)
     return check_keys(conform(keys, part, table=rules.table), rules)
+
+
+def check_key_names(names: Sequence[str], rules: TableRules) -> None:
+    """Raise unless `names` are exactly the key columns, in any order."""
+    _check_names(names, rules.primary_key, rules, what="a lookup")
 
 
 def check_prefix_columns(names: Sequence[str], rules: TableRules) -> Sequence[str]:

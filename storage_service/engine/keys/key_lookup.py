@@ -10,7 +10,7 @@ tests compare both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -24,18 +24,17 @@ from streamhouse.storage_service.errors import RequestTooLargeError, Unavailable
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import (
     FoundRows,
-    check_lookup_keys,
+    check_key_names,
     check_prefix,
     check_prefix_columns,
     least_row_bytes,
     too_many_bytes,
 )
-from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX
+from streamhouse.storage_service.kv.plan.write_input import check_keys
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.kv.rows.plain_rows import PlainRows, key_encoder
+from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
-from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
@@ -104,7 +103,18 @@ class KeyLookup:
             table=self._rules.table,
             earlier=self._rules.earlier,
         )
-        self._plain: Final = _plain_columns(self._rules, self._codec)
+        types = self._codec.arrow_schema.types
+        is_plain = not any(map(pa.types.is_nested, types))
+        self._plain: Final = (
+            PlainRows(
+                types,
+                schema_id=self._codec.schema_id,
+                value_bytes_min=self._codec.value_bytes_min,
+            )
+            if is_plain
+            else None
+        )
+        self._no_row: Final = (None,) * len(types)
         self._single_rows: Final = SingleRows(self._rules, self._codec)
         self._bucket_key: Final = info.descriptor.effective_bucket_key
         self._is_key_hashed: Final = self._bucket_key == self._rules.primary_key
@@ -123,13 +133,9 @@ class KeyLookup:
 
     def keys(self, rows: pa.RecordBatch) -> Keys:
         """Return the keys of rows that have exactly the key columns; raises for anything else."""
-        if self._plain is not None and 0 < rows.num_rows <= _FEW_KEYS:
-            plain = self._plain.keys(rows)
-            if plain is not None:
-                numbers = buckets_for_rows(rows, self._bucket_key, self.info.bucket_count)
-                return Keys(plain, numbers.tolist())
-        encoded = check_lookup_keys(rows, self._rules)
+        check_key_names(rows.schema.names, self._rules)
         conformed = conform(rows, self._key_schema, table=self._rules.table)
+        encoded = check_keys(conformed, self._rules)
         numbers = buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)
         if rows.num_rows <= _FEW_KEYS:
             return Keys(encoded.to_pylist(), numbers.tolist())
@@ -213,11 +219,10 @@ class KeyLookup:
         """Return one row a key, in their order, and `__found`; rows not found are null."""
         values = found.values
         if isinstance(values, list):
-            if self._plain is not None and 0 < len(values) <= _FEW_ROWS:
-                columns = self._plain.columns(values)
-                if columns is not None:
-                    is_found = pa.array([value is not None for value in values])
-                    return self._answer(columns, is_found, found.ends)
+            columns = self._few_columns(values)
+            if columns is not None:
+                is_found = pa.array([value is not None for value in values])
+                return self._answer(columns, is_found, found.ends)
             values = pa.array(values, pa.binary())
         is_found = values.is_valid()
         if values.null_count:
@@ -227,6 +232,16 @@ class KeyLookup:
         else:
             columns = self._codec.decode(values).columns
         return self._answer(columns, is_found, found.ends)
+
+    def _few_columns(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
+        """Return the columns of few rows, made value by value; None if arrays have to be made."""
+        plain = self._plain
+        if plain is None or not 0 < len(values) <= _FEW_ROWS:
+            return None
+        if not all(value is None or plain.is_own(value) for value in values):
+            return None
+        rows = [self._no_row if value is None else plain.decode(value) for value in values]
+        return list(plain.arrays(rows))
 
     def _answer(
         self, columns: Sequence[pa.Array], is_found: pa.Array, ends: Mapping[int, int]
@@ -310,54 +325,6 @@ class KeyLookup:
         rows = pa.concat_batches(found)
         keys = encode_key([rows.column(name) for name in self._rules.primary_key])
         return rows.take(pc.sort_indices(keys))
-
-
-class _PlainColumns:
-    """Few keys are read and few rows made value by value, where all columns are plain."""
-
-    def __init__(
-        self,
-        rules: TableRules,
-        codec: RowCodec,
-        key_encoders: Sequence[Callable[[Any], bytes]],
-    ) -> None:
-        schema = codec.arrow_schema
-        self._key_names: Final = list(rules.primary_key)
-        self._key_types: Final = [schema.field(name).type for name in rules.primary_key]
-        self._key_encoders: Final = key_encoders
-        self._key_positions: Final = [schema.get_field_index(name) for name in rules.primary_key]
-        self._rows: Final = PlainRows(
-            schema.types, schema_id=codec.schema_id, value_bytes_min=codec.value_bytes_min
-        )
-        self._no_row: Final = (None,) * len(schema)
-
-    def keys(self, rows: pa.RecordBatch) -> list[bytes] | None:
-        """Return the encoded keys of `rows`; None if they are not just as keys should be."""
-        given = rows.schema
-        if given.names != self._key_names or given.types != self._key_types:
-            return None
-        cells = self._rows.columns(rows, self._key_positions)
-        if any(None in column for column in cells):
-            return None
-        parts = [list(map(encode, c)) for encode, c in zip(self._key_encoders, cells, strict=True)]
-        keys = parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
-        return keys if max(map(len, keys)) <= KEY_BYTES_MAX else None
-
-    def columns(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
-        """Return the columns of stored rows; None if some are of another version of the schema."""
-        if not all(value is None or self._rows.is_own(value) for value in values):
-            return None
-        decode = self._rows.decode
-        rows = [self._no_row if value is None else decode(value) for value in values]
-        return list(self._rows.arrays(rows))
-
-
-def _plain_columns(rules: TableRules, codec: RowCodec) -> _PlainColumns | None:
-    schema = codec.arrow_schema
-    found = [key_encoder(schema.field(name).type) for name in rules.primary_key]
-    encoders = [encode for encode in found if encode is not None]
-    is_plain = len(encoders) == len(found) and not any(map(pa.types.is_nested, schema.types))
-    return _PlainColumns(rules, codec, encoders) if is_plain else None
 
 
 def _grouped(numbers: Sequence[int]) -> Mapping[int, list[int]]:
