@@ -22,15 +22,29 @@ __all__ = [
 REQUEST_BYTES_TARGET: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 65_536
 
+# Columns of these types are sent as they are, and none has more bytes than all buffers together.
+_FLAT_TYPES: Final = frozenset(
+    t.id
+    for t in (
+        *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.decimal128(38, 0)),
+    )
+)
+
 
 def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield `data` in order as non-empty batches, each fit for one request.
 
     Small chunks are put together: a request and a sync for each would cost more than the copy.
     """
+    chunks = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
+    if len(chunks) == 1 and _is_plainly_small(chunks[0]):
+        if chunks[0].num_rows:
+            yield chunks[0]
+        return
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
-    for chunk in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
+    for chunk in chunks:
         for part in _cut(plain(chunk)):
             if waiting and (
                 rows + part.num_rows > BATCH_ROWS_MAX
@@ -43,6 +57,15 @@ def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]
             size_bytes += part.nbytes
     if waiting:
         yield _joined(waiting)
+
+
+def _is_plainly_small(batch: pa.RecordBatch) -> bool:
+    """Whether a batch fits one request by what is soon known: looking closer takes 15 us."""
+    return (
+        batch.num_rows <= BATCH_ROWS_MAX
+        and batch.get_total_buffer_size() * batch.num_columns <= REQUEST_BYTES_TARGET
+        and _FLAT_TYPES.issuperset([t.id for t in batch.schema.types])
+    )
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

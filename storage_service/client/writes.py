@@ -10,7 +10,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -74,6 +74,12 @@ class AppendWriter:
         self._next_sequence.clear()
 
 
+class _Checked(NamedTuple):
+    table: TableInfo
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+
+
 class TableWrites:
     """The writes of one client to all its tables. Thread-safe.
 
@@ -86,6 +92,8 @@ class TableWrites:
         self._lock = threading.Lock()
         self._idle_writers: dict[int, list[AppendWriter]] = {}
         self._next_bucket: dict[int, int] = {}
+        # What the last write of its kind was checked with; most writes have the same columns.
+        self._checked: dict[tuple[int, TransactionOperation], _Checked] = {}
 
     def write(
         self,
@@ -97,7 +105,7 @@ class TableWrites:
         writer: AppendWriter | None,
     ) -> Ranges:
         """Append, upsert or delete all of `data`; see `StorageClient`."""
-        check_columns(table, data.schema, operation, columns)
+        self._check(table, data.schema, operation, columns)
         own = writer or self._take_writer(table.table_id)
         offsets: Ranges = {}
         for rows in bounded_batches(data):
@@ -109,6 +117,25 @@ class TableWrites:
             with self._lock:
                 self._idle_writers.setdefault(table.table_id, []).append(own)
         return offsets
+
+    def _check(
+        self,
+        table: TableInfo,
+        given: pa.Schema,
+        operation: TransactionOperation,
+        columns: Sequence[str] | None,
+    ) -> None:
+        chosen = None if columns is None else tuple(columns)
+        last = self._checked.get((table.table_id, operation))
+        if (
+            last is None
+            or last.table is not table
+            or last.columns != chosen
+            or not last.schema.equals(given)
+        ):
+            check_columns(table, given, operation, columns)
+            checked = _Checked(table, chosen, given.remove_metadata())
+            self._checked[table.table_id, operation] = checked
 
     def _take_writer(self, table_id: int) -> AppendWriter:
         with self._lock:
