@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.json_rows import (
+    JsonRows,
+    OutsideOfPythonError,
+)
 from streamhouse.storage_service.client.request_batches import bounded_batches, plain
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     RequestTooLargeError,
+    RowNotFoundError,
     SchemaMismatchError,
     StreamhouseError,
     UnavailableError,
@@ -24,7 +29,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
     decode_fetch_body,
@@ -34,9 +39,9 @@ from streamhouse.storage_service.wire.arrow_body import (
 __all__ = [
     "FETCH_BYTES_DEFAULT",
     "LogBatch",
+    "RowLookups",
     "fetch",
     "lookup",
-    "lookup_one",
     "offsets_to_text",
     "prefix_lookup",
     "read_range",
@@ -241,34 +246,78 @@ def prefix_lookup(
     return answer.replace_schema_metadata(None)
 
 
-def lookup_one(
-    transport: HttpTransport, table: TableInfo, key: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """See `StorageClient.lookup_one`."""
+class RowLookups:
+    """The lookups of single rows of one client in all its tables. Thread-safe."""
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self._transport = transport
+        self._forms: dict[int, JsonRows] = {}
+
+    def find(
+        self, table: TableInfo, key: Mapping[str, Any], *, on_stale: Callable[[], object]
+    ) -> dict[str, Any] | None:
+        """See `StorageClient.lookup_one`; `on_stale` is called when `table` is no longer so."""
+        name = str(table.path)
+        if not table.is_primary_key_table:
+            raise UnsupportedError(f"table '{name}' has no primary key: cannot look up rows in it")
+        names = table.descriptor.primary_key
+        if key.keys() != set(names):
+            raise SchemaMismatchError(
+                f"table '{name}': lookup_one takes the key columns ({', '.join(names)}), not"
+                f" ({', '.join(key)})"
+            )
+        form = self._forms.get(table.table_id)
+        if form is None or form.table is not table:
+            form = self._forms[table.table_id] = JsonRows(table)
+        part = form.url_part(key)
+        if part is None:
+            keys = _key_of(table, key)
+            part = form.url_part_of_plain(keys)
+            if part is None:
+                return self._find_by_batch(name, keys, key)
+        url = f"/v1/tables/{name}/rows/{part}"
+        try:
+            answer = self._transport.ask("GET", url, is_repeatable=True)
+        except RowNotFoundError:
+            return None
+        if answer.headers.get(VERSION_HEADER) != table.version:
+            # Read as another version of the schema has it, a value could be another one.
+            on_stale()
+            return self._find_by_batch(name, _key_of(table, key), key)
+        try:
+            return form.row(answer.data)
+        except OutsideOfPythonError as error:
+            raise _outside_of_python(name, key) from error
+        except (ValueError, TypeError) as error:
+            raise CorruptDataError(f"{url}: the answer is no row of the table: {error}") from error
+
+    def _find_by_batch(
+        self, name: str, keys: pa.RecordBatch, key: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        found = lookup(self._transport, name, keys)
+        try:
+            row: dict[str, Any] = found.to_pylist()[0]
+        except (OverflowError, ValueError) as error:
+            raise _outside_of_python(name, key) from error
+        return row if row.pop(FOUND_COLUMN) else None
+
+
+def _key_of(table: TableInfo, key: Mapping[str, Any]) -> pa.RecordBatch:
     name = str(table.path)
-    if not table.is_primary_key_table:
-        raise UnsupportedError(f"table '{name}' has no primary key: cannot look up rows in it")
     schema = table.schema.select(table.descriptor.primary_key, table=name).to_arrow()
-    if set(key) != set(schema.names):
-        raise SchemaMismatchError(
-            f"table '{name}': lookup_one takes the key columns ({', '.join(schema.names)}), not"
-            f" ({', '.join(key)})"
-        )
     try:
-        keys = pa.RecordBatch.from_pylist([dict(key)], schema=schema)
+        return pa.RecordBatch.from_pylist([dict(key)], schema=schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SchemaMismatchError(
             f"table '{name}': the key {key} does not fit its columns: {error}"
         ) from error
-    found = lookup(transport, name, keys)
-    try:
-        row: dict[str, Any] = found.to_pylist()[0]
-    except (OverflowError, ValueError) as error:
-        raise UnsupportedError(
-            f"table '{name}': the row {key} has a date or timestamp outside of the years 1 to"
-            " 9999, which Python cannot hold; use lookup, which answers Arrow"
-        ) from error
-    return row if row.pop(FOUND_COLUMN) else None
+
+
+def _outside_of_python(name: str, key: Mapping[str, Any]) -> UnsupportedError:
+    return UnsupportedError(
+        f"table '{name}': the row {key} has a date or timestamp outside of the years 1 to"
+        " 9999, which Python cannot hold; use lookup, which answers Arrow"
+    )
 
 
 def _named(columns: Sequence[str] | None) -> dict[str, str]:

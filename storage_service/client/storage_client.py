@@ -65,6 +65,7 @@ class StorageClient(TableCalls, TieringCalls):
             )
         )
         self._writes = TableWrites(self._transport)
+        self._row_lookups = reads.RowLookups(self._transport)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -280,7 +281,12 @@ class StorageClient(TableCalls, TieringCalls):
 
     def lookup_one(self, path: str, **key: Any) -> dict[str, Any] | None:
         """Return the row with this key, as in `lookup_one("airlines", carrier="UA")`, or None."""
-        return self._with_table(path, lambda table: reads.lookup_one(self._transport, table, key))
+        return self._with_table(
+            path,
+            lambda table: self._row_lookups.find(
+                table, key, on_stale=lambda: self.describe_table(path)
+            ),
+        )
 
     def prefix_lookup(
         self,

@@ -34,6 +34,7 @@ from streamhouse.storage_service.errors import (
 __all__ = ["HttpTransport"]
 
 _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
+_ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 _REDIRECTS: Final = 300
 _ERROR_BYTES_MAX: Final = 1 << 20
 
@@ -94,13 +95,39 @@ class HttpTransport:
         *,
         query: Mapping[str, str] | None = None,
         body: Any = None,
-        content_type: str = "application/vnd.apache.arrow.stream",
+        content_type: str = _ARROW_STREAM,
         is_repeatable: bool,
         node: str = "",
         wait_s: float = 0.0,
         on_repeat: Callable[[], None] | None = None,
     ) -> bytes | bytearray:
-        """Send a request and return the answer's body.
+        """Send a request and return the answer's body; as `ask` in all else."""
+        return self.ask(
+            method,
+            path,
+            query=query,
+            body=body,
+            content_type=content_type,
+            is_repeatable=is_repeatable,
+            node=node,
+            wait_s=wait_s,
+            on_repeat=on_repeat,
+        ).data
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = _ARROW_STREAM,
+        is_repeatable: bool,
+        node: str = "",
+        wait_s: float = 0.0,
+        on_repeat: Callable[[], None] | None = None,
+    ) -> Answer:
+        """Send a request and return its answer.
 
         Args:
             body: bytes-like, sent as it is.
@@ -126,7 +153,7 @@ class HttpTransport:
                     content_type=content_type,
                     node=node,
                     read_timeout_s=self.timeout_s + wait_s,
-                ).data
+                )
             except StreamhouseError as error:
                 is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
                 # A service never seen before is more likely misspelt than restarting.

@@ -26,9 +26,11 @@ from streamhouse.storage_service.model.partitioning import BatchLayout, Partitio
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
 
-__all__ = ["DEFAULT_DATABASE", "TableDescriptor", "TableInfo", "TablePath"]
+__all__ = ["DEFAULT_DATABASE", "VERSION_HEADER", "TableDescriptor", "TableInfo", "TablePath"]
 
 DEFAULT_DATABASE: Final = "default"
+VERSION_HEADER: Final = b"x-table-version"
+"""Of an answer with a row: the version of its table that the row has."""
 BUCKET_COUNT_MAX: Final = 4_096
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -257,6 +259,11 @@ class TableInfo:
     def path(self) -> TablePath:
         """The table's path."""
         return self.descriptor.path
+
+    @property
+    def version(self) -> bytes:
+        """Names this version of the schema of this very table, as `VERSION_HEADER` says it."""
+        return b"%d.%d" % (self.table_id, self.schema_id)
 
     @property
     def schema(self) -> Schema:

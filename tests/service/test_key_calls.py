@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,6 +87,68 @@ def test_the_client_says_what_is_wrong_before_and_after_sending(tmp_path: Path) 
         with pytest.raises(SchemaMismatchError, match="column 'region' must not be null"):
             client.upsert("t", rows.set_column(0, "region", pa.array([None], pa.string())))
         assert client.count("t") == 0
+
+
+def test_one_row_is_the_same_alone_and_among_many(tmp_path: Path) -> None:
+    keys = ["a", "", "..", "a/b", "100%", "ü", "\0", "x" * 600, "with space", "\U0010ffff+&?#"]
+    types = {
+        "flag": (pa.bool_(), True),
+        "small": (pa.int16(), -(2**15)),
+        "ratio": (pa.float32(), 0.1),
+        "amount": (pa.float64(), float("inf")),
+        "price": (pa.decimal128(20, 10), Decimal("1E-10")),
+        "raw": (pa.binary(), b"\0\xff"),
+        "day": (pa.date32(), date(1, 1, 1)),
+        "at": (pa.timestamp("us", tz="UTC"), datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)),
+        "local": (pa.timestamp("us"), datetime(2024, 5, 1, 12)),
+        "pairs": (pa.map_(pa.string(), pa.list_(pa.date32())), [("a", [date(2024, 1, 1), None])]),
+        "place": (pa.struct([("x", pa.binary()), ("y", pa.float64())]), {"x": b"1", "y": None}),
+    }
+    fields = [pa.field("k", pa.string(), nullable=False), pa.field("n", pa.int64(), nullable=False)]
+    schema = pa.schema([*fields, *(pa.field(name, t) for name, (t, _) in types.items())])
+    with ServiceProcess(tmp_path) as service, StorageClient(service.endpoint) as client:
+        client.create_table("t", schema, primary_key=["k", "n"], bucket_count=4)
+        rows = [
+            {"k": key, "n": n, **{name: v if n else None for name, (_, v) in types.items()}}
+            for key in keys
+            for n in (0, 2**63 - 1)
+        ]
+        client.upsert("t", pa.Table.from_pylist(rows, schema))
+        asked = pa.Table.from_pylist(
+            [{"k": row["k"], "n": row["n"]} for row in rows], schema=pa.schema(fields)
+        )
+
+        found = client.lookup("t", asked).drop_columns(["__found"]).to_pylist()
+        alone = [client.lookup_one("t", k=row["k"], n=row["n"]) for row in rows]
+
+        assert [repr(row) for row in alone] == [repr(row) for row in found]
+        assert alone == pa.Table.from_pylist(rows, schema).to_pylist()
+        assert client.lookup_one("t", k="b", n=0) is None
+        with pytest.raises(SchemaMismatchError, match="does not fit its columns"):
+            client.lookup_one("t", k="b", n="one")
+
+
+def test_a_row_is_never_read_as_a_version_of_its_table_that_is_over(tmp_path: Path) -> None:
+    key = pa.field("id", pa.int64(), nullable=False)
+    text, day = pa.schema([key, ("v", pa.string())]), pa.schema([key, ("v", pa.date32())])
+    with (
+        ServiceProcess(tmp_path) as service,
+        StorageClient(service.endpoint) as client,
+        StorageClient(service.endpoint) as other,
+    ):
+        client.create_table("t", text, primary_key=["id"])
+        client.upsert("t", pa.Table.from_pylist([{"id": 1, "v": "2024-05-01"}], text))
+        assert client.lookup_one("t", id=1) == {"id": 1, "v": "2024-05-01"}
+
+        other.drop_column("t", "v", confirm="v")
+        other.add_column("t", "v", pa.date32())
+        other.upsert("t", pa.Table.from_pylist([{"id": 1, "v": date(2024, 5, 1)}], day))
+        assert client.lookup_one("t", id=1) == {"id": 1, "v": date(2024, 5, 1)}
+
+        other.drop_table("t")
+        other.create_table("t", text, primary_key=["id"])
+        other.upsert("t", pa.Table.from_pylist([{"id": 1, "v": "2024-05-02"}], text))
+        assert client.lookup_one("t", id=1) == {"id": 1, "v": "2024-05-02"}
 
 
 def test_prefix_lookups_find_rows_of_every_bucket_in_key_order(tmp_path: Path) -> None:

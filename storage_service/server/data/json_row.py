@@ -21,7 +21,7 @@ from streamhouse.storage_service.model.calendar import (
     date_of_text,
     timestamp_of_text,
 )
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
 
 __all__ = ["JsonRows", "row_to_json"]
 
@@ -31,6 +31,7 @@ class JsonRows:
 
     def __init__(self, info: TableInfo) -> None:
         self.key_of: Final = _key_reader(info)
+        self.headers: Final = ((VERSION_HEADER, info.version),)
         self._writers: Final = [
             (f"{json.dumps(c.name)}: ", _writer(c.type)) for c in info.schema.columns
         ]

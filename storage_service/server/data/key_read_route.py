@@ -89,7 +89,7 @@ async def answer_row(
     await _wait_until_visible(exchange, service, table, found.ends)
     if not found.row_count:
         raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
-    await exchange.answer(200, b"application/json", found.pieces)
+    await exchange.answer(200, b"application/json", found.pieces, headers=as_json.headers)
 
 
 async def _found(

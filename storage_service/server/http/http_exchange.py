@@ -305,20 +305,33 @@ class HttpExchange:
             self._watcher = None
 
     async def start(
-        self, status: int, *, content_type: bytes, length: int | None, close: bool = False
+        self,
+        status: int,
+        *,
+        content_type: bytes,
+        length: int | None,
+        close: bool = False,
+        headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         """Send the status line and headers; without a `length` the body is chunked."""
-        headers = [(b"content-type", content_type)]
+        headers = [(b"content-type", content_type), *headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         if close:
             headers.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def answer(self, status: int, content_type: bytes, pieces: Sequence[Piece]) -> None:
+    async def answer(
+        self,
+        status: int,
+        content_type: bytes,
+        pieces: Sequence[Piece],
+        *,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
         """Send a whole answer made of `pieces`; large ones are not copied."""
         total = sum(len(piece) for piece in pieces)
-        await self.start(status, content_type=content_type, length=total)
+        await self.start(status, content_type=content_type, length=total, headers=headers)
         if total <= _JOIN_BYTES_MAX:
             pieces = [b"".join(pieces)]
         for piece in pieces[:-1]:
