@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.storage_service.model.bucketing import buckets_for_rows, rows_of_buckets
 from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.identity import Same
+from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = [
@@ -99,14 +102,16 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def rows_by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
     """Return rows of a primary key table by bucket, each bucket's in the order of `rows`."""
-    if table.bucket_count == 1:
-        return {0: rows}
-    key = table.descriptor.primary_key
-    present = [i for i, name in enumerate(rows.schema.names) if name in key]
-    schema = table.schema.select(key, table=str(table.path))
-    keys = conform(rows.select(present), schema, table=str(table.path))
-    numbers = buckets_for_rows(keys, table.descriptor.effective_bucket_key, table.bucket_count)
-    found = sorted(set(numbers.tolist()))
-    if len(found) == 1:
-        return {found[0]: rows}
-    return {bucket: rows.filter(pa.array(numbers == bucket)) for bucket in found}
+    if table.bucket_count == 1 or rows.num_rows == 0:
+        return {0: rows} if table.bucket_count == 1 else {}
+    names = rows.schema.names
+    present = [i for i, name in enumerate(names) if name in table.descriptor.primary_key]
+    keys = conform(rows.select(present), _key_schema(Same(table)), table=str(table.path))
+    buckets = buckets_for_rows(keys, table.descriptor.effective_bucket_key, table.bucket_count)
+    return rows_of_buckets(rows, buckets)
+
+
+@functools.lru_cache(maxsize=256)
+def _key_schema(table: Same) -> Schema:
+    info: TableInfo = table.value
+    return info.schema.select(info.descriptor.primary_key, table=str(info.path))

@@ -10,6 +10,7 @@ a row of one key and asking for its bucket takes longer than all the rest of loo
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
@@ -31,6 +32,7 @@ __all__ = [
     "bytes_to_hash",
     "encode_key",
     "least_bytes",
+    "rows_of_buckets",
     "split_by_bucket",
     "split_evenly",
 ]
@@ -130,16 +132,34 @@ def split_by_bucket(
     """Return the rows of each bucket that has any, each in the order of `batch`."""
     if bucket_count == 1 or batch.num_rows == 0:
         return {0: batch} if batch.num_rows else {}
-    buckets = buckets_for_rows(batch, bucket_key, bucket_count)
-    if (buckets == buckets[0]).all():
-        return {int(buckets[0]): batch}
-    order = np.argsort(buckets, kind="stable")
-    present, starts = np.unique(buckets[order], return_index=True)
-    grouped = batch.take(pa.array(order))
-    ends = [*starts[1:].tolist(), batch.num_rows]
+    return rows_of_buckets(batch, buckets_for_rows(batch, bucket_key, bucket_count))
+
+
+def rows_of_buckets(
+    batch: pa.RecordBatch, buckets: npt.NDArray[np.int32]
+) -> dict[int, pa.RecordBatch]:
+    """Return the rows of each bucket that has any, each in the order of `batch`, which has some.
+
+    `buckets` has the bucket of every row.
+    """
+    if len(buckets) <= FEW_ROWS:
+        places: dict[int, list[int]] = {}
+        for place, bucket in enumerate(buckets.tolist()):
+            places.setdefault(bucket, []).append(place)
+        present = sorted(places)
+        order = pa.array([place for bucket in present for place in places[bucket]], pa.int64())
+        ends = list(itertools.accumulate(len(places[bucket]) for bucket in present))
+    else:
+        by_bucket = np.argsort(buckets, kind="stable")
+        numbers, starts = np.unique(buckets[by_bucket], return_index=True)
+        present, order = numbers.tolist(), pa.array(by_bucket)
+        ends = [*starts[1:].tolist(), batch.num_rows]
+    if len(present) == 1:
+        return {present[0]: batch}
+    grouped = batch.take(order)
     return {
-        int(bucket): grouped.slice(start, end - start)
-        for bucket, start, end in zip(present.tolist(), starts.tolist(), ends, strict=True)
+        bucket: grouped.slice(start, end - start)
+        for bucket, start, end in zip(present, [0, *ends], ends, strict=False)
     }
 
 

@@ -37,6 +37,9 @@ __all__ = [
 BATCHES_KEY: Final = b"streamhouse.batches"
 POSITIONS_KEY: Final = b"streamhouse.positions"
 
+# Without any, Arrow looks for some in the environment, which takes as long as writing a row.
+_OPTIONS: Final = pa.ipc.IpcWriteOptions()
+
 
 class BatchAddress(NamedTuple):
     """Where a fetched batch lies: rows have offsets base_offset .. base_offset + row_count - 1."""
@@ -61,7 +64,7 @@ def encode_append_body(
     """Encode (bucket, sequence, batch) parts as one append request body; sequence 0 is none."""
     sink = pa.BufferOutputStream()
     # Without what callers' schemas say beside their columns, as pandas does at length.
-    with pa.ipc.new_stream(sink, schema.remove_metadata()) as writer:
+    with pa.ipc.new_stream(sink, schema.remove_metadata(), options=_OPTIONS) as writer:
         for bucket, sequence, batch in parts:
             metadata = {} if bucket is None else {"bucket": str(bucket)}
             if sequence:

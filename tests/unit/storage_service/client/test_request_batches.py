@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,16 @@ from streamhouse.storage_service.client.request_batches import (
     BATCH_ROWS_MAX,
     REQUEST_BYTES_TARGET,
     bounded_batches,
+    rows_by_bucket,
 )
+from streamhouse.storage_service.model.bucketing import (
+    FEW_ROWS,
+    buckets_for_rows,
+    split_by_bucket,
+)
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from tests.support.in_process_service import EVENTS, table_descriptor
 
 
 @pytest.mark.parametrize(
@@ -61,3 +71,58 @@ def test_chunks_with_dictionaries_of_their_own_are_joined() -> None:
 
     assert batch.column("t").type == pa.string()
     assert batch.column("t").to_pylist() == ["a", "b", "c", "a", None]
+
+
+@pytest.mark.parametrize("rows", [1, 2, FEW_ROWS, FEW_ROWS + 1, 1_000])
+@pytest.mark.parametrize("key", [("id",), ("name",), ("id", "name"), ("name", "id")])
+def test_each_bucket_gets_its_rows_in_their_order(rows: int, key: tuple[str, ...]) -> None:
+    random = Random(rows)
+    schema = EVENTS.append(pa.field("tags", pa.list_(pa.string())))
+    given = pa.RecordBatch.from_pylist(
+        [
+            {"id": random.randrange(50), "name": random.choice("abcü"), "tags": [str(n), None]}
+            for n in range(rows)
+        ],
+        schema=schema,
+    )
+    # More than is sent lies around it, and some of it is null.
+    sliced = pa.concat_batches([given.slice(0, 1), given, given.slice(0, 1)]).slice(1, rows)
+    descriptor = TableDescriptor(
+        path=TablePath.parse("db.t"),
+        schema=Schema.from_arrow(pa.schema([f.with_nullable(f.name == "tags") for f in schema])),
+        primary_key=("id", "name"),
+        bucket_count=4,
+        bucket_key=key,
+    )
+    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+
+    parts = rows_by_bucket(table, sliced)
+
+    numbers = buckets_for_rows(given, key, 4)
+    assert list(parts) == sorted(set(numbers.tolist()))
+    for bucket, part in parts.items():
+        assert part.equals(given.filter(pa.array(numbers == bucket)))
+        part.validate(full=True)
+    assert parts.keys() == split_by_bucket(sliced, key, 4).keys()
+    assert all(part.equals(parts[b]) for b, part in split_by_bucket(sliced, key, 4).items())
+
+
+def test_no_rows_are_in_no_bucket() -> None:
+    descriptor = table_descriptor("db.t", bucket_count=4, primary_key=("id",))
+    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+
+    assert rows_by_bucket(table, pa.RecordBatch.from_pylist([], schema=EVENTS)) == {}
+
+
+def test_a_column_that_stands_for_many_is_counted_as_many() -> None:
+    """What buffers share is sent for each column."""
+    text = pa.array(["y" * 10_000] * 100)
+    names = [f"c{n}" for n in range(40)]
+    shared = pa.RecordBatch.from_arrays([text] * 40, names=names)
+    nested = pa.record_batch({"s": pa.StructArray.from_arrays([text] * 40, names=names)})
+
+    for batch in (shared, nested):
+        assert batch.get_total_buffer_size() < REQUEST_BYTES_TARGET < batch.nbytes
+        cut = list(bounded_batches(batch))
+        assert all(part.nbytes <= REQUEST_BYTES_TARGET for part in cut)
+        assert sum(part.num_rows for part in cut) == 100
