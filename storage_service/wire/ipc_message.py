@@ -4,14 +4,15 @@ An encapsulated message is (Arrow columnar format, "Serialization and Interproce
 
     continuation u32 = 0xFFFFFFFF | metadata bytes i32 | metadata (flatbuffer Message) | body
 
-and a metadata size of 0 ends the stream. Only the three facts needed before decoding are read
-from the flatbuffer: the kind, the body length, and whether buffers are compressed.
+and a metadata size of 0 ends the stream. Only what is needed before decoding is read from the
+flatbuffer: the kind, the body length, the rows, whether buffers are compressed, and what the writer
+of a record batch added to it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import InvalidRequestError
@@ -28,17 +29,24 @@ _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
 # The first slots of flatbuffer tables (Message.fbs): Message{version, header_type, header,
-# bodyLength} and RecordBatch{length, nodes, buffers, compression}.
-_SLOTS: Final = struct.Struct("<4H")
-_NO_SLOT: Final = bytes(_SLOTS.size)
+# bodyLength, custom_metadata}, RecordBatch{length, nodes, buffers, compression}, KeyValue{key,
+# value}. By how many of them a table has.
+_SLOTS_MAX: Final = 5
+_SLOTS: Final = tuple(struct.Struct(f"<{count}H") for count in range(_SLOTS_MAX + 1))
+_NO_SLOTS: Final = tuple((0,) * (_SLOTS_MAX - count) for count in range(_SLOTS_MAX + 1))
+# A vtable of KeyValue: the bytes of it, of the table, and both slots.
+_KEY_VALUE: Final = struct.Struct("<4H")
+_CUSTOM_ENTRIES_MAX: Final = 100
+_NOTHING: Final[Mapping[bytes, bytes]] = {}
 
 
 class IpcMessage(NamedTuple):
-    """One message: `data` is all of its bytes, prefix included."""
+    """One message: `data` is all of its bytes, prefix included; `custom` what its writer added."""
 
     kind: int
     is_compressed: bool
     row_count: int
+    custom: Mapping[bytes, bytes]
     data: memoryview
 
 
@@ -54,7 +62,7 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
                 return
             start = position + _PREFIX.size
             metadata = stream[start : start + metadata_bytes]
-            kind, is_compressed, row_count, body_bytes = _read_message(metadata)
+            kind, is_compressed, row_count, custom, body_bytes = _read_message(metadata)
             end = start + metadata_bytes + body_bytes
             if body_bytes < 0 or row_count < 0 or end > len(stream):
                 raise ValueError
@@ -62,33 +70,62 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
             raise InvalidRequestError(
                 f"the body is not an Arrow IPC stream: bad message at byte {position}"
             ) from error
-        yield IpcMessage(kind, is_compressed, row_count, stream[position:end])
+        yield IpcMessage(kind, is_compressed, row_count, custom, stream[position:end])
         position = end
 
 
-def _read_message(metadata: memoryview) -> tuple[int, bool, int, int]:
+def _read_message(metadata: memoryview) -> tuple[int, bool, int, Mapping[bytes, bytes], int]:
     (root,) = _U32.unpack_from(metadata)
-    _, kind_at, header_at, body_bytes_at = _slots(metadata, root)
+    _, kind_at, header_at, body_bytes_at, custom_at = _slots(metadata, root)
     kind = metadata[root + kind_at] if kind_at else 0
     body_bytes = _I64.unpack_from(metadata, root + body_bytes_at)[0] if body_bytes_at else 0
     if kind != RECORD_BATCH:
-        return kind, False, 0, body_bytes
+        return kind, False, 0, _NOTHING, body_bytes
     if not header_at:
         raise ValueError
-    header = root + header_at
-    batch = header + _U32.unpack_from(metadata, header)[0]
-    row_count_at, _, _, compression_at = _slots(metadata, batch)
+    batch = _target(metadata, root + header_at)
+    row_count_at, _, _, compression_at, _ = _slots(metadata, batch)
     row_count = _I64.unpack_from(metadata, batch + row_count_at)[0] if row_count_at else 0
-    return kind, compression_at != 0, row_count, body_bytes
+    custom = _custom(metadata, _target(metadata, root + custom_at)) if custom_at else _NOTHING
+    return kind, compression_at != 0, row_count, custom, body_bytes
 
 
-def _slots(metadata: memoryview, table: int) -> tuple[int, int, int, int]:
-    """Return how far into a table its first four fields lie; 0 for one that is not there."""
+def _custom(metadata: memoryview, vector: int) -> Mapping[bytes, bytes]:
+    (count,) = _U32.unpack_from(metadata, vector)
+    if count > _CUSTOM_ENTRIES_MAX:
+        raise ValueError
+    found = {}
+    for place in range(vector + 4, vector + 4 + 4 * count, 4):
+        entry = _target(metadata, place)
+        vtable = entry - _I32.unpack_from(metadata, entry)[0]
+        vtable_bytes, _, key_at, value_at = _KEY_VALUE.unpack_from(metadata, vtable)
+        if vtable < 0 or vtable_bytes < _KEY_VALUE.size or not (key_at and value_at):
+            raise ValueError
+        found[_text(metadata, entry + key_at)] = _text(metadata, entry + value_at)
+    return found
+
+
+def _text(metadata: memoryview, place: int) -> bytes:
+    start = _target(metadata, place) + 4
+    end = start + _U32.unpack_from(metadata, start - 4)[0]
+    if end > len(metadata):
+        raise ValueError
+    return bytes(metadata[start:end])
+
+
+def _target(metadata: memoryview, place: int) -> int:
+    """Return where what a place refers to begins."""
+    return place + int(_U32.unpack_from(metadata, place)[0])
+
+
+def _slots(metadata: memoryview, table: int) -> tuple[int, ...]:
+    """Return how far into a table its first fields lie; 0 for one that is not there."""
     vtable = table - _I32.unpack_from(metadata, table)[0]
     if vtable < 0:
         raise ValueError
-    vtable_bytes = _U16.unpack_from(metadata, vtable)[0]
-    if vtable_bytes >= _U32.size + _SLOTS.size:
-        return _SLOTS.unpack_from(metadata, vtable + _U32.size)
-    given = bytes(metadata[vtable + _U32.size : vtable + vtable_bytes])
-    return _SLOTS.unpack(given + _NO_SLOT[len(given) :])
+    count = (_U16.unpack_from(metadata, vtable)[0] - 4) // 2
+    if count < 0:
+        raise ValueError
+    known = min(count, _SLOTS_MAX)
+    slots: tuple[int, ...] = _SLOTS[known].unpack_from(metadata, vtable + 4)
+    return slots + _NO_SLOTS[known]
