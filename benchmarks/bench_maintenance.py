@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import SCHEMA, make_rows, median, pyarrow_rewrite_seconds, report
+from tests.support.key_table_world import KeyTableWorld
 from tests.support.lake_day import BUCKETS, LakeDay, live_day
-from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld
+from tests.support.log_table_world import LogTableWorld
 
 FILES = 40
 FILE_ROWS = 50_000
@@ -28,10 +29,10 @@ COMMIT_BAR = 1.5
 def main() -> None:
     """Report both."""
     _compaction()
-    with tempfile.TemporaryDirectory() as folder, LogTieringWorld(Path(folder)) as log_world:
+    with tempfile.TemporaryDirectory() as folder, LogTableWorld(Path(folder)) as log_world:
         _report_day("log table", live_day(log_world, ROUNDS, max_age=SNAPSHOT_AGE))
         log_world.check_addresses()
-    with tempfile.TemporaryDirectory() as folder, KeyTieringWorld(Path(folder)) as key_world:
+    with tempfile.TemporaryDirectory() as folder, KeyTableWorld(Path(folder)) as key_world:
         _report_day("primary key table", live_day(key_world, ROUNDS, max_age=SNAPSHOT_AGE))
         assert key_world.in_lake() == key_world.live
 
@@ -39,20 +40,20 @@ def main() -> None:
 def _compaction() -> None:
     ratios, rates, limits = [], [], []
     for repeat in range(REPEATS + 1):
-        with tempfile.TemporaryDirectory() as folder, LogTieringWorld(Path(folder)) as world:
-            world.create_table(schema=SCHEMA)
+        with tempfile.TemporaryDirectory() as folder, LogTableWorld(Path(folder)) as world:
+            world.tiering.create_table(schema=SCHEMA)
             for number in range(FILES):
                 rows = make_rows(FILE_ROWS, first_id=number * FILE_ROWS)
-                world.service.append("db.t", 0, rows)
-                world.tier()
-            files = [path for path in world.data_files() if path.stat().st_size]
-            maintainer, policy = world.maintainer(), world.on_demand()
+                world.tiering.service.append("db.t", 0, rows)
+                world.tiering.tier()
+            files = [path for path in world.tiering.data_files() if path.stat().st_size]
+            maintainer, policy = world.tiering.maintainer(), world.tiering.on_demand()
             # Reading the manifests is part of it; importing is not.
             limit = (
                 FILES * FILE_ROWS / pyarrow_rewrite_seconds(files, Path(folder) / "limit.parquet")
             )
             start_s = time.perf_counter()
-            done = world.maintain(maintainer, policy=policy)
+            done = world.tiering.maintain(maintainer, policy=policy)
             rate = FILES * FILE_ROWS / (time.perf_counter() - start_s)
             assert done.rewritten is not None
             assert done.rewritten.rows == FILES * FILE_ROWS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
-from tests.support.tiering_world import KeyTieringWorld
+from tests.support.key_table_world import KeyTableWorld
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +25,13 @@ LAYOUTS = (
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
+def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
+    with KeyTableWorld(tmp_path) as opened:
         opened.create_key_table(bucket_count=2, partitioned_by=["region"])
         yield opened
 
 
-def _live(world: KeyTieringWorld, number: int) -> None:
+def _live(world: KeyTableWorld, number: int) -> None:
     """New rows, changed ones, some that move between partitions, deletes; the log forgets them."""
     new = [{"id": number * 10 + i, "region": f"r{i % 3}", "amount": float(i)} for i in range(10)]
     changed = [
@@ -40,10 +40,10 @@ def _live(world: KeyTieringWorld, number: int) -> None:
     ]
     world.upsert(*new, *changed)
     world.delete(*({"id": i} for i in range(number, number * 10, 13)))
-    world.tier()
+    world.tiering.tier()
 
 
-def _expected(world: KeyTieringWorld) -> list[dict[str, Any]]:
+def _expected(world: KeyTableWorld) -> list[dict[str, Any]]:
     rows = [
         {**row, "__bucket": bucket, "__offset": offset}
         for bucket, model in enumerate(world.buckets)
@@ -53,22 +53,22 @@ def _expected(world: KeyTieringWorld) -> list[dict[str, Any]]:
 
 
 @pytest.mark.judge
-def test_all_engines_read_every_row_of_a_copied_layout(world: KeyTieringWorld) -> None:
+def test_all_engines_read_every_row_of_a_copied_layout(world: KeyTableWorld) -> None:
     requests, expected = [], []
     for number in range(4):
         _live(world, number)
     for number, layout in enumerate(LAYOUTS):
-        for bucket, end in world.service.table_state(world.PATH).reached_offsets().items():
-            world.service.expire_log(world.PATH, bucket, end)
-        world.service.change_layout(world.PATH, layout)
+        for bucket, end in world.tiering.service.table_state(world.PATH).reached_offsets().items():
+            world.tiering.service.expire_log(world.PATH, bucket, end)
+        world.tiering.service.change_layout(world.PATH, layout)
         # As it was copied, and once rows of the copy are retracted.
         for life in (None, 4 + number):
             if life is None:
-                world.tier()
+                world.tiering.tier()
             else:
                 _live(world, life)
             rows = _expected(world)
-            location = world.lake_table(f"{world.PATH}$batch").metadata_location
+            location = world.tiering.lake_table(f"{world.PATH}$batch").metadata_location
             some = [
                 {"id": row["id"], "amount": row["amount"]}
                 for row in rows

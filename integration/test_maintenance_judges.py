@@ -18,7 +18,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
-from tests.support.tiering_world import KeyTieringWorld
+from tests.support.key_table_world import KeyTableWorld
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,8 @@ FILTERED = "SELECT id, amount FROM lake_table WHERE region = 'r1' AND id > 20 OR
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
+def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
+    with KeyTableWorld(tmp_path) as opened:
         opened.create_key_table(
             bucket_count=2,
             partitioned_by=["region"],
@@ -41,7 +41,7 @@ def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
         yield opened
 
 
-def _live(world: KeyTieringWorld) -> None:
+def _live(world: KeyTableWorld) -> None:
     """Twelve rounds: new rows, changed rows, rows that move between partitions, deletes."""
     for number in range(12):
         new = [
@@ -57,38 +57,38 @@ def _live(world: KeyTieringWorld) -> None:
         world.catch_up()
 
 
-def _maintain(world: KeyTieringWorld, policy: MaintenancePolicy) -> MaintenanceReport:
-    state = world.service.table_state(world.PATH)
+def _maintain(world: KeyTableWorld, policy: MaintenancePolicy) -> MaintenanceReport:
+    state = world.tiering.service.table_state(world.PATH)
     maintainer = Maintainer(
-        pins=world.service,
-        runner=world.runner,
-        filesystem=LakeFilesystem(world.catalog.properties),
+        pins=world.tiering.service,
+        runner=world.tiering.runner,
+        filesystem=LakeFilesystem(world.tiering.catalog.properties),
     )
     claim = Claim(
         epoch=state.lake.tiering_epoch,
         snapshot_id=state.lake.snapshot_id,
-        on_snapshot=lambda snapshot_id: world.service.set_lake(
+        on_snapshot=lambda snapshot_id: world.tiering.service.set_lake(
             world.PATH, replace(state.lake, snapshot_id=snapshot_id)
         ),
     )
-    lake_table = world.lake().open_or_create(state.table, state.lake)
+    lake_table = world.tiering.lake().open_or_create(state.table, state.lake)
     return maintainer.maintain(lake_table, state.table, claim, policy=policy)
 
 
-def test_all_engines_read_what_maintenance_leaves(world: KeyTieringWorld) -> None:
+def test_all_engines_read_what_maintenance_leaves(world: KeyTableWorld) -> None:
     eager = MaintenancePolicy.of(world.info).on_demand()
     deletes_only = replace(eager.rewrite, files_min=1_000_000, deleted_share_min=1.1, is_eager=True)
     merged = _maintain(world, replace(eager, rewrite=deletes_only))
     assert merged.rewritten is not None
     assert merged.rewritten.files_before == 0
     assert merged.rewritten.deletes_after < merged.rewritten.deletes_before
-    locations = [world.lake_table().metadata_location]
+    locations = [world.tiering.lake_table().metadata_location]
     _check_python(world, locations[0])
 
     packed = _maintain(world, eager)
     assert packed.rewritten is not None
     assert packed.rewritten.files_after < packed.rewritten.files_before
-    locations.append(world.lake_table().metadata_location)
+    locations.append(world.tiering.lake_table().metadata_location)
     _check_python(world, locations[1])
 
     # Iceberg Java last and in one session: it takes a while to start. Only the files of the
@@ -98,13 +98,13 @@ def test_all_engines_read_what_maintenance_leaves(world: KeyTieringWorld) -> Non
     assert some == _expected_some(world)
 
 
-def _check_python(world: KeyTieringWorld, location: str) -> None:
+def _check_python(world: KeyTableWorld, location: str) -> None:
     assert world.in_lake() == world.live
     assert read_with_duckdb(location, QUERY) == _expected(world)
     assert read_with_duckdb(location, FILTERED) == _expected_some(world)
 
 
-def _expected(world: KeyTieringWorld) -> list[dict[str, Any]]:
+def _expected(world: KeyTableWorld) -> list[dict[str, Any]]:
     rows = [
         {**row, "__bucket": bucket, "__offset": offset}
         for bucket, model in enumerate(world.buckets)
@@ -113,7 +113,7 @@ def _expected(world: KeyTieringWorld) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
 
 
-def _expected_some(world: KeyTieringWorld) -> list[dict[str, Any]]:
+def _expected_some(world: KeyTableWorld) -> list[dict[str, Any]]:
     return [
         {"id": row["id"], "amount": row["amount"]}
         for row in _expected(world)

@@ -18,8 +18,9 @@ from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.examples import examples
+from tests.support.key_table_world import KeyTableWorld
 from tests.support.kv_world import FLAT_TYPES, NESTED_TYPES, Batch, batches, table_rules
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.tiering_world import Killed
 
 # Stock pyiceberg 0.12 reads a null list of structs as an empty one.
 TYPES = (*FLAT_TYPES, *NESTED_TYPES[:-1])
@@ -58,7 +59,7 @@ def test_the_lake_is_the_model_after_every_round(data: st.DataObject) -> None:
     rules = data.draw(table_rules(merge=properties, types=TYPES))
     with (
         tempfile.TemporaryDirectory() as folder,
-        KeyTieringWorld(Path(folder)) as world,
+        KeyTableWorld(Path(folder)) as world,
     ):
         world.create_key_table(
             rules.schema.to_arrow(),
@@ -76,11 +77,11 @@ def test_the_lake_is_the_model_after_every_round(data: st.DataObject) -> None:
         assert world.in_lake() == world.live
 
 
-def _apply(world: KeyTieringWorld, batch: Batch) -> None:
+def _apply(world: KeyTableWorld, batch: Batch) -> None:
     world.change(batch.changes, batch.columns)
 
 
-def _rounds(world: KeyTieringWorld, data: st.DataObject) -> None:
+def _rounds(world: KeyTableWorld, data: st.DataObject) -> None:
     """Run rounds, some of which die at some step, until nothing is left to tier."""
     while world.lag:
         limits = data.draw(round_limits)
@@ -91,6 +92,6 @@ def _rounds(world: KeyTieringWorld, data: st.DataObject) -> None:
                 raise Killed
 
         try:
-            world.round(limits=limits, checkpoint=die).run()
+            world.tiering.round(limits=limits, checkpoint=die).run()
         except Killed:
-            world.service.release(world.PATH)
+            world.tiering.service.release(world.PATH)

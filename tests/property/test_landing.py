@@ -48,11 +48,13 @@ from tests.support.faulty_catalog import (
     well,
 )
 from tests.support.held_step import lower
-from tests.support.tiering_world import KeyTieringWorld, TieringWorld, rows
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.tiering_world import TieringWorld, rows
 
 PATH = "db.t"
 LAKE_TABLES = (PATH, f"{PATH}$changelog", f"{PATH}$batch")
 TTL_S = 100
+BATCH_SORT = "table.datalake.batch-layout.sort"
 SNAPSHOTS = {
     "table.datalake.snapshot.max-age": "1ms",
     "table.datalake.snapshot.min-count": "1",
@@ -83,27 +85,28 @@ storms = st.tuples(
 
 @dataclass
 class Life:
-    """One table and what befalls it; `kind` is what sort of table it is."""
+    """One table and what befalls it; `keys` is there if it has a primary key."""
 
-    world: Any
+    tiering: TieringWorld
+    keys: KeyTableWorld | None
     draw: Callable[[st.SearchStrategy[Any]], Any]
     written: int = 0
     times_ms: list[int] = field(default_factory=list)
 
     def write(self) -> None:
-        self.world.service.sleep(1)
-        if isinstance(self.world, KeyTieringWorld):
+        self.tiering.service.sleep(1)
+        if self.keys is not None:
             value = float(self.written)
             lines = ({"id": key, "region": f"r{key % 3}", "amount": value} for key in range(6))
-            self.world.upsert(*lines)
-            self.world.delete({"id": self.written % 6, "region": None, "amount": None})
+            self.keys.upsert(*lines)
+            self.keys.delete({"id": self.written % 6, "region": None, "amount": None})
         else:
-            self.world.service.append(PATH, 0, rows(self.written * 4, 4))
-            self.times_ms += [self.world.service.now_ms] * 4
+            self.tiering.service.append(PATH, 0, rows(self.written * 4, 4))
+            self.times_ms += [self.tiering.service.now_ms] * 4
         self.written += 1
 
     def let_time_go_by(self) -> None:
-        self.world.service.sleep(TTL_S / 2)
+        self.tiering.service.sleep(TTL_S / 2)
 
     def go_wrong(self) -> None:
         FaultyCatalog.faults = self.draw(st.one_of(st.lists(faults, max_size=5), storms))
@@ -114,13 +117,13 @@ class Life:
 
     def round(self) -> None:
         with self._working():
-            answer = self.world.service.claim_tiering("test", tables=[PATH], force=True)
+            answer = self.tiering.service.claim_tiering("test", tables=[PATH], force=True)
             if isinstance(answer, TieringAssignment):
-                self.world.round(answer).run()
+                self.tiering.round(answer).run()
 
     def maintain(self) -> None:
         """All of maintenance, with no patience: of every lake table, under a claim of its own."""
-        service = self.world.service
+        service = self.tiering.service
         with self._working():
             claimed = service.claim_tiering("test", tables=[PATH], force=True, include_idle=True)
             if not isinstance(claimed, TieringAssignment) or claimed.state.lake.snapshot_id is None:
@@ -134,8 +137,8 @@ class Life:
             maintenance.report(keep_lease=False)
 
     def _maintenance(self, claimed: TieringAssignment) -> ClaimedMaintenance:
-        world, state = self.world, claimed.state
-        lake = world.lake()
+        tiering, state = self.tiering, claimed.state
+        lake = tiering.lake()
         sides = {LakeRole.CHANGES: state.lake.changelog, LakeRole.BATCH: state.lake.batch}
         opened = lake.open_or_create(state.table, state.lake)
         covered = opened.covered
@@ -143,12 +146,12 @@ class Life:
             raise FencedError("an old state was seen")
         return ClaimedMaintenance(
             maintainer=Maintainer(
-                pins=world.service,
-                runner=world.runner,
-                filesystem=LakeFilesystem(world.catalog.properties),
-                clock_ms=lambda: int(world.service.now_ms),
+                pins=tiering.service,
+                runner=tiering.runner,
+                filesystem=LakeFilesystem(tiering.catalog.properties),
+                clock_ms=lambda: int(tiering.service.now_ms),
             ),
-            client=world.service,
+            client=tiering.service,
             lake_table=opened,
             sides=tuple(
                 lake.open_or_create(state.table, known, role=role)
@@ -157,7 +160,7 @@ class Life:
             ),
             info=state.table,
             epoch=claimed.epoch,
-            lease=Lease(world.service, table=PATH, epoch=claimed.epoch, lease_ms=60_000),
+            lease=Lease(tiering.service, table=PATH, epoch=claimed.epoch, lease_ms=60_000),
             registered=state.lake,
             tiered_offsets=covered.tiered_offsets,
         )
@@ -167,13 +170,13 @@ class Life:
         """A worker that does not outlive its errors."""
         with contextlib.suppress(StreamhouseError):
             yield
-        self.world.service.release(PATH)
+        self.tiering.service.release(PATH)
         self.check_files()
 
     def check_files(self) -> None:
         for path in LAKE_TABLES:
             with contextlib.suppress(NoSuchTableError):
-                assert missing_files(self.world.lake_table(path)) == []
+                assert missing_files(self.tiering.lake_table(path)) == []
 
     def settle(self) -> None:
         """All arrives that is on its way; then workers for whom all goes well do the rest."""
@@ -186,48 +189,46 @@ class Life:
 
     def _catch_up(self) -> None:
         for _ in range(10):
-            answer = self.world.service.claim_tiering("test", tables=[PATH], force=True)
+            answer = self.tiering.service.claim_tiering("test", tables=[PATH], force=True)
             if not isinstance(answer, TieringAssignment):
                 return
-            self.world.round(answer).run()
+            self.tiering.round(answer).run()
         raise AssertionError("rounds do not end")
 
     def check_rows(self, addresses: list[tuple[int, int]]) -> None:
         """Raise unless every row that must be there is, once."""
         assert len(set(addresses)) == len(addresses), "a row is there twice"
-        if isinstance(self.world, KeyTieringWorld):
-            assert addresses == [(bucket, offset) for bucket, offset, _ in self.world.live]
+        if self.keys is not None:
+            assert addresses == [(bucket, offset) for bucket, offset, _ in self.keys.live]
             return
-        now_ms = self.world.service.now_ms
+        now_ms = self.tiering.service.now_ms
         young = {(0, n) for n, ms in enumerate(self.times_ms) if now_ms - ms < TTL_S * 1000}
         assert young <= set(addresses) <= {(0, n) for n in range(len(self.times_ms))}
 
 
-def _addresses(world: TieringWorld, path: str) -> list[tuple[int, int]]:
+def _addresses(tiering: TieringWorld, path: str) -> list[tuple[int, int]]:
     """The rows of a lake table as DuckDB reads it."""
-    location = world.lake_table(path).metadata_location.removeprefix("file://")
+    location = tiering.lake_table(path).metadata_location.removeprefix("file://")
     with connect() as duckdb:
         query = f"SELECT __bucket, __offset FROM iceberg_scan('{location}') ORDER BY ALL"
         return [tuple(row) for row in duckdb.execute(query).fetchall()]
 
 
 @contextlib.contextmanager
-def _world(folder: str, kind: str) -> Iterator[TieringWorld]:
+def _life(folder: str, kind: str, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Iterator[Life]:
     FaultyCatalog.reset()
     catalog = faulty_lake_catalog(Path(folder))
-    world: TieringWorld
-    if kind == "key":
-        world = KeyTieringWorld(Path(folder), catalog=catalog)
-        more = {"table.datalake.changelog": "true", "table.datalake.batch-layout.sort": "region"}
-        world.create_key_table(properties=SNAPSHOTS | more)
-    else:
-        world = TieringWorld(Path(folder), catalog=catalog)
-        more = {"table.datalake.ttl": f"{TTL_S}s", "table.datalake.batch-layout.sort": "id"}
-        world.create_table(PATH, properties=SNAPSHOTS | more)
-    # What ages are counted from is the time of the snapshots.
-    world.service.sleep(time.time() - world.service.now_ms / 1000)
-    with world:
-        yield world
+    with KeyTableWorld(Path(folder), catalog=catalog) as world:
+        life = Life(world.tiering, world if kind == "key" else None, draw)
+        if kind == "key":
+            more = {"table.datalake.changelog": "true"}
+            world.create_key_table(properties=SNAPSHOTS | more | {BATCH_SORT: "region"})
+        else:
+            more = {"table.datalake.ttl": f"{TTL_S}s"}
+            world.tiering.create_table(PATH, properties=SNAPSHOTS | more | {BATCH_SORT: "id"})
+        # What ages are counted from is the time of the snapshots.
+        life.tiering.service.sleep(time.time() - life.tiering.service.now_ms / 1000)
+        yield life
     FaultyCatalog.reset()
 
 
@@ -245,8 +246,7 @@ def test_no_live_file_is_deleted_and_no_row_is_lost(
     kind: str, data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
-    with tempfile.TemporaryDirectory() as folder, _world(folder, kind) as world:
-        life = Life(world, data.draw)
+    with tempfile.TemporaryDirectory() as folder, _life(folder, kind, data.draw) as life:
         for _ in range(2):
             life.write()
             life.round()
@@ -257,9 +257,9 @@ def test_no_live_file_is_deleted_and_no_row_is_lost(
 
         life.settle()
 
-        life.check_rows(world.addresses(PATH))
-        life.check_rows(_addresses(world, PATH))
-        life.check_rows(_addresses(world, f"{PATH}$batch"))
-        if isinstance(world, KeyTieringWorld):
-            assert world.in_lake() == world.live
-            assert world.history() == world.changes
+        life.check_rows(life.tiering.addresses(PATH))
+        life.check_rows(_addresses(life.tiering, PATH))
+        life.check_rows(_addresses(life.tiering, f"{PATH}$batch"))
+        if life.keys is not None:
+            assert life.keys.in_lake() == life.keys.live
+            assert life.keys.history() == life.keys.changes

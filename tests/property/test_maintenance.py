@@ -23,8 +23,9 @@ from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from tests.property.test_key_tiering import TYPES, partitionings
 from tests.support.examples import examples
+from tests.support.key_table_world import KeyTableWorld
 from tests.support.kv_world import batches, table_rules
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.tiering_world import Killed
 
 STEPS = (
     "rewrite-planned",
@@ -53,7 +54,7 @@ def test_maintenance_changes_no_row(data: st.DataObject) -> None:
     rules = data.draw(table_rules(types=TYPES))
     with (
         tempfile.TemporaryDirectory() as folder,
-        KeyTieringWorld(Path(folder)) as world,
+        KeyTableWorld(Path(folder)) as world,
     ):
         world.create_key_table(
             rules.schema.to_arrow(),
@@ -69,11 +70,13 @@ def test_maintenance_changes_no_row(data: st.DataObject) -> None:
         for batch in data.draw(batches(rules, partial=True)):
             world.change(batch.changes, batch.columns)
             world.catch_up()
-            state = world.service.table_state(world.PATH)
+            state = world.tiering.service.table_state(world.PATH)
             if data.draw(st.booleans()) and state.lake.snapshot_id is not None:
                 pinned[state.lake.snapshot_id] = world.live
                 holder = f"reader-{len(pinned)}"
-                world.service.pin_snapshot(world.PATH, state.lake.snapshot_id, holder=holder)
+                world.tiering.service.pin_snapshot(
+                    world.PATH, state.lake.snapshot_id, holder=holder
+                )
             if data.draw(st.booleans()):
                 _maintain(world, data)
                 assert world.in_lake() == world.live
@@ -83,7 +86,7 @@ def test_maintenance_changes_no_row(data: st.DataObject) -> None:
             assert world.in_lake(snapshot_id) == rows
 
 
-def _maintain(world: KeyTieringWorld, data: st.DataObject) -> None:
+def _maintain(world: KeyTableWorld, data: st.DataObject) -> None:
     """Maintain as a worker that may die; what it leaves, the next one copes with."""
     fatal = data.draw(st.sampled_from([None, *STEPS]))
 
@@ -91,22 +94,22 @@ def _maintain(world: KeyTieringWorld, data: st.DataObject) -> None:
         if step == fatal:
             raise Killed
 
-    state = world.service.table_state(world.PATH)
+    state = world.tiering.service.table_state(world.PATH)
     if state.lake.snapshot_id is None:
         return
     maintainer = Maintainer(
-        pins=world.service,
-        runner=world.runner,
-        filesystem=LakeFilesystem(world.catalog.properties),
+        pins=world.tiering.service,
+        runner=world.tiering.runner,
+        filesystem=LakeFilesystem(world.tiering.catalog.properties),
         checkpoint=die,
     )
     policy = MaintenancePolicy.of(state.table)
     policy = MaintenancePolicy(rewrite=data.draw(limits), expiry=policy.expiry, orphan_age_ms_min=0)
-    lake_table = world.lake().open_or_create(state.table, state.lake)
+    lake_table = world.tiering.lake().open_or_create(state.table, state.lake)
     claim = Claim(
         epoch=state.lake.tiering_epoch,
         snapshot_id=state.lake.snapshot_id,
-        on_snapshot=lambda snapshot_id: world.service.set_lake(
+        on_snapshot=lambda snapshot_id: world.tiering.service.set_lake(
             world.PATH, replace(state.lake, snapshot_id=snapshot_id)
         ),
     )

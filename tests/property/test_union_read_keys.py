@@ -26,7 +26,8 @@ from streamhouse.connector.stream.stream_plan import plan_bootstrap_range, plan_
 from streamhouse.connector.stream.stream_position import Bootstrap
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from tests.support.examples import examples
-from tests.support.union_world import Address, KeyWorld, Tiers
+from tests.support.key_table_world import Address, KeyTableWorld
+from tests.support.union_world import Tiers
 
 BUCKETS = 2
 KEYS = 12
@@ -94,7 +95,7 @@ lives = st.lists(st.tuples(writes, others), min_size=3, max_size=8)
 class Life:
     """One table's life, and what was read of it."""
 
-    def __init__(self, world: KeyWorld) -> None:
+    def __init__(self, world: KeyTableWorld) -> None:
         self.world = world
         self.tiers = Tiers(world.union, LAYOUTS)
         self.replays: list[tuple[Bootstrap, Position, Position, Any]] = []
@@ -128,18 +129,18 @@ class Life:
     def read_lake(self) -> None:
         ends = {b: at.tiered_offset for b, at in self.world.union.state().positions.items()}
 
-        found = self.world.union.read(f"{KeyWorld.PATH}$lake", includeMetadata=True)
+        found = self.world.union.read(f"{KeyTableWorld.PATH}$lake", includeMetadata=True)
 
         assert _rows(found) == self.world.rows_at(ends)
 
     def read_changes(self, part: str) -> None:
         at = self.world.union.state().positions
 
-        found = self.world.union.read(f"{KeyWorld.PATH}${part}", includeMetadata=True)
+        found = self.world.union.read(f"{KeyTableWorld.PATH}${part}", includeMetadata=True)
 
         expected = {
             (bucket, offset): change
-            for (bucket, offset), change in self.world.changes().items()
+            for (bucket, offset), change in self.world.changelog().items()
             if offset
             >= (0 if part == "changelog" and self._has_history() else at[bucket].log_start_offset)
         }
@@ -158,7 +159,7 @@ class Life:
             assert any(at.log_start_offset for at in self.world.union.state().positions.values())
             return
 
-        assert _rows(found) == moment.rows
+        assert _rows(found) == self.world.rows_at(moment.ends)
 
     def stream(self, low: float, high: float, upserts_only: bool) -> None:
         at = self.world.union.state().positions
@@ -170,7 +171,7 @@ class Life:
 
         inside = {
             address: (kind, row)
-            for address, (kind, row) in self.world.changes().items()
+            for address, (kind, row) in self.world.changelog().items()
             if start[address[0]] <= address[1] < end[address[0]]
         }
         if upserts_only:
@@ -211,7 +212,7 @@ class Life:
     def _stream(self, upserts_only: bool) -> tuple[Any, ...]:
         state = self.world.union.state()
         feed = "false" if upserts_only else "true"
-        given = {"table": KeyWorld.PATH, "endpoint": "http://memory", "readChangeFeed": feed}
+        given = {"table": KeyTableWorld.PATH, "endpoint": "http://memory", "readChangeFeed": feed}
         output = table_columns(
             state.table, columns=None, include_metadata=True, has_change_type=not upserts_only
         )
@@ -243,7 +244,7 @@ def test_reads_equal_the_model(
 ) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="union-read-keys-") as folder,
-        KeyWorld(Path(folder)) as world,
+        KeyTableWorld(Path(folder)) as world,
     ):
         world.create_key_table(
             SCHEMA,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.key_table_world import KeyTableWorld
 from tests.support.lake_day import BUCKETS, live_day
-from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld
+from tests.support.log_table_world import LogTableWorld
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +19,7 @@ ROUNDS = 80
 
 
 def test_a_log_table_stays_tidy(tmp_path: Path) -> None:
-    with LogTieringWorld(tmp_path) as world:
+    with LogTableWorld(tmp_path) as world:
         day = live_day(world, ROUNDS, max_age="50ms")
 
         world.check()
@@ -30,7 +31,7 @@ def test_a_log_table_stays_tidy(tmp_path: Path) -> None:
 
 
 def test_a_primary_key_table_stays_tidy(tmp_path: Path) -> None:
-    with KeyTieringWorld(tmp_path) as world:
+    with KeyTableWorld(tmp_path) as world:
         day = live_day(world, ROUNDS, max_age="50ms")
 
         assert world.in_lake() == world.live

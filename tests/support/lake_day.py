@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round import TieringRound
-from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.log_table_world import LogTableWorld
+from tests.support.tiering_world import TieringWorld
 
 __all__ = ["LakeDay", "live_day"]
 
@@ -30,16 +30,16 @@ class LakeDay:
     files_on_disk: list[int] = field(default_factory=list)
 
 
-def live_day(world: LogTieringWorld | KeyTieringWorld, rounds: int, *, max_age: str) -> LakeDay:
+def live_day(world: LogTableWorld | KeyTableWorld, rounds: int, *, max_age: str) -> LakeDay:
     """Run the rounds of a day by one worker; a primary key table gets updates of older rows."""
     properties = {"table.datalake.snapshot.max-age": max_age}
-    if isinstance(world, KeyTieringWorld):
+    if isinstance(world, KeyTableWorld):
         world.create_key_table(bucket_count=BUCKETS, properties=properties)
     else:
-        world.create_table(bucket_count=BUCKETS, properties=properties)
-    filesystem = LakeFilesystem(world.catalog.properties)
-    maintainer = Maintainer(pins=world.service, runner=world.runner, filesystem=filesystem)
-    lake = world.lake()
+        world.tiering.create_table(bucket_count=BUCKETS, properties=properties)
+    tiering = world.tiering
+    maintainer = tiering.maintainer()
+    lake = tiering.lake()
     day = LakeDay()
     for number in range(rounds):
         _write(world, number)
@@ -49,21 +49,21 @@ def live_day(world: LogTieringWorld | KeyTieringWorld, rounds: int, *, max_age: 
             marks[step] = time.thread_time()
 
         TieringRound(
-            client=world.service,
+            client=tiering.service,
             lake=lake,
-            runner=world.runner,
-            assignment=world.claim(),
+            runner=tiering.runner,
+            assignment=tiering.claim(),
             maintainer=maintainer,
             checkpoint=mark,
         ).run()
         day.commit_cpu_s.append(marks["committed"] - marks["files-written"])
         if number % 10 == 9 or number + 1 == rounds:
-            _look(world, day)
+            _look(tiering, day)
     return day
 
 
-def _write(world: LogTieringWorld | KeyTieringWorld, number: int) -> None:
-    if not isinstance(world, KeyTieringWorld):
+def _write(world: LogTableWorld | KeyTableWorld, number: int) -> None:
+    if not isinstance(world, KeyTableWorld):
         for bucket in range(BUCKETS):
             world.append(ROWS, bucket=bucket)
         return
@@ -73,8 +73,8 @@ def _write(world: LogTieringWorld | KeyTieringWorld, number: int) -> None:
     world.upsert(*rows)
 
 
-def _look(world: LogTieringWorld | KeyTieringWorld, day: LakeDay) -> None:
-    table = world.lake_table()
+def _look(tiering: TieringWorld, day: LakeDay) -> None:
+    table = tiering.lake_table()
     snapshot = table.current_snapshot()
     assert snapshot is not None
     assert snapshot.summary is not None

@@ -7,7 +7,7 @@ What the world does to a table (append, tier, expire, rewrite) never changes whi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,18 +19,15 @@ from streamhouse.connector.options.options import BATCH, as_options, read_option
 from streamhouse.connector.plan.scan_schema import output_columns
 from streamhouse.connector.plan.union_read import plan_batch_read, read_table
 from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.kv_model import Change, Entry, KvModel
 from tests.support.tiering_world import Killed, TieringWorld
 
-__all__ = ["Address", "KeyWorld", "ModelRow", "Tiers", "UnionWorld", "read_layouts"]
+__all__ = ["ModelRow", "Tiers", "UnionWorld", "read_layouts"]
 
 
 # Positions in a manifest's data file (Iceberg's spec, manifests).
@@ -55,8 +52,8 @@ class UnionWorld:
 
     PATH = "db.t"
 
-    def __init__(self, folder: Path) -> None:
-        self.tiering = TieringWorld(folder)
+    def __init__(self, folder: Path, *, catalog: LakeCatalog | None = None) -> None:
+        self.tiering = TieringWorld(folder, catalog=catalog)
         self.rows: list[ModelRow] = []
 
     def __enter__(self) -> UnionWorld:
@@ -150,117 +147,6 @@ class UnionWorld:
     def state(self) -> TableState:
         """One cut of the table."""
         return self.tiering.service.table_state(self.PATH)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The table after one write."""
-
-    timestamp_us: int
-    rows: dict[Address, dict[str, Any]]
-
-
-class KeyWorld:
-    """One primary key table `db.t`, and a dict of rows beside.
-
-    Buckets are chosen by the test; each has a model of its own, which makes the changelog that
-    goes into the log, line by line.
-    """
-
-    PATH = UnionWorld.PATH
-
-    def __init__(self, folder: Path) -> None:
-        self.union = UnionWorld(folder)
-        self.tiering = self.union.tiering
-        self.models: list[KvModel] = []
-        self.moments: list[Moment] = []
-
-    def __enter__(self) -> KeyWorld:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.union.__exit__(*error)
-
-    def create_key_table(
-        self,
-        schema: pa.Schema,
-        *,
-        primary_key: Sequence[str] = ("id",),
-        bucket_count: int = 1,
-        partitioned_by: Sequence[str] = (),
-        properties: dict[str, str] | None = None,
-    ) -> TableInfo:
-        info = self.tiering.create_table(
-            self.PATH,
-            schema,
-            primary_key=primary_key,
-            bucket_count=bucket_count,
-            partitioned_by=partitioned_by,
-            properties=properties,
-        )
-        rules = info.descriptor.merge_rules()
-        self.models = [KvModel(info.schema, tuple(primary_key), rules) for _ in range(bucket_count)]
-        return info
-
-    def write(self, bucket: int, changes: Sequence[Change]) -> list[Entry]:
-        """Apply changes to one bucket as one batch; return what that adds to the changelog."""
-        entries = self.models[bucket].apply(changes)
-        if entries:
-            self._log(bucket, entries)
-            rows = self.live_rows()
-            self.moments.append(Moment(self.tiering.service._now_us, rows))
-        return entries
-
-    def upsert(self, bucket: int, *rows: dict[str, Any]) -> list[Entry]:
-        return self.write(bucket, [("upsert", row) for row in rows])
-
-    def delete(self, bucket: int, *keys: dict[str, Any]) -> list[Entry]:
-        return self.write(bucket, [("delete", key) for key in keys])
-
-    def live_rows(self) -> dict[Address, dict[str, Any]]:
-        """The table as it must be read: the row of each live version by its address."""
-        return {
-            (bucket, offset): row
-            for bucket, model in enumerate(self.models)
-            for offset, row in model.rows.values()
-        }
-
-    def rows_at(self, ends: Mapping[int, int]) -> dict[Address, dict[str, Any]]:
-        """The table as it was when each bucket's changelog ended at `ends`."""
-        found = {}
-        for bucket, model in enumerate(self.models):
-            entries = model.log[: ends[bucket]]
-            retracted = {entry.retracts for entry in entries}
-            found |= {
-                (bucket, entry.offset): entry.row
-                for entry in entries
-                if entry.change_type in (INSERT, UPDATE_AFTER) and entry.offset not in retracted
-            }
-        return found
-
-    def changes(self) -> dict[Address, tuple[str, dict[str, Any]]]:
-        """The whole changelog: the change type and row of every line by its address."""
-        return {
-            (bucket, entry.offset): (CHANGE_TYPE_NAMES[entry.change_type], entry.row)
-            for bucket, model in enumerate(self.models)
-            for entry in model.log
-        }
-
-    def _log(self, bucket: int, entries: Sequence[Entry]) -> None:
-        table = self.tiering.service._table(self.PATH)
-        self.tiering.service._now_us += 1_000
-        lines = [
-            {**entry.row, "__change_type": entry.change_type, "__retracts": entry.retracts}
-            for entry in entries
-        ]
-        table.batches[bucket].append(
-            LogBatch(
-                bucket=bucket,
-                base_offset=entries[0].offset,
-                timestamp_us=self.tiering.service._now_us,
-                data=pa.RecordBatch.from_pylist(lines, schema=table.info.log_schema),
-            )
-        )
 
 
 class Tiers:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiering_world import LogTieringWorld, TieringWorld
+from tests.support.log_table_world import LogTableWorld
+from tests.support.tiering_world import TieringWorld
 
 
 @pytest.fixture
@@ -17,6 +18,6 @@ def world(tmp_path: Path) -> Iterator[TieringWorld]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Iterator[LogTieringWorld]:
-    with LogTieringWorld(tmp_path) as opened:
+def lake(tmp_path: Path) -> Iterator[LogTableWorld]:
+    with LogTableWorld(tmp_path) as opened:
         yield opened

@@ -21,7 +21,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
 )
-from tests.support.union_world import KeyWorld
+from tests.support.key_table_world import KeyTableWorld
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 ALL = ReadAllAvailable()
@@ -30,18 +30,18 @@ Change = tuple[str, int, int]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyWorld]:
+def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
     """Keys 0 to 9 in the lake, of which 3 was updated and 4 deleted before it was tiered."""
-    with KeyWorld(tmp_path) as opened:
+    with KeyTableWorld(tmp_path) as opened:
         opened.create_key_table(SCHEMA)
-        opened.upsert(0, *({"id": i, "n": i} for i in range(10)))
-        opened.upsert(0, {"id": 3, "n": 33})
-        opened.delete(0, {"id": 4})
+        opened.upsert(*({"id": i, "n": i} for i in range(10)))
+        opened.upsert({"id": 3, "n": 33})
+        opened.delete({"id": 4})
         yield opened
 
 
-def reader(world: KeyWorld, part: str = "", **options: str) -> StreamhouseStreamReader:
-    given = {"table": f"{KeyWorld.PATH}{part}", "endpoint": "http://memory", **options}
+def reader(world: KeyTableWorld, part: str = "", **options: str) -> StreamhouseStreamReader:
+    given = {"table": f"{KeyTableWorld.PATH}{part}", "endpoint": "http://memory", **options}
     if not part:
         given.setdefault("readChangeFeed", "true")
     state = world.union.state()
@@ -51,7 +51,7 @@ def reader(world: KeyWorld, part: str = "", **options: str) -> StreamhouseStream
     return StreamhouseStreamReader(read, state, output, schema, world.union.client)
 
 
-def changes(world: KeyWorld, stream: StreamhouseStreamReader, *ends: Any) -> list[Change]:
+def changes(world: KeyTableWorld, stream: StreamhouseStreamReader, *ends: Any) -> list[Change]:
     found = []
     for partition in stream.partitions(*ends):
         split, context = partition.split, partition.context  # type: ignore[attr-defined]
@@ -61,7 +61,11 @@ def changes(world: KeyWorld, stream: StreamhouseStreamReader, *ends: Any) -> lis
 
 
 def drain(
-    world: KeyWorld, stream: StreamhouseStreamReader, position: Mapping[str, Any], *, rows: int = 4
+    world: KeyTableWorld,
+    stream: StreamhouseStreamReader,
+    position: Mapping[str, Any],
+    *,
+    rows: int = 4,
 ) -> tuple[list[list[Change]], dict[str, Any]]:
     """Run micro-batches until nothing is new, each position through the checkpoint's JSON."""
     batches = []
@@ -77,10 +81,10 @@ def drain(
 BOOTSTRAP = [("+I", i, i) for i in (0, 1, 2, 5, 6, 7, 8, 9)] + [("+I", 3, 33)]
 
 
-def test_a_stream_starts_with_the_rows_and_goes_on_with_changes(world: KeyWorld) -> None:
+def test_a_stream_starts_with_the_rows_and_goes_on_with_changes(world: KeyTableWorld) -> None:
     world.tiering.tier()
-    world.upsert(0, {"id": 3, "n": 333})
-    world.delete(0, {"id": 0})
+    world.upsert({"id": 3, "n": 333})
+    world.delete({"id": 0})
     stream = reader(world, longPollMs="0")
 
     batches, _ = drain(world, stream, stream.initialOffset())
@@ -91,7 +95,7 @@ def test_a_stream_starts_with_the_rows_and_goes_on_with_changes(world: KeyWorld)
     assert rows == [*BOOTSTRAP, ("-U", 3, 33), ("+U", 3, 333), ("-D", 0, 0)]
 
 
-def test_the_snapshot_is_pinned_while_the_bootstrap_lasts(world: KeyWorld) -> None:
+def test_the_snapshot_is_pinned_while_the_bootstrap_lasts(world: KeyTableWorld) -> None:
     world.tiering.tier()
     snapshot_id = world.union.state().lake.snapshot_id
     stream = reader(world, longPollMs="0")
@@ -106,7 +110,7 @@ def test_the_snapshot_is_pinned_while_the_bootstrap_lasts(world: KeyWorld) -> No
     assert world.tiering.service.pinned_snapshots(world.PATH) == {}
 
 
-def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> None:
+def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyTableWorld) -> None:
     world.tiering.tier()
     first = reader(world, longPollMs="0")
     start = first.initialOffset()
@@ -115,7 +119,7 @@ def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> Non
     before = changes(world, first, middle, next_end)
     world.tiering.service.clear_pins(world.PATH)
 
-    world.upsert(0, {"id": 9, "n": 99}, {"id": 1, "n": 11})
+    world.upsert({"id": 9, "n": 99}, {"id": 1, "n": 11})
     world.tiering.tier()
     second = reader(world, longPollMs="0")
     after = changes(world, second, middle, next_end)
@@ -134,12 +138,12 @@ def test_a_restart_in_the_middle_reads_the_same_snapshot(world: KeyWorld) -> Non
     ]
 
 
-def test_an_expired_snapshot_fails_the_bootstrap_by_name(world: KeyWorld) -> None:
+def test_an_expired_snapshot_fails_the_bootstrap_by_name(world: KeyTableWorld) -> None:
     world.tiering.tier()
     stream = reader(world)
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)
-    world.upsert(0, {"id": 9, "n": 99})
+    world.upsert({"id": 9, "n": 99})
     world.tiering.tier()
     world.union.expire_old_snapshots()
 
@@ -147,10 +151,10 @@ def test_an_expired_snapshot_fails_the_bootstrap_by_name(world: KeyWorld) -> Non
         stream.partitions(start, end)
 
 
-def test_upserts_only(world: KeyWorld) -> None:
+def test_upserts_only(world: KeyTableWorld) -> None:
     world.tiering.tier()
-    world.upsert(0, {"id": 3, "n": 333}, {"id": 20, "n": 20})
-    world.delete(0, {"id": 0})
+    world.upsert({"id": 3, "n": 333}, {"id": 20, "n": 20})
+    world.delete({"id": 0})
     stream = reader(world, readChangeFeed="false", longPollMs="0")
 
     batches, _ = drain(world, stream, stream.initialOffset(), rows=100)
@@ -158,7 +162,7 @@ def test_upserts_only(world: KeyWorld) -> None:
     assert batches == [[("", i, n) for _, i, n in BOOTSTRAP], [("", 3, 333), ("", 20, 20)]]
 
 
-def test_without_a_lake_all_changes_are_the_bootstrap(world: KeyWorld) -> None:
+def test_without_a_lake_all_changes_are_the_bootstrap(world: KeyTableWorld) -> None:
     stream = reader(world, longPollMs="0")
 
     batches, _ = drain(world, stream, stream.initialOffset(), rows=100)
@@ -166,7 +170,7 @@ def test_without_a_lake_all_changes_are_the_bootstrap(world: KeyWorld) -> None:
     assert [change for change, _, _ in batches[0]] == ["+I"] * 10 + ["-U", "+U", "-D"]
 
 
-def test_a_cut_log_without_a_lake_cannot_be_bootstrapped(world: KeyWorld) -> None:
+def test_a_cut_log_without_a_lake_cannot_be_bootstrapped(world: KeyTableWorld) -> None:
     world.union.expire_log(0, 5)
 
     with pytest.raises(OffsetOutOfRangeError, match=r"changes \[0, 5\) have left the log"):
@@ -175,7 +179,7 @@ def test_a_cut_log_without_a_lake_cannot_be_bootstrapped(world: KeyWorld) -> Non
     assert reader(world, failOnDataLoss="false").initialOffset()["offsets"] == {"0": 5}
 
 
-def test_starting_points(world: KeyWorld) -> None:
+def test_starting_points(world: KeyTableWorld) -> None:
     time_ms = str(world.moments[1].timestamp_us // 1_000)
     expected = {"earliest": 0, "latest": 13, '{"0": 7}': 7, time_ms: 10}
 
@@ -185,7 +189,7 @@ def test_starting_points(world: KeyWorld) -> None:
         assert "bootstrap" not in position
 
 
-def test_the_changelog_is_streamed_from_its_first_change(world: KeyWorld) -> None:
+def test_the_changelog_is_streamed_from_its_first_change(world: KeyTableWorld) -> None:
     world.tiering.tier()
     stream = reader(world, "$changelog", longPollMs="0")
 
@@ -194,13 +198,13 @@ def test_the_changelog_is_streamed_from_its_first_change(world: KeyWorld) -> Non
     assert [change for change, _, _ in batches[0]] == ["+I"] * 10 + ["-U", "+U", "-D"]
 
 
-def test_available_now_ends_at_what_was_there(world: KeyWorld) -> None:
+def test_available_now_ends_at_what_was_there(world: KeyTableWorld) -> None:
     world.tiering.tier()
-    world.upsert(0, {"id": 3, "n": 333})
+    world.upsert({"id": 3, "n": 333})
     stream = reader(world)
     stream.prepareForTriggerAvailableNow()
     start = stream.initialOffset()
-    world.upsert(0, {"id": 3, "n": 0})
+    world.upsert({"id": 3, "n": 0})
 
     batches, end = drain(world, stream, start, rows=100)
 
@@ -208,9 +212,9 @@ def test_available_now_ends_at_what_was_there(world: KeyWorld) -> None:
     assert end["offsets"] == {"0": 15}
 
 
-def test_a_stream_must_say_what_its_rows_are(world: KeyWorld) -> None:
+def test_a_stream_must_say_what_its_rows_are(world: KeyTableWorld) -> None:
     table = world.union.state().table
-    unsaid = {"table": KeyWorld.PATH, "endpoint": "http://memory"}
+    unsaid = {"table": KeyTableWorld.PATH, "endpoint": "http://memory"}
     options = read_options(unsaid, use=STREAM)
     changelog = read_options(
         {**unsaid, "table": "db.t$changelog", "readChangeFeed": "false"}, use=STREAM
@@ -224,12 +228,12 @@ def test_a_stream_must_say_what_its_rows_are(world: KeyWorld) -> None:
         stream_form(table, changelog, ())
 
 
-def test_a_marked_stream_has_the_change_type(world: KeyWorld) -> None:
+def test_a_marked_stream_has_the_change_type(world: KeyTableWorld) -> None:
     table = world.union.state().table
 
     def names(columns: tuple[str, ...] | None, *, feed: bool | None) -> list[str]:
         shape = ShapeOptions(
-            connection=shape_options({"table": KeyWorld.PATH}).connection,
+            connection=shape_options({"table": KeyTableWorld.PATH}).connection,
             columns=columns,
             include_metadata=False,
             read_change_feed=feed,
@@ -244,13 +248,13 @@ def test_a_marked_stream_has_the_change_type(world: KeyWorld) -> None:
 
 
 def test_a_stream_reaches_back_through_full_history(tmp_path: Path) -> None:
-    with KeyWorld(tmp_path) as world:
+    with KeyTableWorld(tmp_path) as world:
         world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
-        world.upsert(0, {"id": 1, "n": 1}, {"id": 2, "n": 2})
-        world.upsert(0, {"id": 1, "n": 11})
+        world.upsert({"id": 1, "n": 1}, {"id": 2, "n": 2})
+        world.upsert({"id": 1, "n": 11})
         world.tiering.tier()
         world.union.expire_log(0, 4)
-        world.upsert(0, {"id": 3, "n": 3})
+        world.upsert({"id": 3, "n": 3})
         stream = reader(world, startingOffsets="earliest", longPollMs="0")
         upserts = reader(world, startingOffsets="earliest", readChangeFeed="false", longPollMs="0")
         since = reader(world, startingOffsets=str(world.moments[1].timestamp_us // 1_000))

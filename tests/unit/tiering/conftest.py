@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiering_world import KeyTieringWorld
+from tests.support.key_table_world import KeyTableWorld
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTieringWorld]:
-    with KeyTieringWorld(tmp_path) as opened:
+def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
+    with KeyTableWorld(tmp_path) as opened:
         yield opened

@@ -15,7 +15,8 @@ from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.tiering_world import KeyTieringWorld, Killed, dying_at
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.tiering_world import Killed, dying_at
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 BATCH = "db.t$batch"
@@ -25,17 +26,17 @@ def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict
     return {"id": key, "region": region, "amount": amount}
 
 
-def _live(world: KeyTieringWorld, number: int) -> None:
+def _live(world: KeyTableWorld, number: int) -> None:
     world.upsert(*(row(key, amount=float(-key * number)) for key in range(number, 12, 2)))
     world.delete(row(number))
 
 
-def _in_batch(world: KeyTieringWorld) -> list[Any]:
-    rows = world.lake_table(BATCH).scan().to_arrow().to_pylist()
+def _in_batch(world: KeyTableWorld) -> list[Any]:
+    rows = world.tiering.lake_table(BATCH).scan().to_arrow().to_pylist()
     return sorted((r["__bucket"], r["__offset"], r["id"], r["amount"]) for r in rows)
 
 
-def _live_rows(world: KeyTieringWorld) -> list[Any]:
+def _live_rows(world: KeyTableWorld) -> list[Any]:
     return sorted(
         (bucket, offset, r["id"], r["amount"])
         for bucket, model in enumerate(world.buckets)
@@ -43,24 +44,24 @@ def _live_rows(world: KeyTieringWorld) -> list[Any]:
     )
 
 
-def _lacks_rows(world: KeyTieringWorld) -> bool:
-    state = world.service.table_state("db.t")
+def _lacks_rows(world: KeyTableWorld) -> bool:
+    state = world.tiering.service.table_state("db.t")
     reached = state.reached_offsets()
     return any(at.high_watermark > reached[b] for b, at in state.positions.items())
 
 
-def test_both_tables_have_the_rows_each_in_its_order(world: KeyTieringWorld) -> None:
+def test_both_tables_have_the_rows_each_in_its_order(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2, partitioned_by=["region"], properties=SORT)
     for number in range(4):
         _live(world, number)
-        result = world.tier()
+        result = world.tiering.tier()
         assert _in_batch(world) == _live_rows(world)
         assert world.in_lake() == world.live
-        state = world.service.table_state("db.t").lake
+        state = world.tiering.service.table_state("db.t").lake
         assert state.batch is not None
         assert state.batch.tiered_offsets == state.tiered_offsets == result.batch_offsets
 
-    table = world.lake_table(BATCH)
+    table = world.tiering.lake_table(BATCH)
     assert [str(f.transform) for f in table.spec().fields] == ["bucket[2]"]
     order = [table.schema().find_column_name(f.source_id) for f in table.sort_order().fields]
     assert order == ["amount", "region"]
@@ -70,7 +71,7 @@ def test_both_tables_have_the_rows_each_in_its_order(world: KeyTieringWorld) -> 
     assert table.properties["streamhouse.batch-layout-of-table-id"] == str(world.info.table_id)
 
 
-def test_a_partitioned_z_order(world: KeyTieringWorld) -> None:
+def test_a_partitioned_z_order(world: KeyTableWorld) -> None:
     world.create_key_table(
         properties={
             "table.datalake.batch-layout.partition": "truncate(4, id), region",
@@ -79,48 +80,48 @@ def test_a_partitioned_z_order(world: KeyTieringWorld) -> None:
     )
     for number in range(3):
         _live(world, number)
-        world.tier()
+        world.tiering.tier()
 
     assert _in_batch(world) == _live_rows(world)
-    table = world.lake_table(BATCH)
+    table = world.tiering.lake_table(BATCH)
     assert [f.name for f in table.spec().fields] == ["id_trunc", "region", "id_bucket"]
     assert table.sort_order().is_unsorted
 
 
 @pytest.mark.parametrize("limited", [False, True], ids=["whole", "small-steps"])
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *BATCH_STEPS])
-def test_a_worker_may_die_anywhere(world: KeyTieringWorld, step: str, limited: bool) -> None:
+def test_a_worker_may_die_anywhere(world: KeyTableWorld, step: str, limited: bool) -> None:
     world.create_key_table(bucket_count=2, properties=SORT)
     _live(world, 0)
-    world.tier()
+    world.tiering.tier()
     _live(world, 1)
 
     with pytest.raises(Killed):
-        world.round(checkpoint=dying_at(step)).run()
-    world.service.release("db.t")
+        world.tiering.round(checkpoint=dying_at(step)).run()
+    world.tiering.service.release("db.t")
     _live(world, 2)
     limits = PlanLimits(key_bucket_rows_max=2) if limited else PlanLimits()
     while _lacks_rows(world):
-        world.round(limits=limits).run()
+        world.tiering.round(limits=limits).run()
 
     assert _in_batch(world) == _live_rows(world)
     assert world.in_lake() == world.live
 
 
-def test_a_layout_that_is_not_due_waits_for_a_later_round(world: KeyTieringWorld) -> None:
+def test_a_layout_that_is_not_due_waits_for_a_later_round(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2, properties=SORT)
     for number in range(3):
         _live(world, number)
-        world.round(replace(world.claim(), is_batch_due=False)).run()
-    assert world.service.table_state("db.t").lake.batch is None
+        world.tiering.round(replace(world.tiering.claim(), is_batch_due=False)).run()
+    assert world.tiering.service.table_state("db.t").lake.batch is None
     assert world.in_lake() == world.live
 
-    world.tier()
+    world.tiering.tier()
 
     assert _in_batch(world) == _live_rows(world)
 
 
-def test_rows_are_fresh_when_the_layout_fails(world: KeyTieringWorld) -> None:
+def test_rows_are_fresh_when_the_layout_fails(world: KeyTableWorld) -> None:
     world.create_key_table(properties=SORT)
     _live(world, 0)
 
@@ -131,94 +132,94 @@ def test_rows_are_fresh_when_the_layout_fails(world: KeyTieringWorld) -> None:
     for number in (1, 2):
         _live(world, number)
         with pytest.raises(StreamhouseError, match="no room"):
-            world.round(checkpoint=fail).run()
+            world.tiering.round(checkpoint=fail).run()
         assert world.in_lake() == world.live
         assert world.lag == 0
-    world.tier()
+    world.tiering.tier()
 
     assert _in_batch(world) == _live_rows(world)
-    assert world.service.failures("db.t") == ["unavailable: no room"] * 2
+    assert world.tiering.service.failures("db.t") == ["unavailable: no room"] * 2
 
 
-def test_a_worker_asked_to_tier_once_brings_rows_to_both(world: KeyTieringWorld) -> None:
+def test_a_worker_asked_to_tier_once_brings_rows_to_both(world: KeyTableWorld) -> None:
     world.create_key_table(properties=SORT)
     _live(world, 0)
-    world.round(replace(world.claim(), is_batch_due=False)).run()
+    world.tiering.round(replace(world.tiering.claim(), is_batch_due=False)).run()
 
-    (summary,) = world.worker().run_once()
+    (summary,) = world.tiering.worker().run_once()
 
     assert summary.error is None
     assert _in_batch(world) == _live_rows(world)
 
 
-def test_tiering_once_after_a_death_brings_rows_to_both(world: KeyTieringWorld) -> None:
+def test_tiering_once_after_a_death_brings_rows_to_both(world: KeyTableWorld) -> None:
     """A round that only registers what a dead worker committed has not brought them to both."""
     world.create_key_table(properties=SORT)
     _live(world, 0)
 
     with pytest.raises(Killed):
-        world.round(checkpoint=dying_at("committed")).run()
-    world.service.release("db.t")
+        world.tiering.round(checkpoint=dying_at("committed")).run()
+    world.tiering.service.release("db.t")
 
-    (summary,) = world.worker().run_once()
+    (summary,) = world.tiering.worker().run_once()
 
     assert summary.error is None
     assert _in_batch(world) == _live_rows(world)
 
 
-def test_a_log_table_has_one_too(world: KeyTieringWorld) -> None:
+def test_a_log_table_has_one_too(world: KeyTableWorld) -> None:
     schema = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
-    world.create_table(
+    world.tiering.create_table(
         "db.l", schema, bucket_count=2, properties={"table.datalake.batch-layout.sort": "n"}
     )
     for start in (0, 10):
         for bucket in (0, 1):
             numbers = pa.array([start + (i * 7) % 10 for i in range(10)])
             rows = pa.record_batch([numbers, numbers.cast(pa.string())], schema=schema)
-            world.service.append("db.l", bucket, rows)
-        world.tier("db.l")
+            world.tiering.service.append("db.l", bucket, rows)
+        world.tiering.tier("db.l")
 
-    assert world.addresses("db.l$batch") == world.addresses("db.l")
-    for file in world.lake_table("db.l$batch").scan().plan_files():
+    assert world.tiering.addresses("db.l$batch") == world.tiering.addresses("db.l")
+    for file in world.tiering.lake_table("db.l$batch").scan().plan_files():
         numbers = pq.read_table(file.file.file_path.removeprefix("file://"))["n"].to_pylist()
         assert numbers == sorted(numbers)
 
 
-def test_maintenance_makes_few_files_of_larger_runs(world: KeyTieringWorld) -> None:
+def test_maintenance_makes_few_files_of_larger_runs(world: KeyTableWorld) -> None:
     world.create_key_table(properties=SORT)
     for number in range(12):
         _live(world, number)
-        world.tier()
-    state = world.service.table_state("db.t")
+        world.tiering.tier()
+    state = world.tiering.service.table_state("db.t")
     assert state.lake.batch is not None
-    before = world.lake_table(BATCH).inspect.files().num_rows
+    before = world.tiering.lake_table(BATCH).inspect.files().num_rows
 
-    opened = world.lake().open_or_create(state.table, state.lake.batch, role=LakeRole.BATCH)
+    opened = world.tiering.lake().open_or_create(state.table, state.lake.batch, role=LakeRole.BATCH)
     maintainer = Maintainer(
-        pins=world.service,
-        runner=world.runner,
-        filesystem=LakeFilesystem(world.catalog.properties),
+        pins=world.tiering.service,
+        runner=world.tiering.runner,
+        filesystem=LakeFilesystem(world.tiering.catalog.properties),
     )
     claim = Claim(epoch=state.lake.tiering_epoch, snapshot_id=state.lake.batch.snapshot_id)
     policy = MaintenancePolicy.of(state.table).on_demand()
     maintainer.maintain(opened, state.table, claim, policy=policy)
 
-    table = world.lake_table(BATCH)
+    table = world.tiering.lake_table(BATCH)
     assert _in_batch(world) == _live_rows(world)
     assert table.inspect.files().num_rows < before
     for file in table.scan().plan_files():
         rows = pq.read_table(file.file.file_path.removeprefix("file://"))
         assert rows["amount"].to_pylist() == sorted(rows["amount"].to_pylist())
     _live(world, 1)
-    world.tier()
+    world.tiering.tier()
     assert _in_batch(world) == _live_rows(world)
 
 
-def test_the_state_crosses_the_wire(world: KeyTieringWorld) -> None:
+def test_the_state_crosses_the_wire(world: KeyTableWorld) -> None:
     world.create_key_table(properties=SORT)
     _live(world, 0)
-    world.tier()
-    state = world.service.table_state("db.t")
+    world.tiering.tier()
+    state = world.tiering.service.table_state("db.t")
 
     assert type(state).from_json(state.to_json()) == state
     assert state.in_batch_layout() is not None

@@ -12,7 +12,8 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError, NotFoundError
 from streamhouse.tiering.round.round import HISTORY_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.tiering_world import KeyTieringWorld, Killed, TieringWorld, dying_at
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.tiering_world import Killed, TieringWorld, dying_at
 
 PROPERTIES = {"table.datalake.changelog": "true"}
 
@@ -21,21 +22,21 @@ def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict
     return {"id": key, "region": region, "amount": amount}
 
 
-def _live(world: KeyTieringWorld, number: int) -> None:
+def _live(world: KeyTableWorld, number: int) -> None:
     world.upsert(*(row(key, amount=float(number)) for key in range(number, 12, 2)))
     world.delete(row(number))
 
 
-def test_every_change_is_kept_in_order(world: KeyTieringWorld) -> None:
+def test_every_change_is_kept_in_order(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2, partitioned_by=["region"], properties=PROPERTIES)
     for number in range(4):
         _live(world, number)
-        result = world.tier()
+        result = world.tiering.tier()
         assert world.history() == world.changes
         assert world.in_lake() == world.live
-        changelog = world.service.table_state("db.t").lake.changelog
+        changelog = world.tiering.service.table_state("db.t").lake.changelog
         assert changelog is not None
-        table = world.lake_table("db.t$changelog")
+        table = world.tiering.lake_table("db.t$changelog")
         snapshot = table.current_snapshot()
         assert snapshot is not None
         assert snapshot.summary is not None
@@ -55,35 +56,35 @@ def test_every_change_is_kept_in_order(world: KeyTieringWorld) -> None:
 @pytest.mark.parametrize("limited", [False, True], ids=["whole", "small-steps"])
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *HISTORY_STEPS])
 def test_a_worker_may_die_between_the_two_commits(
-    world: KeyTieringWorld, step: str, limited: bool
+    world: KeyTableWorld, step: str, limited: bool
 ) -> None:
     world.create_key_table(bucket_count=2, properties=PROPERTIES)
     _live(world, 0)
-    world.tier()
+    world.tiering.tier()
     _live(world, 1)
 
     with pytest.raises(Killed):
-        world.round(checkpoint=dying_at(step)).run()
-    world.service.release("db.t")
+        world.tiering.round(checkpoint=dying_at(step)).run()
+    world.tiering.service.release("db.t")
     _live(world, 2)
     # The next worker may take smaller steps than the one that died.
     limits = PlanLimits(key_bucket_rows_max=2) if limited else PlanLimits()
     while world.lag:
-        world.round(limits=limits).run()
+        world.tiering.round(limits=limits).run()
 
     assert world.history() == world.changes
     assert world.in_lake() == world.live
-    state = world.service.table_state("db.t").lake
+    state = world.tiering.service.table_state("db.t").lake
     assert state.changelog is not None
     assert state.changelog.tiered_offsets == state.tiered_offsets
 
 
-def test_tables_without_it_have_no_second_lake_table(world: KeyTieringWorld) -> None:
+def test_tables_without_it_have_no_second_lake_table(world: KeyTableWorld) -> None:
     world.create_key_table()
     _live(world, 0)
-    world.tier()
+    world.tiering.tier()
 
-    assert world.service.table_state("db.t").lake.changelog is None
+    assert world.tiering.service.table_state("db.t").lake.changelog is None
     with pytest.raises(Exception, match=r"db\.t\$changelog"):
         world.history()
 
@@ -96,41 +97,41 @@ def test_a_log_table_cannot_have_one(tmp_path: Path) -> None:
         world.create_table(properties=PROPERTIES)
 
 
-def test_a_history_that_was_rolled_back_is_refused(world: KeyTieringWorld) -> None:
+def test_a_history_that_was_rolled_back_is_refused(world: KeyTableWorld) -> None:
     world.create_key_table(properties=PROPERTIES)
     _live(world, 0)
-    world.tier()
-    history = world.lake_table("db.t$changelog")
+    world.tiering.tier()
+    history = world.tiering.lake_table("db.t$changelog")
     before = history.current_snapshot()
     assert before is not None
     _live(world, 1)
-    world.tier()
+    world.tiering.tier()
     _live(world, 2)
     history.refresh()
     history.manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
 
     with pytest.raises(CorruptDataError, match=r"'db\.t\$changelog', bucket 0: it covers"):
-        world.tier()
+        world.tiering.tier()
 
 
-def test_a_history_that_is_gone_is_not_begun_anew(world: KeyTieringWorld) -> None:
+def test_a_history_that_is_gone_is_not_begun_anew(world: KeyTableWorld) -> None:
     world.create_key_table(properties=PROPERTIES)
     _live(world, 0)
-    world.tier()
-    world.lake_table()
-    assert world._judge is not None
-    world._judge.drop_table(("db", "t$changelog"))
+    world.tiering.tier()
+    world.tiering.lake_table()
+    assert world.tiering._judge is not None
+    world.tiering._judge.drop_table(("db", "t$changelog"))
     _live(world, 1)
 
     with pytest.raises(NotFoundError, match=r"'db\.t\$changelog' is not in catalog"):
-        world.tier()
+        world.tiering.tier()
 
 
-def test_the_state_crosses_the_wire(world: KeyTieringWorld) -> None:
+def test_the_state_crosses_the_wire(world: KeyTableWorld) -> None:
     world.create_key_table(properties=PROPERTIES)
     _live(world, 0)
-    world.tier()
-    state = world.service.table_state("db.t").lake
+    world.tiering.tier()
+    state = world.tiering.service.table_state("db.t").lake
 
     assert type(state).from_json(state.to_json()) == state
     without = replace(state, changelog=None)

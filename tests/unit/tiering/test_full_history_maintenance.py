@@ -10,7 +10,8 @@ from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.tiering.maintain.maintenance import Maintainer
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.tiering_world import Killed
 
 HISTORY = "db.t$changelog"
 PROPERTIES = {
@@ -20,34 +21,34 @@ PROPERTIES = {
 }
 
 
-def _rounds(world: KeyTieringWorld, numbers: range, maintainer: Maintainer, **more: Any) -> None:
+def _rounds(world: KeyTableWorld, numbers: range, maintainer: Maintainer, **more: Any) -> None:
     for number in numbers:
         rows = ({"id": key, "region": "eu", "amount": float(number)} for key in range(6))
         world.upsert(*rows)
         world.delete({"id": number % 6, "region": None, "amount": None})
-        world.round(world.claim(), maintainer=maintainer, **more).run()
+        world.tiering.round(world.tiering.claim(), maintainer=maintainer, **more).run()
 
 
-def _check(world: KeyTieringWorld) -> None:
+def _check(world: KeyTableWorld) -> None:
     assert world.history() == world.changes
     assert world.in_lake() == world.live
-    lake = world.service.table_state("db.t").lake
+    lake = world.tiering.service.table_state("db.t").lake
     assert lake.changelog is not None
     assert lake.changelog.tiered_offsets == lake.tiered_offsets
 
 
-def test_its_files_and_snapshots_stay_few(world: KeyTieringWorld) -> None:
+def test_its_files_and_snapshots_stay_few(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2, properties=PROPERTIES)
-    maintainer = world.maintainer()
+    maintainer = world.tiering.maintainer()
     for number in range(30):
         _rounds(world, range(number, number + 1), maintainer)
         # Readers are always pointed at the newest snapshot, rewritten or not.
-        known = world.service.table_state("db.t").lake.changelog
+        known = world.tiering.service.table_state("db.t").lake.changelog
         assert known is not None
-        assert known.snapshot_id == world.lake_table(HISTORY).metadata.current_snapshot_id
+        assert known.snapshot_id == world.tiering.lake_table(HISTORY).metadata.current_snapshot_id
         _check(world)
 
-    table = world.lake_table(HISTORY)
+    table = world.tiering.lake_table(HISTORY)
     assert len(table.inspect.files()) <= 2 * 12
     assert len(table.metadata.snapshots) <= 15
     operations = {s.summary.operation for s in table.metadata.snapshots if s.summary is not None}
@@ -56,18 +57,18 @@ def test_its_files_and_snapshots_stay_few(world: KeyTieringWorld) -> None:
     assert offsets.null_count == 0
 
 
-def test_a_pinned_snapshot_of_it_stays(world: KeyTieringWorld) -> None:
+def test_a_pinned_snapshot_of_it_stays(world: KeyTableWorld) -> None:
     world.create_key_table(properties=PROPERTIES)
-    maintainer = world.maintainer()
+    maintainer = world.tiering.maintainer()
     _rounds(world, range(3), maintainer)
-    pinned = world.lake_table(HISTORY).metadata.current_snapshot_id
+    pinned = world.tiering.lake_table(HISTORY).metadata.current_snapshot_id
     assert pinned is not None
     before = world.history()
-    world.service.pin_snapshot("db.t", pinned, holder="reader")
+    world.tiering.service.pin_snapshot("db.t", pinned, holder="reader")
 
     _rounds(world, range(3, 30), maintainer)
 
-    table = world.lake_table(HISTORY)
+    table = world.tiering.lake_table(HISTORY)
     assert len(table.metadata.snapshots) <= 16
     assert table.scan(snapshot_id=pinned).to_arrow().num_rows == len(before)
 
@@ -84,19 +85,19 @@ def _raising(step: str, error: BaseException) -> Callable[[str], None]:
     "step",
     ["rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"],
 )
-def test_a_worker_may_die_in_its_maintenance(world: KeyTieringWorld, step: str) -> None:
+def test_a_worker_may_die_in_its_maintenance(world: KeyTableWorld, step: str) -> None:
     world.create_key_table(properties=PROPERTIES)
-    _rounds(world, range(7), world.maintainer())
+    _rounds(world, range(7), world.tiering.maintainer())
     with pytest.raises(Killed):
-        _rounds(world, range(7, 8), world.maintainer(checkpoint=_raising(step, Killed())))
-    world.service.release("db.t")
+        _rounds(world, range(7, 8), world.tiering.maintainer(checkpoint=_raising(step, Killed())))
+    world.tiering.service.release("db.t")
 
-    _rounds(world, range(8, 20), world.maintainer())
+    _rounds(world, range(8, 20), world.tiering.maintainer())
     _check(world)
-    assert len(world.lake_table(HISTORY).inspect.files()) <= 12
+    assert len(world.tiering.lake_table(HISTORY).inspect.files()) <= 12
 
 
-def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTieringWorld) -> None:
+def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTableWorld) -> None:
     world.create_key_table(properties=PROPERTIES)
     steps: list[str] = []
 
@@ -105,9 +106,9 @@ def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTieringWo
         if len(steps) == 1:
             raise StorageFailedError("disk full")
 
-    _rounds(world, range(8), world.maintainer(checkpoint=fail_first))
+    _rounds(world, range(8), world.tiering.maintainer(checkpoint=fail_first))
 
     assert steps[0] == "rewrite-planned"
-    assert len(world.lake_table().inspect.data_files()) == 8
-    assert len(world.lake_table(HISTORY).inspect.data_files()) == 1
+    assert len(world.tiering.lake_table().inspect.data_files()) == 8
+    assert len(world.tiering.lake_table(HISTORY).inspect.data_files()) == 1
     _check(world)

@@ -8,7 +8,7 @@ import pytest
 
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import IDLE_PAUSE_MS, Maintainer
-from tests.support.tiering_world import LogTieringWorld
+from tests.support.log_table_world import LogTableWorld
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -25,51 +25,51 @@ class _Clock:
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000 + 60_000
 
-    def maintainer(self, lake: LogTieringWorld) -> Maintainer:
-        return lake.maintainer(clock_ms=lambda: self.now_ms)
+    def maintainer(self, lake: LogTableWorld) -> Maintainer:
+        return lake.tiering.maintainer(clock_ms=lambda: self.now_ms)
 
 
-def _due_ms(lake: LogTieringWorld) -> int | None:
-    due_us = lake.service.table_state("db.t").lake.maintenance_due_us
+def _due_ms(lake: LogTableWorld) -> int | None:
+    due_us = lake.tiering.service.table_state("db.t").lake.maintenance_due_us
     return None if due_us is None else due_us // 1_000
 
 
-def _claim(lake: LogTieringWorld) -> TieringAssignment:
-    answer = lake.service.claim_tiering("test", tables=["db.t"], include_idle=True)
+def _claim(lake: LogTableWorld) -> TieringAssignment:
+    answer = lake.tiering.service.claim_tiering("test", tables=["db.t"], include_idle=True)
     assert isinstance(answer, TieringAssignment)
     return answer
 
 
-def _look_after(lake: LogTieringWorld, maintainer: Maintainer) -> None:
-    assert lake.round(_claim(lake), maintainer=maintainer).run().kind == "maintained"
+def _look_after(lake: LogTableWorld, maintainer: Maintainer) -> None:
+    assert lake.tiering.round(_claim(lake), maintainer=maintainer).run().kind == "maintained"
 
 
 @pytest.mark.parametrize("is_same_worker", [True, False], ids=["same-worker", "another"])
-def test_its_snapshots_expire_and_its_orphans_go(
-    lake: LogTieringWorld, is_same_worker: bool
-) -> None:
+def test_its_snapshots_expire_and_its_orphans_go(lake: LogTableWorld, is_same_worker: bool) -> None:
     clock = _Clock()
     worker = clock.maintainer(lake)
-    lake.create_table(properties=FEW)
+    lake.tiering.create_table(properties=FEW)
     for _ in range(4):
         lake.append(5)
-        lake.round(lake.claim(), maintainer=worker).run()
-    [*_, last] = lake.lake_table().metadata.snapshots
-    orphan = lake.data_files()[0].with_name("left-by-a-dead-worker.parquet")
+        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    [*_, last] = lake.tiering.lake_table().metadata.snapshots
+    orphan = lake.tiering.data_files()[0].with_name("left-by-a-dead-worker.parquet")
     orphan.write_bytes(b"")
-    assert len(lake.lake_table().metadata.snapshots) == 4
+    assert len(lake.tiering.lake_table().metadata.snapshots) == 4
     # All of them at once: when the youngest that goes was replaced so long ago.
     assert _due_ms(lake) == last.timestamp_ms + HOUR_MS + 1
 
     # Before that there is nothing to do, and that costs no commit.
-    before = lake.lake_table().metadata_location
+    before = lake.tiering.lake_table().metadata_location
     _look_after(lake, worker)
-    assert lake.lake_table().metadata_location == before
+    assert lake.tiering.lake_table().metadata_location == before
 
     clock.now_ms = last.timestamp_ms + HOUR_MS + 1
     worker = worker if is_same_worker else clock.maintainer(lake)
     _look_after(lake, worker)
-    assert [s.snapshot_id for s in lake.lake_table().metadata.snapshots] == [last.snapshot_id]
+    assert [s.snapshot_id for s in lake.tiering.lake_table().metadata.snapshots] == [
+        last.snapshot_id
+    ]
     due_ms = _due_ms(lake)
     assert due_ms is not None
     assert last.timestamp_ms + 3 * DAY_MS <= due_ms <= clock.now_ms + 3 * DAY_MS
@@ -85,32 +85,32 @@ def test_its_snapshots_expire_and_its_orphans_go(
 
     # Rows that come make it due anew.
     lake.append(5)
-    lake.round(lake.claim(), maintainer=worker).run()
+    lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
     assert _due_ms(lake) is not None
 
 
-def test_what_a_reader_pins_is_tried_again_later(lake: LogTieringWorld) -> None:
+def test_what_a_reader_pins_is_tried_again_later(lake: LogTableWorld) -> None:
     clock = _Clock()
     worker = clock.maintainer(lake)
-    lake.create_table(properties=FEW)
+    lake.tiering.create_table(properties=FEW)
     for _ in range(3):
         lake.append(5)
-        lake.round(lake.claim(), maintainer=worker).run()
-    first, *_, last = lake.lake_table().metadata.snapshots
-    lake.service.pin_snapshot("db.t", first.snapshot_id, holder="reader")
+        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    first, *_, last = lake.tiering.lake_table().metadata.snapshots
+    lake.tiering.service.pin_snapshot("db.t", first.snapshot_id, holder="reader")
     clock.now_ms = last.timestamp_ms + HOUR_MS + 1
 
     _look_after(lake, worker)
 
-    left = {s.snapshot_id for s in lake.lake_table().metadata.snapshots}
+    left = {s.snapshot_id for s in lake.tiering.lake_table().metadata.snapshots}
     assert left == {first.snapshot_id, last.snapshot_id}
     assert _due_ms(lake) == clock.now_ms + IDLE_PAUSE_MS
 
 
-def test_all_its_lake_tables_are_tidied(lake: LogTieringWorld) -> None:
+def test_all_its_lake_tables_are_tidied(lake: LogTableWorld) -> None:
     clock = _Clock()
     worker = clock.maintainer(lake)
-    lake.create_table(
+    lake.tiering.create_table(
         properties=FEW
         | {
             "table.datalake.batch-layout.sort": "id",
@@ -119,51 +119,51 @@ def test_all_its_lake_tables_are_tidied(lake: LogTieringWorld) -> None:
     )
     for _ in range(3):
         lake.append(5)
-        lake.round(lake.claim(), maintainer=worker).run()
+        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
     clock.now_ms += 2 * HOUR_MS
 
     _look_after(lake, worker)
 
     for name in ("db.t", "db.t$batch"):
-        assert len(lake.lake_table(name).metadata.snapshots) == 1
+        assert len(lake.tiering.lake_table(name).metadata.snapshots) == 1
 
 
-def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: LogTieringWorld) -> None:
+def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: LogTableWorld) -> None:
     ttl_ms = 10 * HOUR_MS
     sort = {"table.datalake.batch-layout.sort": "id"}
-    lake.create_table(properties=sort | {"table.datalake.ttl": "10h"})
-    worker = lake.maintainer(clock_ms=lambda: lake.service.now_ms)
+    lake.tiering.create_table(properties=sort | {"table.datalake.ttl": "10h"})
+    worker = lake.tiering.maintainer(clock_ms=lambda: lake.tiering.service.now_ms)
     lake.append(5)
-    written_ms = lake.service.now_ms
-    lake.round(lake.claim(), maintainer=worker).run()
+    written_ms = lake.tiering.service.now_ms
+    lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
     due_ms = _due_ms(lake)
     assert due_ms == written_ms + ttl_ms * 11 // 10 + 1
 
-    lake.service.sleep((due_ms - written_ms) / 1_000)
+    lake.tiering.service.sleep((due_ms - written_ms) / 1_000)
     _look_after(lake, worker)
-    assert lake.addresses() == lake.addresses("db.t$batch") == []
+    assert lake.tiering.addresses() == lake.tiering.addresses("db.t$batch") == []
     # Nothing is left to become old.
-    assert _due_ms(lake) == lake.service.now_ms + ttl_ms
+    assert _due_ms(lake) == lake.tiering.service.now_ms + ttl_ms
 
 
-def test_without_auto_maintenance_nothing_is_due(lake: LogTieringWorld) -> None:
-    lake.create_table(properties=FEW | {"table.datalake.auto-maintenance": "false"})
+def test_without_auto_maintenance_nothing_is_due(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties=FEW | {"table.datalake.auto-maintenance": "false"})
     lake.append(5)
-    lake.round(lake.claim(), maintainer=_Clock().maintainer(lake)).run()
+    lake.tiering.round(lake.tiering.claim(), maintainer=_Clock().maintainer(lake)).run()
     assert _due_ms(lake) is None
 
 
-def test_a_plan_for_other_limits_is_made_anew(lake: LogTieringWorld) -> None:
+def test_a_plan_for_other_limits_is_made_anew(lake: LogTableWorld) -> None:
     worker = _Clock().maintainer(lake)
-    lake.create_table(properties=FEW | {"table.datalake.target-file-bytes": "1kb"})
+    lake.tiering.create_table(properties=FEW | {"table.datalake.target-file-bytes": "1kb"})
     for _ in range(9):
         lake.append(5)
-        lake.round(lake.claim(), maintainer=worker).run()
+        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
     # Each of them has the size that was wanted.
-    assert len(lake.data_files()) == 9
+    assert len(lake.tiering.data_files()) == 9
 
-    lake.service.change_layout("db.t", {"table.datalake.target-file-bytes": "128mb"})
+    lake.tiering.service.change_layout("db.t", {"table.datalake.target-file-bytes": "128mb"})
     _look_after(lake, worker)
 
-    assert len(list(lake.lake_table().scan().plan_files())) == 1
+    assert len(list(lake.tiering.lake_table().scan().plan_files())) == 1
     lake.check()

@@ -13,35 +13,36 @@ from pyiceberg.table.snapshots import Operation
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
-from tests.support.tiering_world import KeyTieringWorld, Killed, dying_at
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.tiering_world import Killed, dying_at
 
 
 def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict[str, Any]:
     return {"id": key, "region": region, "amount": amount}
 
 
-def _operation(world: KeyTieringWorld) -> Operation:
-    snapshot = world.lake_table().current_snapshot()
+def _operation(world: KeyTableWorld) -> Operation:
+    snapshot = world.tiering.lake_table().current_snapshot()
     assert snapshot is not None
     assert snapshot.summary is not None
     return snapshot.summary.operation
 
 
-def _files(world: KeyTieringWorld) -> tuple[int, int]:
+def _files(world: KeyTableWorld) -> tuple[int, int]:
     """How many data files and delete files are live."""
-    entries = world.lake_table().inspect.files().to_pylist()
+    entries = world.tiering.lake_table().inspect.files().to_pylist()
     contents = [entry["content"] for entry in entries]
     deletes = contents.count(DataFileContent.POSITION_DELETES)
     return len(contents) - deletes, deletes
 
 
-def test_the_first_round_writes_the_surviving_versions_only(world: KeyTieringWorld) -> None:
+def test_the_first_round_writes_the_surviving_versions_only(world: KeyTableWorld) -> None:
     world.create_key_table()
     world.upsert(row(1), row(2), row(3))
     world.upsert(row(2, amount=2.0))
     world.delete(row(3))
 
-    result = world.tier()
+    result = world.tiering.tier()
 
     assert world.in_lake() == world.live
     # +I x 3, -U, +U, -D.
@@ -51,14 +52,14 @@ def test_the_first_round_writes_the_surviving_versions_only(world: KeyTieringWor
     assert _files(world) == (1, 0)
 
 
-def test_updates_and_deletes_retract_rows_of_the_lake(world: KeyTieringWorld) -> None:
+def test_updates_and_deletes_retract_rows_of_the_lake(world: KeyTableWorld) -> None:
     world.create_key_table()
     world.upsert(*(row(key) for key in range(10)))
-    world.tier()
+    world.tiering.tier()
     world.upsert(row(3, amount=3.0), row(11))
     world.delete(row(4), row(99))
 
-    world.tier()
+    world.tiering.tier()
 
     assert world.in_lake() == world.live
     assert _operation(world) is Operation.OVERWRITE
@@ -68,7 +69,7 @@ def test_updates_and_deletes_retract_rows_of_the_lake(world: KeyTieringWorld) ->
 @pytest.mark.parametrize("image", ["full", "after"])
 @pytest.mark.parametrize("buckets", [1, 3])
 def test_many_rounds_with_reinserts_and_idle_buckets(
-    world: KeyTieringWorld, image: str, buckets: int
+    world: KeyTableWorld, image: str, buckets: int
 ) -> None:
     world.create_key_table(bucket_count=buckets, properties={"table.changelog.image": image})
     for number in range(8):
@@ -76,72 +77,72 @@ def test_many_rounds_with_reinserts_and_idle_buckets(
         world.delete(row(number), row(19 - number))
         if number % 3 == 2:
             world.upsert(row(number))
-        world.tier()
+        world.tiering.tier()
         assert world.in_lake() == world.live
 
 
-def test_a_row_moves_between_lake_partitions(world: KeyTieringWorld) -> None:
+def test_a_row_moves_between_lake_partitions(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2, partitioned_by=["region"])
     world.upsert(*(row(key, region="eu") for key in range(6)))
-    world.tier()
+    world.tiering.tier()
     world.upsert(row(1, region="us"), row(2, region=None), row(3, region="eu", amount=2.0))
-    world.tier()
+    world.tiering.tier()
     world.upsert(row(1, region="eu"), row(2, region="us"))
     world.delete(row(0))
 
-    world.tier()
+    world.tiering.tier()
 
     assert world.in_lake() == world.live
-    found = world.lake_table().scan("region = 'us'").to_arrow()
+    found = world.tiering.lake_table().scan("region = 'us'").to_arrow()
     assert found["id"].to_pylist() == [2]
 
 
-def test_a_round_whose_versions_all_died_in_it_still_advances(world: KeyTieringWorld) -> None:
+def test_a_round_whose_versions_all_died_in_it_still_advances(world: KeyTableWorld) -> None:
     world.create_key_table()
     world.upsert(row(1))
     world.delete(row(1))
 
-    first = world.tier()
+    first = world.tiering.tier()
 
     assert world.in_lake() == []
     assert first.tiered_offsets == {0: 2}
     world.upsert(row(2))
-    world.tier()
+    world.tiering.tier()
     world.upsert(row(3))
     world.delete(row(3))
-    last = world.tier()
+    last = world.tiering.tier()
     assert last.tiered_offsets == {0: 5}
     assert world.in_lake() == world.live
-    assert world.service.table_state("db.t").lake.tiered_offsets == {0: 5}
+    assert world.tiering.service.table_state("db.t").lake.tiered_offsets == {0: 5}
 
 
-def test_a_round_may_only_delete(world: KeyTieringWorld) -> None:
+def test_a_round_may_only_delete(world: KeyTableWorld) -> None:
     world.create_key_table()
     world.upsert(row(1), row(2))
-    world.tier()
+    world.tiering.tier()
     world.delete(row(1), row(2))
 
-    world.tier()
+    world.tiering.tier()
 
     assert world.in_lake() == []
     assert _files(world) == (1, 1)
 
 
-def test_a_bucket_cut_into_many_tasks_and_rounds(world: KeyTieringWorld) -> None:
+def test_a_bucket_cut_into_many_tasks_and_rounds(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2)
     limits = PlanLimits(rows_max=40, key_bucket_rows_max=23, parallelism=4, split_rows_min=5)
     for number in range(6):
         world.upsert(*(row(key % 13, amount=float(key + number)) for key in range(30)))
         world.delete(*(row(key) for key in range(number, 13, 4)))
-        assert world.round(limits=limits).run().row_count <= 40
+        assert world.tiering.round(limits=limits).run().row_count <= 40
 
     while world.lag:
-        world.round(limits=limits).run()
+        world.tiering.round(limits=limits).run()
 
     assert world.in_lake() == world.live
 
 
-def test_composite_keys_of_which_one_column_is_the_bucket_key(world: KeyTieringWorld) -> None:
+def test_composite_keys_of_which_one_column_is_the_bucket_key(world: KeyTableWorld) -> None:
     schema = pa.schema(
         [
             pa.field("day", pa.date32(), nullable=False),
@@ -162,45 +163,45 @@ def test_composite_keys_of_which_one_column_is_the_bucket_key(world: KeyTieringW
             *({"day": d, "name": n, "count": number} for d in days[number:] for n in "abc")
         )
         world.delete({"day": days[number], "name": "b", "count": None})
-        world.tier()
+        world.tiering.tier()
         assert world.in_lake() == world.live
 
 
-def test_older_snapshots_keep_what_they_had(world: KeyTieringWorld) -> None:
+def test_older_snapshots_keep_what_they_had(world: KeyTableWorld) -> None:
     world.create_key_table(bucket_count=2, partitioned_by=["region"])
     had = []
     for number in range(5):
         world.upsert(*(row(key, f"r{number % 2}", number / 2) for key in range(number, 9, 2)))
-        had.append((world.tier().snapshot_id, world.live))
+        had.append((world.tiering.tier().snapshot_id, world.live))
 
     assert [world.in_lake(snapshot_id) for snapshot_id, _ in had] == [live for _, live in had]
 
 
-def test_many_touched_files_of_a_partition_share_one_delete_file(world: KeyTieringWorld) -> None:
+def test_many_touched_files_of_a_partition_share_one_delete_file(world: KeyTableWorld) -> None:
     world.create_key_table()
     for key in range(20):
         world.upsert(row(key))
-        world.tier()
+        world.tiering.tier()
     assert _files(world) == (20, 0)
 
     world.upsert(*(row(key, amount=2.0) for key in range(20)))
-    world.tier()
+    world.tiering.tier()
 
     assert _files(world) == (21, 1)
     assert world.in_lake() == world.live
 
 
 @pytest.mark.parametrize("step", ROUND_STEPS)
-def test_a_worker_may_die_after_any_step(world: KeyTieringWorld, step: str) -> None:
+def test_a_worker_may_die_after_any_step(world: KeyTableWorld, step: str) -> None:
     world.create_key_table(bucket_count=2)
     world.upsert(*(row(key) for key in range(10)))
-    world.tier()
+    world.tiering.tier()
     world.upsert(*(row(key, amount=2.0) for key in range(0, 10, 2)))
     world.delete(row(1))
 
     with pytest.raises(Killed):
-        world.round(checkpoint=dying_at(step)).run()
-    world.service.release("db.t")
+        world.tiering.round(checkpoint=dying_at(step)).run()
+    world.tiering.service.release("db.t")
     world.upsert(row(3, amount=3.0), row(12))
 
     world.catch_up()
@@ -208,71 +209,71 @@ def test_a_worker_may_die_after_any_step(world: KeyTieringWorld, step: str) -> N
     assert world.in_lake() == world.live
 
 
-def test_files_of_a_round_that_fails_are_deleted(world: KeyTieringWorld) -> None:
+def test_files_of_a_round_that_fails_are_deleted(world: KeyTableWorld) -> None:
     world.create_key_table()
     world.upsert(row(1), row(2))
-    world.tier()
-    before = world.data_files()
+    world.tiering.tier()
+    before = world.tiering.data_files()
     world.upsert(row(1, amount=2.0))
-    assignment = world.claim()
+    assignment = world.tiering.claim()
     # Retention took what the round wants to read.
-    world.service.expire_log("db.t", 0, 4)
+    world.tiering.service.expire_log("db.t", 0, 4)
 
     with pytest.raises(Exception, match="offset 2 of bucket 0"):
-        world.round(assignment).run()
+        world.tiering.round(assignment).run()
 
-    assert world.data_files() == before
+    assert world.tiering.data_files() == before
 
 
 def test_rows_that_another_engine_deleted_are_counted_not_missed(
-    world: KeyTieringWorld, caplog: pytest.LogCaptureFixture
+    world: KeyTableWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.create_key_table()
     world.upsert(*(row(key) for key in range(5)))
-    world.tier()
-    world.lake_table().delete("id >= 3")
+    world.tiering.tier()
+    world.tiering.lake_table().delete("id >= 3")
     world.upsert(row(3, amount=2.0), row(1, amount=2.0))
 
     with caplog.at_level(logging.WARNING):
-        world.tier()
+        world.tiering.tier()
 
     assert "1 retracted rows are in no live file" in caplog.text
     assert sorted(entry[2][1][1][1][1] for entry in world.in_lake()) == [0, 1, 2, 3]
 
 
 def test_a_compaction_that_comes_between_makes_the_round_start_over(
-    world: KeyTieringWorld,
+    world: KeyTableWorld,
 ) -> None:
     world.create_key_table()
     world.upsert(*(row(key) for key in range(5)))
-    world.tier()
+    world.tiering.tier()
     world.upsert(row(3, amount=2.0))
 
     def compact(step: str) -> None:
         if step == "files-written":
-            table = world.lake_table()
+            table = world.tiering.lake_table()
             table.overwrite(table.scan().to_arrow())
 
     with pytest.raises(UnavailableError, match="another engine rewrote 1 files"):
-        world.round(checkpoint=compact).run()
+        world.tiering.round(checkpoint=compact).run()
     assert _files(world) == (1, 0)
 
-    world.tier()
+    world.tiering.tier()
 
     assert world.in_lake() == world.live
 
 
-def test_a_foreign_append_that_comes_between_does_not_disturb(world: KeyTieringWorld) -> None:
+def test_a_foreign_append_that_comes_between_does_not_disturb(world: KeyTableWorld) -> None:
     world.create_key_table()
     world.upsert(*(row(key) for key in range(5)))
-    world.tier()
+    world.tiering.tier()
     world.upsert(row(3, amount=2.0))
 
     def touch(step: str) -> None:
         if step == "files-written":
-            table = world.lake_table()
+            table = world.tiering.lake_table()
             table.append(table.schema().as_arrow().empty_table())
 
-    world.round(checkpoint=touch).run()
+    world.tiering.round(checkpoint=touch).run()
 
     assert world.in_lake() == world.live

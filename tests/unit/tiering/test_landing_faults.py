@@ -30,7 +30,7 @@ from tests.support.faulty_catalog import (
     well,
 )
 from tests.support.held_step import lower
-from tests.support.tiering_world import KeyTieringWorld
+from tests.support.key_table_world import KeyTableWorld
 
 PROPERTIES = {
     "table.datalake.snapshot.max-age": "1ms",
@@ -39,54 +39,54 @@ PROPERTIES = {
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTableWorld]:
     lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
-    with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
+    with KeyTableWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)
         # The lake table exists before the first fault: faults are those of commits.
-        opened.lake().open_or_create(info, LakeState())
+        opened.tiering.lake().open_or_create(info, LakeState())
         yield opened
     FaultyCatalog.reset()
 
 
-def _fill(world: KeyTieringWorld) -> None:
+def _fill(world: KeyTableWorld) -> None:
     """Rounds that leave files to rewrite, and rows for another round."""
     for number in range(3):
         _write(world, number)
-        world.round(world.claim()).run()
+        world.tiering.round(world.tiering.claim()).run()
     _write(world, 7)
 
 
-def _maintain(world: KeyTieringWorld) -> None:
+def _maintain(world: KeyTableWorld) -> None:
     """Maintain under a claim of its own: first a rewrite is committed, then expiry."""
-    claimed = world.service.claim_tiering("test", force=True, include_idle=True)
+    claimed = world.tiering.service.claim_tiering("test", force=True, include_idle=True)
     assert isinstance(claimed, TieringAssignment)
     state = claimed.state
     policy = replace(MaintenancePolicy.of(state.table).on_demand(), orphan_age_ms_min=0)
-    lake_table = world.lake().open_or_create(state.table, state.lake)
+    lake_table = world.tiering.lake().open_or_create(state.table, state.lake)
     claim = Claim(epoch=claimed.epoch, snapshot_id=state.lake.snapshot_id)
     try:
-        world.maintainer().maintain(lake_table, state.table, claim, policy=policy)
+        world.tiering.maintainer().maintain(lake_table, state.table, claim, policy=policy)
     finally:
-        world.service.release(world.PATH)
+        world.tiering.service.release(world.PATH)
 
 
-def _write(world: KeyTieringWorld, number: int) -> None:
+def _write(world: KeyTableWorld, number: int) -> None:
     world.upsert(*({"id": key, "region": "eu", "amount": float(number)} for key in range(8)))
 
 
-def _judge(world: KeyTieringWorld) -> None:
+def _judge(world: KeyTableWorld) -> None:
     FaultyCatalog.settle()
-    assert missing_files(world.lake_table(world.PATH)) == []
+    assert missing_files(world.tiering.lake_table(world.PATH)) == []
     with contextlib.suppress(StreamhouseError):
-        world.service.release(world.PATH)
+        world.tiering.service.release(world.PATH)
     for number in range(20, 22):
         _write(world, number)
         while world.lag:
-            world.round(world.claim()).run()
+            world.tiering.round(world.tiering.claim()).run()
         _maintain(world)
-        assert missing_files(world.lake_table(world.PATH)) == []
+        assert missing_files(world.tiering.lake_table(world.PATH)) == []
         assert world.in_lake() == world.live
 
 
@@ -96,7 +96,7 @@ def land_the_late_one_first(_: FaultyCatalog, commit: Commit) -> CommitTableResp
 
 
 def test_a_rewrite_that_lands_before_its_repetition_is_judged_keeps_its_files(
-    world: KeyTieringWorld,
+    world: KeyTableWorld,
 ) -> None:
     """The second attempt is refused because of the first; the third finds nothing to replace."""
     _fill(world)
@@ -110,7 +110,7 @@ def test_a_rewrite_that_lands_before_its_repetition_is_judged_keeps_its_files(
 
 @pytest.mark.parametrize("calls", range(12))
 def test_a_rewrite_that_lands_late_at_any_moment_keeps_its_files(
-    world: KeyTieringWorld, calls: int
+    world: KeyTableWorld, calls: int
 ) -> None:
     """Where it has not landed before the worker gives up, the next one looks for orphans."""
     _fill(world)
@@ -133,7 +133,7 @@ def test_a_rewrite_that_lands_late_at_any_moment_keeps_its_files(
 )
 @pytest.mark.parametrize("before", range(3))
 def test_stale_looks_after_a_commit_that_landed_prove_nothing(
-    world: KeyTieringWorld, fault: Any, stale: list[int], before: int
+    world: KeyTableWorld, fault: Any, stale: list[int], before: int
 ) -> None:
     """The round's commit is the first, the rewrite's the second, that of expiry the third."""
     _fill(world)
@@ -144,29 +144,29 @@ def test_stale_looks_after_a_commit_that_landed_prove_nothing(
 
     FaultyCatalog.faults = [*[well] * before, then_stale]
     with contextlib.suppress(UnknownOutcomeError):
-        world.round(world.claim()).run()
-    world.service.release(world.PATH)
+        world.tiering.round(world.tiering.claim()).run()
+    world.tiering.service.release(world.PATH)
     with contextlib.suppress(StreamhouseError):
         _maintain(world)
 
     _judge(world)
 
 
-def test_a_round_that_landed_and_was_expired_since_keeps_its_files(world: KeyTieringWorld) -> None:
+def test_a_round_that_landed_and_was_expired_since_keeps_its_files(world: KeyTableWorld) -> None:
     """Its worker looks when another has gone on from its snapshot and expired that."""
     _fill(world)
 
     def overtaken(_: FaultyCatalog, commit: Commit) -> CommitTableResponse:
         commit.land()
-        world.service.release(world.PATH)
+        world.tiering.service.release(world.PATH)
         _write(world, 8)
         while world.lag:
-            world.round(world.claim()).run()
+            world.tiering.round(world.tiering.claim()).run()
         _maintain(world)
         raise TimeoutError("no answer")
 
     FaultyCatalog.faults = [overtaken]
     with pytest.raises(UnknownOutcomeError, match="may have landed"):
-        world.round(world.claim()).run()
+        world.tiering.round(world.tiering.claim()).run()
 
     _judge(world)

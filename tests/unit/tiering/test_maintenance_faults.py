@@ -24,7 +24,7 @@ from tests.support.faulty_catalog import (
     refused,
 )
 from tests.support.held_step import lower
-from tests.support.tiering_world import KeyTieringWorld
+from tests.support.key_table_world import KeyTableWorld
 
 FAULTS = (refused, lost_answer, lost_request, late, catalog_dies)
 PROPERTIES = {
@@ -41,32 +41,32 @@ STEPS = (
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTieringWorld]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTableWorld]:
     lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
     FaultyCatalog.reset()
-    with KeyTieringWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
+    with KeyTableWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
         info = opened.create_key_table(properties=PROPERTIES)
         # The lake tables exist before the first fault: faults are those of commits.
-        opened.lake().open_or_create(info, LakeState())
-        opened.lake().open_or_create(info, None, role=LakeRole.CHANGES)
+        opened.tiering.lake().open_or_create(info, LakeState())
+        opened.tiering.lake().open_or_create(info, None, role=LakeRole.CHANGES)
         yield opened
     FaultyCatalog.reset()
 
 
-def _write(world: KeyTieringWorld, number: int) -> None:
+def _write(world: KeyTableWorld, number: int) -> None:
     world.upsert(*({"id": key, "region": "eu", "amount": float(number)} for key in range(8)))
     world.delete({"id": number % 8, "region": None, "amount": None})
 
 
-def _round(world: KeyTieringWorld, maintainer: Maintainer) -> None:
+def _round(world: KeyTableWorld, maintainer: Maintainer) -> None:
     """One round of a worker that does not outlive its errors."""
     with contextlib.suppress(StreamhouseError):
-        world.round(world.claim(), maintainer=maintainer).run()
+        world.tiering.round(world.tiering.claim(), maintainer=maintainer).run()
     FaultyCatalog.load_error = None
-    world.service.release(world.PATH)
+    world.tiering.service.release(world.PATH)
 
 
-def _settle(world: KeyTieringWorld) -> None:
+def _settle(world: KeyTableWorld) -> None:
     """Let late commits land, and a new worker do the rest."""
     FaultyCatalog.faults.clear()
     for commit in FaultyCatalog.late:
@@ -74,13 +74,13 @@ def _settle(world: KeyTieringWorld) -> None:
             commit.land()
     for number in range(100, 110):
         _write(world, number)
-        maintainer = world.maintainer()
+        maintainer = world.tiering.maintainer()
         while world.lag:
-            world.round(world.claim(), maintainer=maintainer).run()
+            world.tiering.round(world.tiering.claim(), maintainer=maintainer).run()
     assert world.in_lake() == world.live
     assert world.history() == world.changes
     for path in (world.PATH, f"{world.PATH}$changelog"):
-        assert len(world.lake_table(path).inspect.data_files()) <= 16
+        assert len(world.tiering.lake_table(path).inspect.data_files()) <= 16
 
 
 def well(_: FaultyCatalog, commit: Commit) -> Any:
@@ -90,21 +90,21 @@ def well(_: FaultyCatalog, commit: Commit) -> Any:
 
 @pytest.mark.parametrize("before", range(2))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_rounds_of_upserts(world: KeyTieringWorld, fault: Any, before: int) -> None:
+def test_rounds_of_upserts(world: KeyTableWorld, fault: Any, before: int) -> None:
     """`before` commits of the round go well: the history is committed first, then the rows."""
     _write(world, 0)
-    _round(world, world.maintainer())
+    _round(world, world.tiering.maintainer())
     for number in range(1, 4):
         _write(world, number)
         FaultyCatalog.faults[:] = [*[well] * before, fault]
-        _round(world, world.maintainer())
+        _round(world, world.tiering.maintainer())
     _settle(world)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_maintenance(world: KeyTieringWorld, fault: Any) -> None:
+def test_maintenance(world: KeyTableWorld, fault: Any) -> None:
     """Both commits of the round go well; that of the rewrite does not."""
-    maintainer = world.maintainer()
+    maintainer = world.tiering.maintainer()
     for number in range(7):
         _write(world, number)
         _round(world, maintainer)
@@ -120,7 +120,7 @@ def test_maintenance(world: KeyTieringWorld, fault: Any) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_worker_that_lost_its_claim_in_maintenance_harms_nobody(
-    world: KeyTieringWorld, step: str
+    world: KeyTableWorld, step: str
 ) -> None:
     """It stalls at `step`; another worker takes the table, tiers and maintains it; it wakes up."""
     met: list[str] = []
@@ -128,12 +128,12 @@ def test_a_worker_that_lost_its_claim_in_maintenance_harms_nobody(
     def overtaken(reached: str) -> None:
         if reached == step and not met:
             met.append(step)
-            world.service.release(world.PATH)
+            world.tiering.service.release(world.PATH)
             _write(world, 50)
-            other = world.maintainer()
-            world.round(world.claim(), maintainer=other).run()
+            other = world.tiering.maintainer()
+            world.tiering.round(world.tiering.claim(), maintainer=other).run()
 
-    slow = world.maintainer(checkpoint=overtaken)
+    slow = world.tiering.maintainer(checkpoint=overtaken)
     for number in range(8):
         _write(world, number)
         _round(world, slow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.support.tiering_world import KeyTieringWorld
+from tests.support.key_table_world import KeyTableWorld
 
 SCHEMA = pa.schema(
     [
@@ -25,7 +25,7 @@ ENGINES: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("image", ["full", "after"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_lake_and_the_full_history_are_the_model(
-    world: KeyTieringWorld, engine: str, image: str
+    world: KeyTableWorld, engine: str, image: str
 ) -> None:
     world.create_key_table(
         SCHEMA,

@@ -13,20 +13,21 @@ from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.plan.row_form import table_columns
 from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
-from tests.support.union_world import KeyWorld, UnionWorld
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.union_world import UnionWorld
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyWorld]:
+def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
     """Two buckets; in bucket 0 key 2 was updated and key 4 deleted."""
-    with KeyWorld(tmp_path) as opened:
+    with KeyTableWorld(tmp_path) as opened:
         opened.create_key_table(SCHEMA, bucket_count=2)
-        opened.upsert(0, *({"id": i, "name": f"n{i}"} for i in (0, 2, 4)))
-        opened.upsert(1, {"id": 1, "name": "n1"})
-        opened.upsert(0, {"id": 2, "name": "new"})
-        opened.delete(0, {"id": 4})
+        opened.upsert(*({"id": i, "name": f"n{i}"} for i in (0, 2, 4)), bucket=0)
+        opened.upsert({"id": 1, "name": "n1"}, bucket=1)
+        opened.upsert({"id": 2, "name": "new"}, bucket=0)
+        opened.delete({"id": 4}, bucket=0)
         yield opened
 
 
@@ -34,7 +35,7 @@ def ids(table: pa.Table) -> list[int]:
     return sorted(table["id"].to_pylist())
 
 
-def test_rows_are_the_live_versions(world: KeyWorld) -> None:
+def test_rows_are_the_live_versions(world: KeyTableWorld) -> None:
     found = world.union.read()
 
     assert sorted(found.to_pylist(), key=lambda r: r["id"]) == [
@@ -44,13 +45,13 @@ def test_rows_are_the_live_versions(world: KeyWorld) -> None:
     ]
 
 
-def test_a_filter_never_brings_an_old_version_back(world: KeyWorld) -> None:
+def test_a_filter_never_brings_an_old_version_back(world: KeyTableWorld) -> None:
     assert ids(world.union.read(where="name = 'n2'")) == []
     assert ids(world.union.read(where="id = 4")) == []
     assert world.union.read(where="id = 2", columns="name")["name"].to_pylist() == ["new"]
 
 
-def test_the_changelog_has_every_change_with_its_address(world: KeyWorld) -> None:
+def test_the_changelog_has_every_change_with_its_address(world: KeyTableWorld) -> None:
     found = world.union.read("db.t$changelog")
 
     assert found.schema.names == [
@@ -70,7 +71,7 @@ def test_the_changelog_has_every_change_with_its_address(world: KeyWorld) -> Non
     ]
 
 
-def test_the_changelog_is_bounded_and_filtered(world: KeyWorld) -> None:
+def test_the_changelog_is_bounded_and_filtered(world: KeyTableWorld) -> None:
     some = world.union.read(
         "db.t$changelog", startingOffsets='{"0": 3}', endingOffsets='{"0": 5, "1": 0}'
     )
@@ -84,7 +85,7 @@ def test_the_changelog_is_bounded_and_filtered(world: KeyWorld) -> None:
     assert ids(since) == [4]
 
 
-def test_the_log_has_change_types_and_metadata_if_wanted(world: KeyWorld) -> None:
+def test_the_log_has_change_types_and_metadata_if_wanted(world: KeyTableWorld) -> None:
     assert world.union.read("db.t$log").schema.names == ["id", "name", "__change_type"]
     assert world.union.read("db.t$log", columns="__change_type,id").schema.names == [
         "__change_type",
@@ -105,14 +106,14 @@ def test_a_log_table_has_a_changelog_of_appends(tmp_path: Path) -> None:
         assert set(found["__change_type"].to_pylist()) == {"+A"}
 
 
-def test_a_time_in_the_past(world: KeyWorld) -> None:
+def test_a_time_in_the_past(world: KeyTableWorld) -> None:
     for moment in world.moments:
         found = world.union.read(asOfTimestamp=moment.timestamp_us // 1_000)
 
-        assert ids(found) == sorted(row["id"] for row in moment.rows.values())
+        assert ids(found) == sorted(row["id"] for row in world.rows_at(moment.ends).values())
 
 
-def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyWorld) -> None:
+def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyTableWorld) -> None:
     world.union.expire_log(0, 2)
 
     with pytest.raises(OffsetOutOfRangeError, match=r"bucket 0: changes \[0, 2\) have left") as why:
@@ -124,7 +125,7 @@ def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyWorld) -> None:
     assert len(world.union.read("db.t$changelog", columns="id")) == 5
 
 
-def test_changes_that_left_the_log_since_the_load(world: KeyWorld) -> None:
+def test_changes_that_left_the_log_since_the_load(world: KeyTableWorld) -> None:
     state = world.union.state()
     options = read_options({"table": "db.t", "endpoint": "http://memory"}, use=BATCH)
     output = table_columns(state.table, columns=None, include_metadata=False, has_change_type=False)
@@ -134,7 +135,7 @@ def test_changes_that_left_the_log_since_the_load(world: KeyWorld) -> None:
         plan_batch_read(world.union.client, state, options, output)
 
 
-def test_a_time_that_nobody_can_tell_of_is_refused(world: KeyWorld) -> None:
+def test_a_time_that_nobody_can_tell_of_is_refused(world: KeyTableWorld) -> None:
     world.union.expire_log(0, 4)
 
     with pytest.raises(OffsetOutOfRangeError, match="is not known any more"):
@@ -157,28 +158,28 @@ def test_a_time_that_nobody_can_tell_of_is_refused(world: KeyWorld) -> None:
     ],
 )
 def test_bounds_that_make_no_sense_for_rows(
-    world: KeyWorld, name: str, options: dict[str, Any], why: str
+    world: KeyTableWorld, name: str, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=why):
         world.union.read(name, **options)
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> Iterator[KeyWorld]:
+def history(tmp_path: Path) -> Iterator[KeyTableWorld]:
     """Two rounds of full history, of which the log has nothing any more, and one change since."""
-    with KeyWorld(tmp_path) as world:
+    with KeyTableWorld(tmp_path) as world:
         world.create_key_table(SCHEMA, properties={"table.datalake.changelog": "true"})
-        world.upsert(0, *({"id": i, "name": f"n{i}"} for i in range(3)))
+        world.upsert(*({"id": i, "name": f"n{i}"} for i in range(3)))
         world.tiering.tier()
-        world.upsert(0, {"id": 1, "name": "new"})
-        world.delete(0, {"id": 2})
+        world.upsert({"id": 1, "name": "new"})
+        world.delete({"id": 2})
         world.tiering.tier()
         world.union.expire_log(0, 6)
-        world.upsert(0, {"id": 9, "name": "n9"})
+        world.upsert({"id": 9, "name": "n9"})
         yield world
 
 
-def test_full_history_reaches_back_before_the_log(history: KeyWorld) -> None:
+def test_full_history_reaches_back_before_the_log(history: KeyTableWorld) -> None:
     found = history.union.read("db.t$changelog")
     kinds = ["+I", "+I", "+I", "-U", "+U", "-D", "+I"]
 

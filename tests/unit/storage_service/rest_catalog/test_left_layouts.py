@@ -14,8 +14,9 @@ from pyiceberg.exceptions import ForbiddenError
 
 from streamhouse.tiering.round.round import BATCH_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
+from tests.support.key_table_world import KeyTableWorld
 from tests.support.rest_world import RestWorld
-from tests.support.tiering_world import KeyTieringWorld, Killed
+from tests.support.tiering_world import Killed
 
 SORT = {"table.datalake.batch-layout.sort": "amount, region"}
 OTHER = {
@@ -29,22 +30,25 @@ BATCH = "db.t$batch"
 class _World:
     """A primary key table with a batch layout, of which rows wait for both lake tables."""
 
-    tiering: KeyTieringWorld
+    keys: KeyTableWorld
     rest: RestWorld
     is_rest: bool
     number: int = 0
+
+    def __post_init__(self) -> None:
+        self.tiering = self.keys.tiering
 
     def write(self) -> None:
         self.number += 1
         keys = range(self.number, 24, 2)
         regions = ("eu", "us", None)
-        self.tiering.upsert(
+        self.keys.upsert(
             *(
                 {"id": key, "region": regions[key % 3], "amount": float(-key * self.number)}
                 for key in keys
             )
         )
-        self.tiering.delete({"id": self.number})
+        self.keys.delete({"id": self.number})
 
     def lose_log(self) -> None:
         """What is in the lake is not in the log any more."""
@@ -70,7 +74,7 @@ class _World:
 
     def check(self, layout: dict[str, str]) -> None:
         """Both lake tables have the same rows, laid out as the table says."""
-        assert self.tiering.in_lake() == self.tiering.live
+        assert self.keys.in_lake() == self.keys.live
         if layout:
             table = self.tiering.lake_table(BATCH)
             state = self.tiering.service.table_state("db.t").lake.batch
@@ -86,13 +90,13 @@ class _World:
 
 @pytest.fixture(params=["direct", "rest"])
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[_World]:
-    with KeyTieringWorld(tmp_path) as tiering, RestWorld(tiering) as rest:
-        opened = _World(tiering, rest, is_rest=request.param == "rest")
-        tiering.create_key_table(bucket_count=2, properties=SORT)
+    with KeyTableWorld(tmp_path) as keys, RestWorld(keys.tiering) as rest:
+        opened = _World(keys, rest, is_rest=request.param == "rest")
+        keys.create_key_table(bucket_count=2, properties=SORT)
         if opened.is_rest:
             rest.serve_tiering_through_rest()
         opened.write()
-        tiering.tier()
+        opened.tiering.tier()
         opened.lose_log()
         opened.write()
         yield opened
@@ -167,7 +171,7 @@ def test_while_a_worker_is_in_a_round(world: _World, step: str, when: str, is_ki
     if not is_killed:
         # That the layout went away is no failure: the table does not rest.
         assert world.tiering.service.failures("db.t") == []
-        assert world.tiering.in_lake() == world.tiering.live
+        assert world.keys.in_lake() == world.keys.live
         assert world.tiering.service.table_state("db.t").lake.batch is None
     if when == "later":
         world.tiering.service.change_layout("db.t", OTHER)

@@ -8,12 +8,14 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 
+from tests.support.key_table_world import KeyTableWorld
+from tests.support.log_table_world import LogTableWorld
 from tests.support.rest_world import RestWorld
-from tests.support.tiering_world import KeyTieringWorld, LogTieringWorld, TieringWorld, rows
+from tests.support.tiering_world import TieringWorld, rows
 
 
 def test_rounds_of_a_primary_key_table(tmp_path: Path) -> None:
-    with KeyTieringWorld(tmp_path) as world, RestWorld(world) as rest:
+    with KeyTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
         world.create_key_table(bucket_count=2)
         rest.serve_tiering_through_rest()
         for number in range(4):
@@ -53,35 +55,37 @@ def test_a_commit_is_not_read_again_for_the_next_one(
 
 
 def test_maintenance_in_step_with_rounds(tmp_path: Path) -> None:
-    with LogTieringWorld(tmp_path) as world, RestWorld(world) as rest:
-        world.create_table(bucket_count=2, properties={"table.datalake.snapshot.min-count": "1"})
+    with LogTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
+        world.tiering.create_table(
+            bucket_count=2, properties={"table.datalake.snapshot.min-count": "1"}
+        )
         rest.serve_tiering_through_rest()
         for number in range(12):
             world.tier_rows(10, bucket=number % 2)
         world.delete((0, 3), (1, 4))
 
-        report = world.maintain(policy=world.on_demand())
+        report = world.tiering.maintain(policy=world.tiering.on_demand())
 
         assert report.rewritten is not None
         world.check()
         world.tier_rows(10)
         world.check()
-        assert len(list(world.lake_table().scan().plan_files())) < 12
+        assert len(list(world.tiering.lake_table().scan().plan_files())) < 12
 
 
 def test_rows_leave_both_layouts(tmp_path: Path) -> None:
-    with LogTieringWorld(tmp_path) as world, RestWorld(world) as rest:
+    with LogTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
         sort = {"table.datalake.batch-layout.sort": "id"}
-        world.create_table(properties=sort | {"table.datalake.ttl": "100s"})
+        world.tiering.create_table(properties=sort | {"table.datalake.ttl": "100s"})
         rest.serve_tiering_through_rest()
         world.tier_rows(10)
-        world.service.sleep(120)
+        world.tiering.service.sleep(120)
         world.append(10)
-        maintainer = world.maintainer(clock_ms=lambda: world.service.now_ms)
-        world.round(world.claim(), maintainer=maintainer).run()
+        maintainer = world.tiering.maintainer(clock_ms=lambda: world.tiering.service.now_ms)
+        world.tiering.round(world.tiering.claim(), maintainer=maintainer).run()
 
         for name in ("db.t", "db.t$batch"):
-            assert world.addresses(name) == [(0, n) for n in range(10, 20)]
+            assert world.tiering.addresses(name) == [(0, n) for n in range(10, 20)]
         # What has left is the rounds' to say.
         table = rest.client().load_table("db.t")
         said = {"streamhouse.expired-offsets": '{"0": 15}'}
@@ -90,7 +94,7 @@ def test_rows_leave_both_layouts(tmp_path: Path) -> None:
 
 
 def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
-    with KeyTieringWorld(tmp_path) as world, RestWorld(world) as rest:
+    with KeyTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
         world.create_key_table(properties={"table.datalake.changelog": "true"})
         rest.serve_tiering_through_rest()
         for number in range(3):
@@ -99,7 +103,7 @@ def test_the_full_history_of_a_table_is_protected_too(tmp_path: Path) -> None:
 
         history = rest.client().load_table(("db", "t$changelog"))
         found = history.scan().to_arrow()
-        assert found.num_rows == world.service.table_state("db.t").lake.tiered_offsets[0]
+        assert found.num_rows == world.tiering.service.table_state("db.t").lake.tiered_offsets[0]
         with pytest.raises(ForbiddenError, match="more rows than it removes"):
             history.append(found.slice(0, 1))
         with pytest.raises(ForbiddenError, match="column '__change_type' must keep its name"):
@@ -114,7 +118,7 @@ def test_a_batch_layout_may_be_dropped_once_the_table_has_none(
     tmp_path: Path, is_purged: bool
 ) -> None:
     sort = {"table.datalake.batch-layout.sort": "region"}
-    with KeyTieringWorld(tmp_path) as world, RestWorld(world) as rest:
+    with KeyTableWorld(tmp_path) as world, RestWorld(world.tiering) as rest:
         world.create_key_table(properties=sort)
         rest.serve_tiering_through_rest()
         world.upsert(*({"id": i, "region": f"r{i}", "amount": 1.0} for i in range(5)))
@@ -123,7 +127,7 @@ def test_a_batch_layout_may_be_dropped_once_the_table_has_none(
         drop = client.purge_table if is_purged else client.drop_table
         with pytest.raises(ForbiddenError, match="must not be dropped"):
             drop(("db", "t$batch"))
-        world.service.change_layout("db.t", {})
+        world.tiering.service.change_layout("db.t", {})
         snapshot = client.load_table(("db", "t$batch")).current_snapshot()
         assert snapshot is not None
         rest.tables.pinned.add(snapshot.snapshot_id)
@@ -139,7 +143,7 @@ def test_a_batch_layout_may_be_dropped_once_the_table_has_none(
         world.catch_up()
         assert world.in_lake() == world.live
         # Should the table get one again, it is made and filled anew.
-        world.service.change_layout("db.t", sort)
+        world.tiering.service.change_layout("db.t", sort)
         world.upsert({"id": 9, "region": "new", "amount": 2.0})
         world.catch_up()
         found = client.load_table(("db", "t$batch")).scan().to_arrow()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.storage_service.errors import FencedError, StorageFailedError
-from tests.support.tiering_world import LogTieringWorld
+from tests.support.log_table_world import LogTableWorld
 
 SHORT = {
     "table.datalake.snapshot.max-age": "1ms",
@@ -13,49 +13,49 @@ SHORT = {
 }
 
 
-def test_nothing_is_done_to_a_table_without_rounds(lake: LogTieringWorld) -> None:
-    lake.create_table()
+def test_nothing_is_done_to_a_table_without_rounds(lake: LogTableWorld) -> None:
+    lake.tiering.create_table()
     lake.append(5)
-    lake.claim()
-    assert lake.maintain(policy=lake.on_demand()).rewritten is None
+    lake.tiering.claim()
+    assert lake.tiering.maintain(policy=lake.tiering.on_demand()).rewritten is None
 
 
-def test_rounds_maintain_their_table_and_tell_the_service(lake: LogTieringWorld) -> None:
-    lake.create_table(properties=SHORT)
-    maintainer = lake.maintainer()
+def test_rounds_maintain_their_table_and_tell_the_service(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties=SHORT)
+    maintainer = lake.tiering.maintainer()
     for _ in range(30):
         lake.append(10)
-        lake.round(lake.claim(), maintainer=maintainer).run()
-        state = lake.service.table_state("db.t")
+        lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
+        state = lake.tiering.service.table_state("db.t")
         # Readers are always pointed at the newest snapshot, rewritten or not.
-        assert state.lake.snapshot_id == lake.lake_table().metadata.current_snapshot_id
+        assert state.lake.snapshot_id == lake.tiering.lake_table().metadata.current_snapshot_id
         lake.check()
 
-    table = lake.lake_table()
+    table = lake.tiering.lake_table()
     assert len(table.inspect.files()) <= 12
     assert len(table.metadata.snapshots) <= 15
     # The claim was given back: the table can be claimed at once.
     lake.append(1)
-    assert lake.claim().epoch == 31
+    assert lake.tiering.claim().epoch == 31
 
 
-def test_auto_maintenance_can_be_switched_off(lake: LogTieringWorld) -> None:
-    lake.create_table(properties={**SHORT, "table.datalake.auto-maintenance": "false"})
-    maintainer = lake.maintainer()
+def test_auto_maintenance_can_be_switched_off(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties={**SHORT, "table.datalake.auto-maintenance": "false"})
+    maintainer = lake.tiering.maintainer()
     for _ in range(10):
         lake.append(10)
-        lake.round(lake.claim(), maintainer=maintainer).run()
-    assert len(lake.lake_table().inspect.files()) == 10
-    assert len(lake.lake_table().metadata.snapshots) == 10
+        lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
+    assert len(lake.tiering.lake_table().inspect.files()) == 10
+    assert len(lake.tiering.lake_table().metadata.snapshots) == 10
 
 
 @pytest.mark.parametrize(
     "error", [StorageFailedError("disk full"), FencedError("lost"), ValueError("a bug")]
 )
 def test_a_failure_of_maintenance_is_not_one_of_the_round(
-    lake: LogTieringWorld, error: Exception
+    lake: LogTableWorld, error: Exception
 ) -> None:
-    lake.create_table()
+    lake.tiering.create_table()
     steps: list[str] = []
 
     def fail(step: str) -> None:
@@ -64,25 +64,25 @@ def test_a_failure_of_maintenance_is_not_one_of_the_round(
             raise error
 
     now_s = [0.0]
-    maintainer = lake.maintainer(checkpoint=fail, monotonic_s=lambda: now_s[0])
+    maintainer = lake.tiering.maintainer(checkpoint=fail, monotonic_s=lambda: now_s[0])
     for _ in range(20):
         lake.append(10)
-        result = lake.round(lake.claim(), maintainer=maintainer).run()
+        result = lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
         assert result.kind == "tiered"
         if isinstance(error, FencedError):
-            lake.service.release("db.t")
+            lake.tiering.service.release("db.t")
         lake.check()
 
     assert steps == ["rewrite-planned"]
     now_s[0] = 61.0
     lake.append(10)
-    lake.round(lake.claim(), maintainer=maintainer).run()
+    lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
     assert steps == ["rewrite-planned"] * 2
-    assert lake.service.failures("db.t") == []
+    assert lake.tiering.service.failures("db.t") == []
 
 
-def test_the_service_is_told_what_maintenance_has_left(lake: LogTieringWorld) -> None:
-    lake.create_table()
+def test_the_service_is_told_what_maintenance_has_left(lake: LogTableWorld) -> None:
+    lake.tiering.create_table()
     step_that_fails = ["rewrite-staged"]
 
     def fail(step: str) -> None:
@@ -90,16 +90,16 @@ def test_the_service_is_told_what_maintenance_has_left(lake: LogTieringWorld) ->
             raise StorageFailedError("disk full")
 
     now_s = [0.0]
-    maintainer = lake.maintainer(checkpoint=fail, monotonic_s=lambda: now_s[0])
+    maintainer = lake.tiering.maintainer(checkpoint=fail, monotonic_s=lambda: now_s[0])
     for number in range(1, 8):
         lake.append(10)
-        lake.round(lake.claim(), maintainer=maintainer).run()
-        debt = lake.service.debt("db.t")
+        lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
+        debt = lake.tiering.service.debt("db.t")
         assert debt is not None
         assert (debt.data_files, debt.small_files, debt.maintained_at_us) == (number, number, None)
     lake.append(10)
-    lake.round(lake.claim(), maintainer=maintainer).run()
-    debt = lake.service.debt("db.t")
+    lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
+    debt = lake.tiering.service.debt("db.t")
     assert debt is not None
     assert (debt.small_files, debt.maintenance_error) == (8, "StorageFailedError: disk full")
     assert debt.maintained_at_us is None
@@ -108,38 +108,38 @@ def test_the_service_is_told_what_maintenance_has_left(lake: LogTieringWorld) ->
     now_s[0] += 61
     lake.delete(*((0, n) for n in range(20)))
     lake.append(10)
-    lake.round(lake.claim(), maintainer=lake.maintainer()).run()
+    lake.tiering.round(lake.tiering.claim(), maintainer=lake.tiering.maintainer()).run()
     lake.append(20)
-    lake.round(lake.claim(), maintainer=maintainer).run()
-    debt = lake.service.debt("db.t")
+    lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
+    debt = lake.tiering.service.debt("db.t")
     assert debt is not None
     assert (debt.data_files, debt.small_files) == (2, 2)
     assert (debt.delete_files, debt.deleted_share) == (0, 0.0)
     assert debt.maintenance_error == "StorageFailedError: disk full"
 
 
-def test_a_table_that_lags_behind_is_tiered_first(lake: LogTieringWorld) -> None:
-    info = lake.create_table()
+def test_a_table_that_lags_behind_is_tiered_first(lake: LogTableWorld) -> None:
+    info = lake.tiering.create_table()
     for _ in range(9):
         lake.tier_rows(10)
-    maintainer = lake.maintainer()
-    assert maintainer.is_due(lake.open(), info)
-    assert not maintainer.is_due(lake.open(), info, is_behind=True)
+    maintainer = lake.tiering.maintainer()
+    assert maintainer.is_due(lake.tiering.open(), info)
+    assert not maintainer.is_due(lake.tiering.open(), info, is_behind=True)
 
 
 def test_old_rows_leave_later_while_others_wait_in_the_log_but_they_do(
-    lake: LogTieringWorld,
+    lake: LogTableWorld,
 ) -> None:
-    info = lake.create_table(properties={"table.datalake.ttl": "100s"})
-    maintainer = lake.maintainer(clock_ms=lambda: lake.service.now_ms)
+    info = lake.tiering.create_table(properties={"table.datalake.ttl": "100s"})
+    maintainer = lake.tiering.maintainer(clock_ms=lambda: lake.tiering.service.now_ms)
     lake.append(3)
-    lake.round(lake.claim(), maintainer=maintainer).run()
+    lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
     due: dict[bool, list[int]] = {False: [], True: []}
 
     for age_s in range(10, 201, 10):
-        lake.service.sleep(10)
+        lake.tiering.service.sleep(10)
         for is_behind, ages_s in due.items():
-            if maintainer.is_due(lake.open(), info, is_behind=is_behind):
+            if maintainer.is_due(lake.tiering.open(), info, is_behind=is_behind):
                 ages_s.append(age_s)
 
     # A slice late, and eight slices late.
@@ -147,18 +147,18 @@ def test_old_rows_leave_later_while_others_wait_in_the_log_but_they_do(
 
 
 def test_old_lake_tables_get_the_properties_that_keep_metadata_small(
-    lake: LogTieringWorld,
+    lake: LogTableWorld,
 ) -> None:
-    lake.create_table()
+    lake.tiering.create_table()
     lake.tier_rows(10)
-    with lake.lake_table().transaction() as change:
+    with lake.tiering.lake_table().transaction() as change:
         change.remove_properties(
             "write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max"
         )
         change.set_properties({"write.metadata.previous-versions-max": "7"})
 
-    lake.maintain(policy=lake.on_demand())
+    lake.tiering.maintain(policy=lake.tiering.on_demand())
 
-    found = lake.lake_table().properties
+    found = lake.tiering.lake_table().properties
     assert found["write.metadata.delete-after-commit.enabled"] == "true"
     assert found["write.metadata.previous-versions-max"] == "7"

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from streamhouse.storage_service.lake.files.lake_filesystem import file_identity
-from tests.support.tiering_world import LogTieringWorld
+from tests.support.log_table_world import LogTableWorld
 
 SHORT = {
     "table.datalake.snapshot.max-age": "1ms",
@@ -15,100 +15,106 @@ SHORT = {
 }
 
 
-def _lake_files(lake: LogTieringWorld) -> set[str]:
-    return {f"file://{path}" for path in (lake.folder / "warehouse").rglob("*") if path.is_file()}
+def _lake_files(lake: LogTableWorld) -> set[str]:
+    return {
+        f"file://{path}"
+        for path in (lake.tiering.folder / "warehouse").rglob("*")
+        if path.is_file()
+    }
 
 
-def test_old_snapshots_are_expired_and_their_files_deleted(lake: LogTieringWorld) -> None:
-    lake.create_table(properties=SHORT)
+def test_old_snapshots_are_expired_and_their_files_deleted(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties=SHORT)
     for _ in range(12):
         lake.tier_rows(10)
 
-    report = lake.maintain(policy=lake.on_demand())
+    report = lake.tiering.maintain(policy=lake.tiering.on_demand())
 
     assert report.expired.snapshots == 11
     assert report.expired.failed_files == 0
-    table = lake.lake_table()
+    table = lake.tiering.lake_table()
     assert len(table.metadata.snapshots) == 2
     lake.check()
     for snapshot in table.metadata.snapshots:
         assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows == 120
 
 
-def test_all_files_that_are_left_belong_to_a_snapshot(lake: LogTieringWorld) -> None:
-    lake.create_table(properties={**SHORT, "table.datalake.snapshot.min-count": "1"})
+def test_all_files_that_are_left_belong_to_a_snapshot(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties={**SHORT, "table.datalake.snapshot.min-count": "1"})
     for _ in range(12):
         lake.tier_rows(10)
 
-    lake.maintain(policy=lake.on_demand())
+    lake.tiering.maintain(policy=lake.tiering.on_demand())
 
-    assert [path.name for path in lake.orphans()] == []
+    assert [path.name for path in lake.tiering.orphans()] == []
     avro = {path for path in _lake_files(lake) if path.endswith(".avro")}
-    snapshot = lake.lake_table().current_snapshot()
+    snapshot = lake.tiering.lake_table().current_snapshot()
     assert snapshot is not None
-    manifests = {m.manifest_path for m in snapshot.manifests(lake.lake_table().io)}
+    manifests = {m.manifest_path for m in snapshot.manifests(lake.tiering.lake_table().io)}
     assert avro == {snapshot.manifest_list, *manifests}
 
 
-def test_age_counts_from_when_a_snapshot_was_replaced(lake: LogTieringWorld) -> None:
-    lake.create_table(properties={**SHORT, "table.datalake.snapshot.max-age": "1h"})
+def test_age_counts_from_when_a_snapshot_was_replaced(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties={**SHORT, "table.datalake.snapshot.max-age": "1h"})
     lake.tier_rows(10)
     lake.tier_rows(10)
     lake.tier_rows(10)
-    table = lake.lake_table()
+    table = lake.tiering.lake_table()
     last_ms = table.metadata.snapshots[-1].timestamp_ms
     replaced_ms = table.metadata.snapshots[1].timestamp_ms
     hour_ms = 3_600_000
 
-    early = lake.maintainer(clock_ms=lambda: replaced_ms + hour_ms)
-    assert lake.maintain(early, policy=lake.on_demand()).expired.snapshots == 0
-    late = lake.maintainer(clock_ms=lambda: last_ms + hour_ms + 1)
-    assert lake.maintain(late, policy=lake.on_demand()).expired.snapshots == 2
+    early = lake.tiering.maintainer(clock_ms=lambda: replaced_ms + hour_ms)
+    assert lake.tiering.maintain(early, policy=lake.tiering.on_demand()).expired.snapshots == 0
+    late = lake.tiering.maintainer(clock_ms=lambda: last_ms + hour_ms + 1)
+    assert lake.tiering.maintain(late, policy=lake.tiering.on_demand()).expired.snapshots == 2
 
 
-def test_pinned_tagged_and_branched_snapshots_stay_readable(lake: LogTieringWorld) -> None:
-    lake.create_table(properties=SHORT)
+def test_pinned_tagged_and_branched_snapshots_stay_readable(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties=SHORT)
     ids = [lake.tier_rows(10).snapshot_id for _ in range(12)]
-    lake.service.pin_snapshot("db.t", ids[3], holder="reader")
-    with lake.lake_table().manage_snapshots() as change:
+    lake.tiering.service.pin_snapshot("db.t", ids[3], holder="reader")
+    with lake.tiering.lake_table().manage_snapshots() as change:
         change.create_tag(ids[5], "audit")
         change.create_branch(ids[6], "test")
 
-    lake.maintain(policy=lake.on_demand())
+    lake.tiering.maintain(policy=lake.tiering.on_demand())
 
-    table = lake.lake_table()
+    table = lake.tiering.lake_table()
     kept = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
     assert kept[:3] == [ids[3], ids[5], ids[6]]
     assert len(kept) == 5
     for number in (3, 5, 6):
         assert table.scan(snapshot_id=ids[number]).to_arrow().num_rows == (number + 1) * 10
 
-    lake.service.unpin_snapshot("db.t", holder="reader")
-    assert lake.maintain(policy=lake.on_demand()).expired.snapshots == 1
-    table = lake.lake_table()
+    lake.tiering.service.unpin_snapshot("db.t", holder="reader")
+    assert lake.tiering.maintain(policy=lake.tiering.on_demand()).expired.snapshots == 1
+    table = lake.tiering.lake_table()
     assert table.scan(snapshot_id=ids[5]).to_arrow().num_rows == 60
     lake.check()
 
 
-def test_a_snapshot_pinned_while_it_expires_keeps_its_files(lake: LogTieringWorld) -> None:
-    lake.create_table(properties=SHORT)
+def test_a_snapshot_pinned_while_it_expires_keeps_its_files(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties=SHORT)
     ids = [lake.tier_rows(10).snapshot_id for _ in range(12)]
-    planned = list(lake.lake_table().scan(snapshot_id=ids[4]).plan_files())
+    planned = list(lake.tiering.lake_table().scan(snapshot_id=ids[4]).plan_files())
 
     def pin_meanwhile(step: str) -> None:
         if step == "snapshots-expired":
-            lake.service.pin_snapshot("db.t", ids[4], holder="reader")
+            lake.tiering.service.pin_snapshot("db.t", ids[4], holder="reader")
 
-    lake.maintain(lake.maintainer(checkpoint=pin_meanwhile), policy=lake.on_demand())
+    lake.tiering.maintain(
+        lake.tiering.maintainer(checkpoint=pin_meanwhile), policy=lake.tiering.on_demand()
+    )
 
     assert all(Path(t.file.file_path.removeprefix("file://")).exists() for t in planned)
 
 
-def test_orphans_go_when_they_are_old_and_nothing_else_does(lake: LogTieringWorld) -> None:
-    lake.create_table(properties=SHORT)
+def test_orphans_go_when_they_are_old_and_nothing_else_does(lake: LogTableWorld) -> None:
+    lake.tiering.create_table(properties=SHORT)
     for _ in range(3):
         lake.tier_rows(10)
-    data = next(iter((lake.folder / "warehouse").rglob("*.parquet"))).parent.parent
+    data = next(iter((lake.tiering.folder / "warehouse").rglob("*.parquet"))).parent.parent
     metadata = data.parent / "metadata"
     strangers = [
         data / "lost.parquet",
@@ -120,12 +126,12 @@ def test_orphans_go_when_they_are_old_and_nothing_else_does(lake: LogTieringWorl
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
 
-    assert lake.maintain(policy=lake.on_demand()).orphans.files == 0
+    assert lake.tiering.maintain(policy=lake.tiering.on_demand()).orphans.files == 0
 
-    later = lake.maintainer(clock_ms=lambda: _now_ms() + 7_200_000)
-    plan = later.plan(lake.open(), lake.on_demand(), path="db.t")
+    later = lake.tiering.maintainer(clock_ms=lambda: _now_ms() + 7_200_000)
+    plan = later.plan(lake.tiering.open(), lake.tiering.on_demand(), path="db.t")
     assert plan.orphans >= 3
-    report = lake.maintain(later, policy=lake.on_demand())
+    report = lake.tiering.maintain(later, policy=lake.tiering.on_demand())
 
     assert report.orphans.files == plan.orphans
     assert not any(path.exists() for path in strangers)
