@@ -93,6 +93,18 @@ def test_a_history_with_other_changes_than_the_rows_is_refused(lake: Lake) -> No
         assert client.list_tables() == []
 
 
+def _adopt_log(client: StreamhouseClient) -> None:
+    client.create_database("shop")
+    client.adopt_table(LOG, force=True)
+    assert client.table_state(LOG).lake.batch is not None
+
+
+def _ends_of_lost_rows(client: StreamhouseClient) -> dict[int, tuple[int, int]]:
+    """Where each bucket's overwritten rows end, and its expired ones."""
+    positions = client.positions(LOG)
+    return {bucket: (at.truncated_offset, at.expired_offset) for bucket, at in positions.items()}
+
+
 def test_rows_that_were_overwritten_stay_gone(lake: Lake) -> None:
     layout = {"table.datalake.batch-layout.sort": "name"}
     with lake.service("a") as (_, client):
@@ -104,20 +116,15 @@ def test_rows_that_were_overwritten_stay_gone(lake: Lake) -> None:
         with client.begin_transaction(LOG, operation="overwrite") as transaction:
             transaction.commit([transaction.stage(rows(1_000, 1_050))])
         tier_once(client)
-        before = client.positions(LOG)
-        assert any(at.truncated_offset for at in before.values())
+        before = _ends_of_lost_rows(client)
+        assert any(overwritten for overwritten, _ in before.values())
     lake.lose("a")
 
     log = by_id(rows(1_000, 1_050))
     for name in ("b", "c"):
         with lake.service(name) as (_, client):
-            client.create_database("shop")
-            client.adopt_table(LOG, force=True)
-            after = client.positions(LOG)
-            assert {b: at.truncated_offset for b, at in after.items()} == {
-                b: at.truncated_offset for b, at in before.items()
-            }
-            assert client.table_state(LOG).lake.batch is not None
+            _adopt_log(client)
+            assert _ends_of_lost_rows(client) == before
             assert by_id(client.read(LOG)) == log
             start = 2_000 + len(log)
             client.append(LOG, rows(start, start + 30))
@@ -150,22 +157,17 @@ def test_rows_that_have_expired_stay_gone_from_both_layouts(lake: Lake) -> None:
         client.alter_properties(LOG, updates={"table.datalake.ttl": "1h"})
         client.append(LOG, rows(500, 600))
         tier_once(client, LOG)
-        before = client.positions(LOG)
+        before = _ends_of_lost_rows(client)
         # Every bucket's rows that were in the lake are gone, and only those.
-        assert sum(at.expired_offset for at in before.values()) == 500
+        assert sum(expired for _, expired in before.values()) == 500
         young = by_id(rows(500, 600))
         assert by_id(client.read(LOG)) == by_id(client.read(f"{LOG}$lake")) == young
         assert lake.judged(LOG) == lake.judged(f"{LOG}$batch") == young
     lake.lose("a")
 
     with lake.service("b") as (_, client):
-        client.create_database("shop")
-        client.adopt_table(LOG, force=True)
-        after = client.positions(LOG)
-        assert {b: at.expired_offset for b, at in after.items()} == {
-            b: at.expired_offset for b, at in before.items()
-        }
-        assert client.table_state(LOG).lake.batch is not None
+        _adopt_log(client)
+        assert _ends_of_lost_rows(client) == before
         assert by_id(client.read(LOG)) == young
         client.append(LOG, rows(600, 610))
         tier_once(client, LOG)

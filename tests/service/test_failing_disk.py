@@ -6,7 +6,8 @@ stored with what was acknowledged. RocksDB's own files are in test_full_disk.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -115,20 +116,43 @@ class World:
             assert sorted(self.client.read(table)["id"].to_pylist()) == list(range(1_000))
 
 
-def served(directory: Path, kind: str, switch: Path) -> ServiceProcess:
-    return ServiceProcess(directory, command=command(kind, "while", switch))
+@contextlib.contextmanager
+def failing(folder: Path, kind: str) -> Iterator[tuple[ServiceProcess, World]]:
+    """A service at work whose disk has begun to fail, which it does while `switch(folder)` is."""
+    fault = command(kind, "while", switch(folder))
+    with (
+        ServiceProcess(folder / "data", command=fault) as service,
+        StreamhouseClient(service.endpoint, timeout_s=TIMEOUT_S) as client,
+    ):
+        world = World(client)
+        switch(folder).touch()
+        yield service, world
+
+
+def switch(folder: Path) -> Path:
+    return folder / "failing"
+
+
+@contextlib.contextmanager
+def restarted(folder: Path, world: World, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
+    """A new service on the same files and a good disk; what it leaves is whole."""
+    with (
+        ServiceProcess(folder / "data") as service,
+        StreamhouseClient(service.endpoint, timeout_s=timeout_s) as world.client,
+    ):
+        yield
+        end_well(folder, service)
+
+
+def end_well(folder: Path, service: ServiceProcess) -> None:
+    assert service.terminate() == 0
+    streamhouse("check", "--data-dir", folder / "data")
 
 
 def test_a_full_disk_refuses_every_write_and_all_goes_on_once_there_is_room(
     tmp_path: Path,
 ) -> None:
-    switch, directory = tmp_path / "full", tmp_path / "data"
-    with (
-        served(directory, "disk-full", switch) as service,
-        StreamhouseClient(service.endpoint, timeout_s=TIMEOUT_S) as client,
-    ):
-        world = World(client)
-        switch.touch()
+    with failing(tmp_path, "disk-full") as (service, world):
         for name, error in world.try_all(1).items():
             assert type(error) is StorageFailedError, f"{name}: {error!r}"
             assert error.retriable
@@ -137,31 +161,24 @@ def test_a_full_disk_refuses_every_write_and_all_goes_on_once_there_is_room(
                 transaction.commit(world.parts[name], timeout_s=TIMEOUT_S)
         world.check_reads()
 
-        switch.unlink()
+        switch(tmp_path).unlink()
         assert set(world.try_all(2).values()) == {None}
         # What was refused can be done again; nothing of it is in the way.
         assert world.try_all(1)["create_table"] is None
         world.commit_all()
         world.check_end([1, 2], refused=[])
-        assert service.terminate() == 0
-    streamhouse("check", "--data-dir", directory)
+        end_well(tmp_path, service)
 
 
 def test_after_a_failed_sync_a_bucket_is_read_only_and_says_so_until_a_restart(
     tmp_path: Path,
 ) -> None:
-    switch, directory = tmp_path / "failing", tmp_path / "data"
-    with (
-        served(directory, "sync-fails", switch) as service,
-        StreamhouseClient(service.endpoint, timeout_s=TIMEOUT_S) as client,
-    ):
-        world = World(client)
-        switch.touch()
+    with failing(tmp_path, "sync-fails") as (service, world):
         # Its outcome is not known, and the repetition meets a bucket that takes nothing.
         first = world.try_all(1)
         for name in ("append", "upsert"):
             assert isinstance(first[name], REFUSALS), f"{name}: {first[name]!r}"
-        switch.unlink()
+        switch(tmp_path).unlink()
         second = world.try_all(2)
         for name in ("append", "upsert"):
             assert isinstance(second[name], StorageFailedError)
@@ -172,40 +189,26 @@ def test_after_a_failed_sync_a_bucket_is_read_only_and_says_so_until_a_restart(
         world.commit_all()
         world.check_reads()
         service.kill()
-    with (
-        ServiceProcess(directory) as service,
-        StreamhouseClient(service.endpoint, timeout_s=TIMEOUT_S) as world.client,
-    ):
+    with restarted(tmp_path, world):
         assert world.try_all(3)["append"] is None
         world.check_end([3], refused=[2])
-        assert service.terminate() == 0
-    streamhouse("check", "--data-dir", directory)
 
 
 @pytest.mark.parametrize("kind", ["names-fail", "all-fails"])
 def test_whatever_fails_every_call_gets_a_clear_answer_and_a_restart_mends_all(
     tmp_path: Path, kind: str
 ) -> None:
-    switch, directory = tmp_path / "failing", tmp_path / "data"
-    with (
-        served(directory, kind, switch) as service,
-        StreamhouseClient(service.endpoint, timeout_s=TIMEOUT_S) as client,
-    ):
-        world = World(client)
-        switch.touch()
+    with failing(tmp_path, kind) as (service, world):
         for name, error in world.try_all(1).items():
             assert error is None or isinstance(error, REFUSALS), f"{name}: {error!r}"
         world.check_reads()
-        switch.unlink()
+        switch(tmp_path).unlink()
         again = world.try_all(2)
         for name, error in again.items():
             assert error is None or isinstance(error, REFUSALS), f"{name}: {error!r}"
             assert error is None or not DISK_FAULTS[kind].goes_on, f"{name}: {error!r}"
         service.kill()
-    with (
-        ServiceProcess(directory) as service,
-        StreamhouseClient(service.endpoint, timeout_s=30) as world.client,
-    ):
+    with restarted(tmp_path, world, timeout_s=30):
         world.transactions = {
             name: world.client.open_transaction(name, transaction.transaction_id)
             for name, transaction in world.transactions.items()
@@ -213,5 +216,3 @@ def test_whatever_fails_every_call_gets_a_clear_answer_and_a_restart_mends_all(
         assert set(world.try_all(3).values()) == {None}
         world.commit_all()
         world.check_end([3], refused=[])
-        assert service.terminate() == 0
-    streamhouse("check", "--data-dir", directory)

@@ -46,6 +46,12 @@ def _in_lake(client: streamhouse.StreamhouseClient, part: str = "") -> list[int]
     return sorted(found.column("id").to_pylist())
 
 
+def _create(client: streamhouse.StreamhouseClient, properties: dict[str, str]) -> None:
+    """Make the table with the rows 0 to 19."""
+    client.create_table("events", SCHEMA, bucket_count=2, bucket_key=["id"], properties=properties)
+    client.append("events", _rows(*range(20)))
+
+
 def _overwrite(client: streamhouse.StreamhouseClient, *parts: pa.Table) -> None:
     with client.begin_transaction("events", operation="overwrite") as transaction:
         transaction.commit([transaction.stage(part) for part in parts])
@@ -60,10 +66,7 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
     tmp_path: Path, properties: dict[str, str]
 ) -> None:
     with _served(tmp_path) as client:
-        client.create_table(
-            "events", SCHEMA, bucket_count=2, bucket_key=["id"], properties=properties
-        )
-        client.append("events", _rows(*range(20)))
+        _create(client, properties)
         tier_once(client, "events")
         client.append("events", _rows(20, 21))
         old = client.positions("events")
@@ -104,10 +107,7 @@ def test_a_table_that_is_emptied_before_its_first_round_has_nothing_to_tier(
     tmp_path: Path, properties: dict[str, str]
 ) -> None:
     with _served(tmp_path) as client:
-        client.create_table(
-            "events", SCHEMA, bucket_count=2, bucket_key=["id"], properties=properties
-        )
-        client.append("events", _rows(*range(20)))
+        _create(client, properties)
         _overwrite(client)
 
         # It once waited for two minutes to claim a table that the service had nothing of.

@@ -203,22 +203,29 @@ def test_what_is_wrong_is_refused_when_it_is_staged(client: StorageClient) -> No
         upsert.commit([])
 
 
+def _create_sums(client: StorageClient, **more: str) -> None:
+    """Make a table whose sums overflow soon."""
+    merge = {"table.merge-engine": "aggregation", "fields.n.agg": "sum"}
+    schema = _sums([], []).schema
+    client.create_table(
+        "sums", schema, primary_key=("id",), bucket_count=2, properties=merge | more
+    )
+
+
+def _sums(ids: list[int], numbers: list[int]) -> pa.Table:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int8())])
+    return pa.table({"id": ids, "n": numbers}, schema)
+
+
 def test_a_commit_that_cannot_be_applied_changes_nothing(client: StorageClient) -> None:
     """An overflow shows only where rows meet those that are there."""
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int8())])
-    client.create_table(
-        "sums",
-        schema,
-        primary_key=("id",),
-        bucket_count=2,
-        properties={"table.merge-engine": "aggregation", "fields.n.agg": "sum"},
-    )
-    client.upsert("sums", pa.table({"id": [1, 2], "n": [100, 1]}, schema))
+    _create_sums(client)
+    client.upsert("sums", _sums([1, 2], [100, 1]))
     before = client.positions("sums")
 
     transaction = client.begin_transaction("sums", operation="upsert")
-    parts = [transaction.stage(pa.table({"id": [2, 3], "n": [1, 1]}, schema)) for _ in range(3)]
-    parts.append(transaction.stage(pa.table({"id": [1], "n": [100]}, schema)))
+    parts = [transaction.stage(_sums([2, 3], [1, 1])) for _ in range(3)]
+    parts.append(transaction.stage(_sums([1], [100])))
     with pytest.raises(InvalidRequestError, match="overflows"):
         transaction.commit(parts)
 
@@ -226,30 +233,19 @@ def test_a_commit_that_cannot_be_applied_changes_nothing(client: StorageClient) 
     with pytest.raises(TransactionNotFoundError):
         transaction.status()
     with client.begin_transaction("sums", operation="upsert") as after:
-        after.commit([after.stage(pa.table({"id": [2, 3], "n": [1, 1]}, schema))])
+        after.commit([after.stage(_sums([2, 3], [1, 1]))])
     found = client.lookup("sums", pa.table({"id": [1, 2, 3]})).to_pydict()
     assert found["n"] == [100, 2, 1]
 
 
 def test_an_overwrite_leaves_what_its_rows_make_of_an_empty_table(client: StorageClient) -> None:
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int8())])
-    client.create_table(
-        "sums",
-        schema,
-        primary_key=("id",),
-        bucket_count=2,
-        properties={
-            "table.merge-engine": "aggregation",
-            "fields.n.agg": "sum",
-            "table.delete.behavior": "allow",
-        },
-    )
-    client.upsert("sums", pa.table({"id": [1, 2, 3], "n": [100, 1, 1]}, schema))
+    _create_sums(client, **{"table.delete.behavior": "allow"})
+    client.upsert("sums", _sums([1, 2, 3], [100, 1, 1]))
 
     with client.begin_transaction("sums", operation="overwrite") as transaction:
         # 100 + 100 would overflow, but what is there does not count.
-        first = transaction.stage(pa.table({"id": [1, 4], "n": [100, 1]}, schema))
-        second = transaction.stage(pa.table({"id": [1, 4], "n": [1, 1]}, schema))
+        first = transaction.stage(_sums([1, 4], [100, 1]))
+        second = transaction.stage(_sums([1, 4], [1, 1]))
         result = transaction.commit([first, second])
 
     assert result.row_count == 4
@@ -257,7 +253,7 @@ def test_an_overwrite_leaves_what_its_rows_make_of_an_empty_table(client: Storag
     assert client.lookup("sums", keys).to_pydict()["n"] == [101, None, None, 2]
     assert client.count("sums") == 2
     with client.begin_transaction("sums", operation="overwrite") as transaction:
-        part = transaction.stage(pa.table({"id": [1, 1], "n": [100, 100]}, schema))
+        part = transaction.stage(_sums([1, 1], [100, 100]))
         with pytest.raises(InvalidRequestError, match="overflows"):
             transaction.commit([part])
     assert client.count("sums") == 2

@@ -45,6 +45,32 @@ def _copy(lake: Lake, source: str, target: str) -> None:
     shutil.copytree(lake.folder / source, lake.folder / target)
 
 
+def _live_twice(lake: Lake, first: str, second: str, *, rows_both: int) -> None:
+    """Give two data directories the same two tables, all of whose rows are in the lake."""
+    with lake.service(first) as (service, client):
+        _create(client)
+        _write(client, 0, rows_both, mark="both")
+        tier_once(client)
+        service.terminate()
+    _copy(lake, first, second)
+
+
+def _outgrown(lake: Lake) -> tuple[Rows, Rows]:
+    """Give directory `old` what `now` had before it brought more rows to the lake.
+
+    Return the rows of both then, and those of `now` at last.
+    """
+    _live_twice(lake, "now", "old", rows_both=500)
+    with lake.service("now") as (service, client):
+        both = by_id(client.read(LOG))
+        _write(client, 500, 600, mark="now")
+        tier_once(client)
+        now = by_id(client.read(LOG))
+        service.terminate()
+    assert (len(both), len(now)) == (500, 600)
+    return both, now
+
+
 def _refused(call: Callable[[], object]) -> str:
     with pytest.raises(HistoryDivergedError, match="the lake has") as refused:
         call()
@@ -66,19 +92,7 @@ def _check_refused(client: StreamhouseClient, table: str, in_lake: Rows) -> None
 
 
 def test_an_old_copy_is_refused_and_stays_so(lake: Lake) -> None:
-    with lake.service("now") as (service, client):
-        _create(client)
-        _write(client, 0, 500, mark="both")
-        tier_once(client)
-        both = by_id(client.read(LOG))
-        service.terminate()
-    _copy(lake, "now", "old")
-    with lake.service("now") as (service, client):
-        _write(client, 500, 600, mark="now")
-        tier_once(client)
-        now = by_id(client.read(LOG))
-        service.terminate()
-    assert len(now) == 600
+    both, now = _outgrown(lake)
 
     with lake.service("old") as (service, client):
         # Of one table the lake is ahead of the log, of the other the log has gone past it.
@@ -127,17 +141,7 @@ def test_of_twins_only_one_tiers(lake: Lake) -> None:
 
 def test_the_lakes_history_may_be_chosen(lake: Lake) -> None:
     """It says first what that keeps and what not, and deletes nothing."""
-    with lake.service("now") as (service, client):
-        _create(client)
-        _write(client, 0, 500, mark="both")
-        tier_once(client)
-        service.terminate()
-    _copy(lake, "now", "old")
-    with lake.service("now") as (service, client):
-        _write(client, 500, 600, mark="now")
-        tier_once(client)
-        now = by_id(client.read(LOG))
-        service.terminate()
+    _, now = _outgrown(lake)
 
     with lake.service("old") as (service, client):
         with pytest.raises(TableExistsError, match="has the history of the table"):
@@ -184,12 +188,7 @@ def test_the_lakes_history_may_be_chosen(lake: Lake) -> None:
 
 
 def test_a_check_finds_the_other_history(lake: Lake) -> None:
-    with lake.service("now") as (service, client):
-        _create(client)
-        _write(client, 0, 50, mark="both")
-        tier_once(client)
-        service.terminate()
-    _copy(lake, "now", "old")
+    _live_twice(lake, "now", "old", rows_both=50)
     for name, mark in (("now", "now"), ("old", "old")):
         with lake.service(name) as (service, client):
             _write(client, 50, 80, mark=mark)

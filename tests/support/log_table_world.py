@@ -43,9 +43,9 @@ class LogTableWorld:
         self.append(count, bucket=bucket)
         return self.tiering.tier(PATH)
 
-    def tier_many(self, rounds: int = 8) -> None:
-        """Move ten rows into the lake in each of so many rounds, which makes a file of each."""
-        for _ in range(rounds):
+    def tier_small_files(self, count: int) -> None:
+        """Move so many files of ten rows into the lake, each in a round of its own."""
+        for _ in range(count):
             self.tier_rows(10)
 
     def delete(self, *addresses: Address) -> None:

@@ -40,18 +40,28 @@ def _claim(lake: LogTableWorld) -> TieringAssignment:
     return answer
 
 
+def _tidied(lake: LogTableWorld, **more: str) -> tuple[_Clock, Maintainer]:
+    """Make a table that keeps few snapshots; return its worker's clock, and that worker."""
+    lake.tiering.create_table(properties=FEW | more)
+    clock = _Clock()
+    return clock, clock.maintainer(lake)
+
+
+def _rounds(lake: LogTableWorld, maintainer: Maintainer, count: int) -> None:
+    """Move five rows into the lake in each of so many rounds."""
+    for _ in range(count):
+        lake.append(5)
+        lake.tiering.round(lake.tiering.claim(), maintainer=maintainer).run()
+
+
 def _look_after(lake: LogTableWorld, maintainer: Maintainer) -> None:
     assert lake.tiering.round(_claim(lake), maintainer=maintainer).run().kind == "maintained"
 
 
 @pytest.mark.parametrize("is_same_worker", [True, False], ids=["same-worker", "another"])
 def test_its_snapshots_expire_and_its_orphans_go(lake: LogTableWorld, is_same_worker: bool) -> None:
-    clock = _Clock()
-    worker = clock.maintainer(lake)
-    lake.tiering.create_table(properties=FEW)
-    for _ in range(4):
-        lake.append(5)
-        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    clock, worker = _tidied(lake)
+    _rounds(lake, worker, 4)
     [*_, last] = lake.tiering.lake_table().metadata.snapshots
     orphan = lake.tiering.data_files()[0].with_name("left-by-a-dead-worker.parquet")
     orphan.write_bytes(b"")
@@ -84,18 +94,13 @@ def test_its_snapshots_expire_and_its_orphans_go(lake: LogTableWorld, is_same_wo
     lake.check()
 
     # Rows that come make it due anew.
-    lake.append(5)
-    lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    _rounds(lake, worker, 1)
     assert _due_ms(lake) is not None
 
 
 def test_what_a_reader_pins_is_tried_again_later(lake: LogTableWorld) -> None:
-    clock = _Clock()
-    worker = clock.maintainer(lake)
-    lake.tiering.create_table(properties=FEW)
-    for _ in range(3):
-        lake.append(5)
-        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    clock, worker = _tidied(lake)
+    _rounds(lake, worker, 3)
     first, *_, last = lake.tiering.lake_table().metadata.snapshots
     lake.tiering.service.pin_snapshot("db.t", first.snapshot_id, holder="reader")
     clock.now_ms = last.timestamp_ms + HOUR_MS + 1
@@ -108,18 +113,9 @@ def test_what_a_reader_pins_is_tried_again_later(lake: LogTableWorld) -> None:
 
 
 def test_all_its_lake_tables_are_tidied(lake: LogTableWorld) -> None:
-    clock = _Clock()
-    worker = clock.maintainer(lake)
-    lake.tiering.create_table(
-        properties=FEW
-        | {
-            "table.datalake.batch-layout.sort": "id",
-            "table.datalake.batch-layout.freshness": "10h",
-        }
-    )
-    for _ in range(3):
-        lake.append(5)
-        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    sort = {"table.datalake.batch-layout.sort": "id"}
+    clock, worker = _tidied(lake, **sort, **{"table.datalake.batch-layout.freshness": "10h"})
+    _rounds(lake, worker, 3)
     clock.now_ms += 2 * HOUR_MS
 
     _look_after(lake, worker)
@@ -147,18 +143,14 @@ def test_it_is_looked_after_when_rows_are_too_old_and_not_before(lake: LogTableW
 
 
 def test_without_auto_maintenance_nothing_is_due(lake: LogTableWorld) -> None:
-    lake.tiering.create_table(properties=FEW | {"table.datalake.auto-maintenance": "false"})
-    lake.append(5)
-    lake.tiering.round(lake.tiering.claim(), maintainer=_Clock().maintainer(lake)).run()
+    _, worker = _tidied(lake, **{"table.datalake.auto-maintenance": "false"})
+    _rounds(lake, worker, 1)
     assert _due_ms(lake) is None
 
 
 def test_a_plan_for_other_limits_is_made_anew(lake: LogTableWorld) -> None:
-    worker = _Clock().maintainer(lake)
-    lake.tiering.create_table(properties=FEW | {"table.datalake.target-file-bytes": "1kb"})
-    for _ in range(9):
-        lake.append(5)
-        lake.tiering.round(lake.tiering.claim(), maintainer=worker).run()
+    _, worker = _tidied(lake, **{"table.datalake.target-file-bytes": "1kb"})
+    _rounds(lake, worker, 9)
     # Each of them has the size that was wanted.
     assert len(lake.tiering.data_files()) == 9
 

@@ -359,8 +359,7 @@ def test_rows_are_not_removed_from_files_that_another_engine_rewrote(
     lake: LogTableWorld,
 ) -> None:
     lake.tiering.create_table(properties=TTL)
-    for _ in range(3):
-        lake.tier_rows(10)
+    lake.tier_small_files(3)
     lake.tiering.service.sleep(TTL_S + 1)
     lake.tier_rows(10)
 

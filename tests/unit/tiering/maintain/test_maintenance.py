@@ -120,8 +120,7 @@ def test_the_service_is_told_what_maintenance_has_left(lake: LogTableWorld) -> N
 
 def test_a_table_that_lags_behind_is_tiered_first(lake: LogTableWorld) -> None:
     info = lake.tiering.create_table()
-    for _ in range(9):
-        lake.tier_rows(10)
+    lake.tier_small_files(9)
     maintainer = lake.tiering.maintainer()
     assert maintainer.is_due(lake.tiering.open(), info)
     assert not maintainer.is_due(lake.tiering.open(), info, is_behind=True)

@@ -65,8 +65,7 @@ def test_small_files_become_one_a_bucket_in_a_replace_snapshot(lake: LogTableWor
 
 def test_rounds_go_on_from_a_rewritten_table(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
     lake.tiering.maintain()
 
     result = lake.tier_rows(10)
@@ -134,8 +133,7 @@ def test_a_file_whose_rows_are_all_deleted_leaves_nothing_behind(lake: LogTableW
 
 def test_columns_of_other_engines_survive(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(4):
-        lake.tier_rows(10)
+    lake.tier_small_files(4)
     with lake.tiering.lake_table().update_schema() as change:
         change.add_column("checked_by", LongType())
     table = lake.tiering.lake_table()
@@ -154,8 +152,7 @@ def test_columns_of_other_engines_survive(lake: LogTableWorld) -> None:
 
 def test_a_deletion_during_a_rewrite_wins(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
 
     def delete_meanwhile(step: str) -> None:
         if step == "files-rewritten":
@@ -175,8 +172,7 @@ def test_a_deletion_during_a_rewrite_wins(lake: LogTableWorld) -> None:
 
 def test_a_foreign_compaction_during_a_rewrite_wins(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
 
     def compact_meanwhile(step: str) -> None:
         if step == "files-rewritten":
@@ -192,8 +188,7 @@ def test_a_foreign_compaction_during_a_rewrite_wins(lake: LogTableWorld) -> None
 
 def test_a_foreign_append_during_a_rewrite_does_not_hinder_it(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
 
     def alter_meanwhile(step: str) -> None:
         if step == "rewrite-staged" and "owner" not in lake.tiering.lake_table().properties:
@@ -211,8 +206,7 @@ def test_a_foreign_append_during_a_rewrite_does_not_hinder_it(lake: LogTableWorl
 
 def test_a_worker_that_lost_its_claim_replaces_nothing(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
     before = lake.tiering.lake_table().metadata.current_snapshot_id
 
     def lost() -> None:
@@ -226,8 +220,7 @@ def test_a_worker_that_lost_its_claim_replaces_nothing(lake: LogTableWorld) -> N
 
 def test_a_newer_epoch_in_the_lake_fences_maintenance(lake: LogTableWorld) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
     stale = lake.tiering.service.table_state("db.t")
 
     def round_meanwhile(step: str) -> None:
@@ -249,8 +242,7 @@ def test_a_file_that_is_not_what_its_metadata_says_is_not_rewritten(
     lake: LogTableWorld,
 ) -> None:
     lake.tiering.create_table()
-    for _ in range(8):
-        lake.tier_rows(10)
+    lake.tier_small_files(8)
     path = lake.tiering.data_files()[0]
     pq.write_table(pq.read_table(path).slice(1), path)
 

@@ -25,8 +25,7 @@ def _lake_files(lake: LogTableWorld) -> set[str]:
 
 def test_old_snapshots_are_expired_and_their_files_deleted(lake: LogTableWorld) -> None:
     lake.tiering.create_table(properties=SHORT)
-    for _ in range(12):
-        lake.tier_rows(10)
+    lake.tier_small_files(12)
 
     report = lake.tiering.maintain(policy=lake.tiering.on_demand())
 
@@ -41,8 +40,7 @@ def test_old_snapshots_are_expired_and_their_files_deleted(lake: LogTableWorld) 
 
 def test_all_files_that_are_left_belong_to_a_snapshot(lake: LogTableWorld) -> None:
     lake.tiering.create_table(properties={**SHORT, "table.datalake.snapshot.min-count": "1"})
-    for _ in range(12):
-        lake.tier_rows(10)
+    lake.tier_small_files(12)
 
     lake.tiering.maintain(policy=lake.tiering.on_demand())
 
@@ -112,8 +110,7 @@ def test_a_snapshot_pinned_while_it_expires_keeps_its_files(lake: LogTableWorld)
 
 def test_orphans_go_when_they_are_old_and_nothing_else_does(lake: LogTableWorld) -> None:
     lake.tiering.create_table(properties=SHORT)
-    for _ in range(3):
-        lake.tier_rows(10)
+    lake.tier_small_files(3)
     data = next(iter((lake.tiering.folder / "warehouse").rglob("*.parquet"))).parent.parent
     metadata = data.parent / "metadata"
     strangers = [
