@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -17,9 +18,12 @@ from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole, LakeState
+from tests.support.held_step import lower
+from tests.support.key_table_world import KeyTableWorld
 
-__all__ = ["FaultyCatalog", "faulty_lake_catalog", "missing_files"]
+__all__ = ["FaultyCatalog", "faulty_key_table", "faulty_lake_catalog", "missing_files"]
 
 
 Fault = Callable[["FaultyCatalog", "Commit"], CommitTableResponse]
@@ -222,3 +226,20 @@ def missing_files(table: Table) -> list[str]:
 
 def _is_there(uri: str) -> bool:
     return Path(uri.removeprefix("file://")).exists()
+
+
+def faulty_key_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]
+) -> Iterator[KeyTableWorld]:
+    """A table whose catalog goes wrong as a test tells it, and workers that do not wait."""
+    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
+    FaultyCatalog.reset()
+    with KeyTableWorld(folder, catalog=faulty_lake_catalog(folder)) as world:
+        info = world.create_key_table(properties=properties)
+        # The lake tables exist before the first fault: faults are those of commits.
+        lake = world.tiering.lake()
+        lake.open_or_create(info, LakeState())
+        if info.properties().datalake_changelog:
+            lake.open_or_create(info, None, role=LakeRole.CHANGES)
+        yield world
+    FaultyCatalog.reset()

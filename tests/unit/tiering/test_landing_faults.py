@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from pyiceberg.table import CommitTableResponse
 
-from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
-from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,
     conflict_after_landed,
-    faulty_lake_catalog,
+    faulty_key_table,
     late,
     late_by,
     lost_answer,
@@ -29,7 +27,6 @@ from tests.support.faulty_catalog import (
     server_error_after_landed,
     well,
 )
-from tests.support.held_step import lower
 from tests.support.key_table_world import KeyTableWorld
 
 PROPERTIES = {
@@ -40,14 +37,7 @@ PROPERTIES = {
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTableWorld]:
-    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
-    FaultyCatalog.reset()
-    with KeyTableWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
-        info = opened.create_key_table(properties=PROPERTIES)
-        # The lake table exists before the first fault: faults are those of commits.
-        opened.tiering.lake().open_or_create(info, LakeState())
-        yield opened
-    FaultyCatalog.reset()
+    yield from faulty_key_table(tmp_path, monkeypatch, PROPERTIES)
 
 
 def _fill(world: KeyTableWorld) -> None:

@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import LakeRole, LakeState
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,
     catalog_dies,
-    faulty_lake_catalog,
+    faulty_key_table,
     late,
     lost_answer,
     lost_request,
     refused,
 )
-from tests.support.held_step import lower
 from tests.support.key_table_world import KeyTableWorld
 
 FAULTS = (refused, lost_answer, lost_request, late, catalog_dies)
@@ -42,15 +39,7 @@ STEPS = (
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTableWorld]:
-    lower(monkeypatch, "landing-backoff", Backoff(first_s=0.0, most_s=0.0))
-    FaultyCatalog.reset()
-    with KeyTableWorld(tmp_path, catalog=faulty_lake_catalog(tmp_path)) as opened:
-        info = opened.create_key_table(properties=PROPERTIES)
-        # The lake tables exist before the first fault: faults are those of commits.
-        opened.tiering.lake().open_or_create(info, LakeState())
-        opened.tiering.lake().open_or_create(info, None, role=LakeRole.CHANGES)
-        yield opened
-    FaultyCatalog.reset()
+    yield from faulty_key_table(tmp_path, monkeypatch, PROPERTIES)
 
 
 def _write(world: KeyTableWorld, number: int) -> None:
