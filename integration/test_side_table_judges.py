@@ -225,13 +225,6 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[History
         catalog.close()
 
 
-def _states(histories: list[History]) -> Iterator[tuple[State, LakeRole, str]]:
-    for history in histories:
-        for state in history.states:
-            for role, location in state.locations.items():
-                yield state, role, location
-
-
 def _states(histories: list[History]) -> list[tuple[History, State, LakeRole, str]]:
     return [
         (history, state, role, location)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake import LakeCatalog
+from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
@@ -40,20 +41,16 @@ def _rows(count: int) -> pa.Table:
     return pa.table({"id": range(count), "name": [f"n{i}" for i in range(count)]}, schema=SCHEMA)
 
 
-def _environment(endpoint: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("STREAMHOUSE_")}
-    return {**plain, "STREAMHOUSE_ENDPOINT": endpoint, **(more or {})}
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("STREAMHOUSE_"):
+            monkeypatch.delenv(name)
 
 
 def _tier(endpoint: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*_COMMAND, *arguments],
-        env=_environment(endpoint, more),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {"STREAMHOUSE_ENDPOINT": endpoint, **more}
+    return streamhouse("tier", *arguments, expect=None, env=environment)
 
 
 def _tiered(client: StorageClient, path: str) -> int:
@@ -178,7 +175,7 @@ def test_without_once_it_keeps_tables_fresh_until_a_signal(
     client.create_table(path, SCHEMA, properties={"table.datalake.freshness": "200ms"})
     with subprocess.Popen(
         [*_COMMAND, "--table", path, "--log-level", "info"],
-        env=_environment(service.endpoint),
+        env={**os.environ, "STREAMHOUSE_ENDPOINT": service.endpoint},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
