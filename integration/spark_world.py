@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pyspark.sql.streaming import DataStreamReader
 
 import streamhouse
 from streamhouse.client import StreamhouseClient
+from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -131,6 +133,7 @@ def last_line(error: BaseException) -> str:
 def spark_session(master: str = "local[2]") -> Iterator[SparkSession]:
     """A session in this process; stopped at the end, so that another module may have its own."""
     warehouse = tempfile.mkdtemp(prefix="spark-warehouse-")
+    os.environ["PYSPARK_PYTHON"] = python_for_spark()
     session = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")

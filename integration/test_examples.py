@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +29,7 @@ def _run(
     finished = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, **env},
+        env={**os.environ, "PYSPARK_PYTHON": python_for_spark(), **env},
         capture_output=True,
         text=True,
         timeout=280,

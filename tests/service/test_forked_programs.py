@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.python_process import ForkedProcess, run_python, start_python
+from tests.support.python_process import ForkedProcess, python_for_spark, run_python, start_python
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,48 @@ def test_a_forked_program_ends_as_an_executed_one(
     forked = run_python(arguments, env={"GIVEN": "value"})
 
     assert _outcome(forked) == _outcome(executed)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-c", "import sys; print(sys.argv, input()); print('!', file=sys.stderr); sys.exit(3)"),
+        ("-c", "import of_the_caller, os; print(of_the_caller.X, os.getcwd())"),
+        ("-m", "platform"),
+        ("--version",),
+    ],
+)
+def test_what_spark_starts_as_python_does_what_python_does(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_the_caller.py").write_text("X = 5")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    executed, forked = (
+        subprocess.run(
+            [python, *arguments],
+            input="given\n",
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        for python in (sys.executable, python_for_spark())
+    )
+
+    assert python_for_spark() != sys.executable
+    assert _outcome(forked) == _outcome(executed)
+
+
+def test_what_spark_starts_as_python_hands_on_that_it_is_to_end() -> None:
+    program = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    with subprocess.Popen([python_for_spark(), "-c", program], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        forked = int(started.stdout.readline())
+        assert forked != started.pid
+        started.terminate()
+        assert started.wait(30) == 128 + signal.SIGTERM
 
 
 def test_a_module_is_run_as_the_main_one() -> None:

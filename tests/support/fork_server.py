@@ -1,12 +1,13 @@
 """Forks Python programs off one process that has imported what they need. Run as a program:
 
-    python -m tests.support.fork_server SOCKET-DESCRIPTOR
+    python -m tests.support.fork_server LISTENER LIFE MODULE...
 
-Importing the service takes 0.9 s of a core, and the tests start it hundreds of times. A request is
-a JSON object `{"arguments": ["-c" | "-m", text, ...], "environment": {...}, "directory": ...}`
+Importing the service takes 0.9 s of a core, and the tests start it hundreds of times; Spark starts
+a Python worker for each step of a plan. A connection to the socket `LISTENER` is one request: a
+JSON object `{"arguments": ["-c" | "-m", text, ...], "environment": {...}, "directory": ...}`
 behind its length, with four descriptors: stdin, stdout, stderr, and where the exit code goes as a
 line once the program has ended. The answer is the program's process id. The server itself runs
-nothing of what it has imported, and ends when its socket is closed.
+nothing of the modules that it has imported, and ends when the other end of the pipe `LIFE` does.
 """
 
 from __future__ import annotations
@@ -17,41 +18,22 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
-import struct
 import sys
 import types
 import warnings
 from typing import Any, Final
 
-__all__ = ["DESCRIPTORS", "LENGTH", "receive_exactly"]
+from tests.support.forked_python import LENGTH
 
-LENGTH: Final = struct.Struct("!I")
+__all__: list[str] = []
+
 DESCRIPTORS: Final = 4
 
-# What `serve`, tiering and the other commands import sooner or later.
-_IMPORTED: Final = (
-    "streamhouse.cli.alter",
-    "streamhouse.cli.backup",
-    "streamhouse.cli.check",
-    "streamhouse.cli.dump",
-    "streamhouse.cli.import_table",
-    "streamhouse.cli.restore",
-    "streamhouse.cli.serve",
-    "streamhouse.client",
-    "streamhouse.connector.plan.lake_bucket",
-    "streamhouse.storage_service.lake.catalogs.open_catalog",
-    "streamhouse.storage_service.rest_catalog.rest_api",
-    "streamhouse.storage_service.server.listener",
-    "streamhouse.tiering.worker.embedded",
-    "pyiceberg.catalog.rest",
-    "pyiceberg.catalog.sql",
-    "pyiceberg.io.pyarrow",
-)
 
-
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Return the next `size` bytes; fewer if the other end closed before."""
     received = bytearray()
     while len(received) < size:
@@ -70,30 +52,38 @@ class _Child(Exception):
 
 
 class _Server:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, listener: socket.socket, life: int) -> None:
+        self._listener = listener
+        self._life = life
         self._exit_codes_to: dict[int, int] = {}
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
 
     def serve(self) -> None:
         """Fork for each request until there are no more; raises `_Child` in the forked process."""
-        while True:
-            head, descriptors, _, _ = socket.recv_fds(self._connection, LENGTH.size, DESCRIPTORS)
-            if not head:
-                return
-            head += receive_exactly(self._connection, LENGTH.size - len(head))
-            request = json.loads(receive_exactly(self._connection, LENGTH.unpack(head)[0]))
-            # A program that ends at once must be known before it is reaped.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-            pid = os.fork()
-            if not pid:
-                self._become_child(descriptors)
-                raise _Child(request)
-            for descriptor in descriptors[:-1]:
-                os.close(descriptor)
-            self._exit_codes_to[pid] = descriptors[-1]
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            self._connection.sendall(LENGTH.pack(pid))
+        while self._life not in select.select([self._listener, self._life], [], [])[0]:
+            connection, _ = self._listener.accept()
+            # Who asked may have been killed since.
+            with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, DESCRIPTORS)
+        head += _receive_exactly(connection, LENGTH.size - len(head))
+        body = _receive_exactly(connection, LENGTH.unpack(head)[0]) if head else b""
+        if not body:
+            return
+        request = json.loads(body)
+        # A program that ends at once must be known before it is reaped.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if not pid:
+            self._become_child(descriptors)
+            raise _Child(request)
+        for descriptor in descriptors[:-1]:
+            os.close(descriptor)
+        self._exit_codes_to[pid] = descriptors[-1]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        connection.sendall(LENGTH.pack(pid))
 
     def _reap(self) -> None:
         while self._exit_codes_to:
@@ -110,7 +100,8 @@ class _Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        self._connection.close()
+        self._listener.close()
+        os.close(self._life)
         for number, descriptor in enumerate(descriptors[:-1]):
             os.dup2(descriptor, number)
         for descriptor in (*descriptors, *self._exit_codes_to.values()):
@@ -121,6 +112,8 @@ def _run(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path += [path for path in paths if path and path not in sys.path]
     kind, text, *rest = request["arguments"]
     if kind == "-m":
         sys.argv = [text, *rest]
@@ -131,10 +124,10 @@ def _run(request: dict[str, Any]) -> None:
         exec(compile(text, "<string>", "exec"), sys.modules["__main__"].__dict__)
 
 
-def main(descriptor: str) -> None:
-    # The tests get the signal too, and close the socket.
+def main(listener: str, life: str, *modules: str) -> None:
+    # The tests get the signal too, and end this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in _IMPORTED:
+    for name in modules:
         importlib.import_module(name)
     # The only other thread is the allocator's, which forks well.
     warnings.filterwarnings("ignore", "This process", DeprecationWarning)
@@ -142,8 +135,8 @@ def main(descriptor: str) -> None:
     gc.collect()
     gc.freeze()
     try:
-        with socket.socket(fileno=int(descriptor)) as connection:
-            _Server(connection).serve()
+        with socket.socket(fileno=int(listener)) as opened:
+            _Server(opened, int(life)).serve()
     except _Child as child:
         request = child.request
     else:

@@ -7,9 +7,10 @@ ends with an exit code. It has not imported its modules itself, and was not exec
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,11 +22,19 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from streamhouse.cli.tuned_malloc import TUNED_MALLOC
-from tests.support.fork_server import LENGTH, receive_exactly
+from tests.support.forked_python import ask_to_fork
 
-__all__ = ["ForkedProcess", "end_forking", "fork_from_now_on", "run_python", "start_python"]
+__all__ = [
+    "ForkedProcess",
+    "end_forking",
+    "fork_from_now_on",
+    "python_for_spark",
+    "run_python",
+    "start_python",
+]
 
 _ROOT: Final = Path(__file__).parents[2]
+_FORKED_PYTHON: Final = Path(__file__).with_name("forked_python.py")
 # Memory is as `serve` wants it, which would execute itself anew else; and no thread is started.
 _SERVER_ENVIRONMENT: Final = {**TUNED_MALLOC, "OPENBLAS_NUM_THREADS": "1"}
 
@@ -77,54 +86,88 @@ class ForkedProcess:
 
 
 class _ForkServer:
-    """The server, started with the first program."""
+    """A server that has imported these modules."""
 
-    def __init__(self) -> None:
-        self._connection, other = socket.socketpair()
-        environment = {**os.environ, **_SERVER_ENVIRONMENT}
-        with other:
+    def __init__(self, imported: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
+        self.address: Final = Path(self._folder.name) / "socket"
+        life, self._life = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.address))
+            listener.listen(64)
+            given = [listener.fileno(), life]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.fork_server", str(other.fileno())],
+                [sys.executable, "-m", "tests.support.fork_server", *map(str, given), *imported],
                 stdin=subprocess.DEVNULL,
                 cwd=_ROOT,
-                env=environment,
-                pass_fds=[other.fileno()],
+                env={**os.environ, **_SERVER_ENVIRONMENT},
+                pass_fds=given,
             )
-        self._lock = threading.Lock()
+        os.close(life)
 
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], out: int, err: int
     ) -> tuple[int, int]:
         """Fork a program; return its process id and where its exit code will be read."""
-        request = json.dumps(
-            {
-                "arguments": [str(argument) for argument in arguments],
-                "environment": {**environment, **TUNED_MALLOC},
-                "directory": str(Path.cwd()),
-            }
-        ).encode()
-        exit_code, exit_code_to = os.pipe()
-        try:
-            with self._lock, Path(os.devnull).open("rb") as nothing:
-                given = [nothing.fileno(), out, err, exit_code_to]
-                socket.send_fds(self._connection, [LENGTH.pack(len(request))], given)
-                self._connection.sendall(request)
-                answer = receive_exactly(self._connection, LENGTH.size)
-            assert len(answer) == LENGTH.size, "the server that forks programs is gone"
-        except BaseException:
-            os.close(exit_code)
-            raise
-        finally:
-            os.close(exit_code_to)
-        return LENGTH.unpack(answer)[0], exit_code
+        with Path(os.devnull).open("rb") as nothing:
+            return ask_to_fork(
+                self.address,
+                [str(argument) for argument in arguments],
+                {**environment, **TUNED_MALLOC},
+                (nothing.fileno(), out, err),
+            )
+
+    @functools.cached_property
+    def launcher(self) -> Path:
+        """A program that runs as Python does, and has it forked."""
+        path = self.address.with_name("python")
+        command = shlex.join(
+            [sys.executable, "-SE", str(_FORKED_PYTHON), sys.executable, str(self.address)]
+        )
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        path.chmod(0o700)
+        return path
 
     def end(self) -> None:
-        """Close the socket and wait until the server has ended; programs it forked go on."""
-        self._connection.close()
+        """End the server and wait until it has ended; programs it forked go on."""
+        os.close(self._life)
         self._process.wait(60)
+        self._folder.cleanup()
 
 
-_server: _ForkServer | None = None
+# What `serve`, tiering and the other commands import sooner or later.
+_OF_PROGRAMS: Final = (
+    "streamhouse.cli.alter",
+    "streamhouse.cli.backup",
+    "streamhouse.cli.check",
+    "streamhouse.cli.dump",
+    "streamhouse.cli.import_table",
+    "streamhouse.cli.restore",
+    "streamhouse.cli.serve",
+    "streamhouse.client",
+    "streamhouse.connector.plan.lake_bucket",
+    "streamhouse.storage_service.lake.catalogs.open_catalog",
+    "streamhouse.storage_service.rest_catalog.rest_api",
+    "streamhouse.storage_service.server.listener",
+    "streamhouse.tiering.worker.embedded",
+    "pyiceberg.catalog.rest",
+    "pyiceberg.catalog.sql",
+    "pyiceberg.io.pyarrow",
+)
+# What Spark's Python workers import for a data source, and ours.
+_OF_SPARK: Final = (
+    "pyspark.sql.datasource_internal",
+    "pyspark.sql.worker.utils",
+    "pyspark.worker",
+    "streamhouse.connector.format.data_source",
+    "streamhouse.connector.lake.planner",
+    "streamhouse.connector.stream.stream_reader",
+    "streamhouse.connector.write.writers",
+    "pyiceberg.catalog.sql",
+    "pyiceberg.io.pyarrow",
+)
+
+_servers: dict[tuple[str, ...], _ForkServer] = {}
 _may_fork = False
 
 
@@ -135,11 +178,16 @@ def fork_from_now_on() -> None:
 
 
 def end_forking() -> None:
-    """End the server, if there is one."""
-    global _may_fork, _server
-    server, _server, _may_fork = _server, None, False
-    if server is not None:
-        server.end()
+    """End the servers there are."""
+    global _may_fork
+    _may_fork = False
+    while _servers:
+        _servers.popitem()[1].end()
+
+
+def python_for_spark() -> str:
+    """Return what Spark is to start as Python: what forks, if programs may be forked."""
+    return str(_running_server(_OF_SPARK).launcher) if _may_fork else sys.executable
 
 
 def start_python(
@@ -164,7 +212,9 @@ def start_python(
         )
     read_end, write_end = os.pipe()
     try:
-        pid, exit_code = _running_server().start(arguments, environment, write_end, stderr)
+        pid, exit_code = _running_server(_OF_PROGRAMS).start(
+            arguments, environment, write_end, stderr
+        )
     except BaseException:
         os.close(read_end)
         raise
@@ -192,8 +242,7 @@ def run_python(
         return subprocess.CompletedProcess(list(arguments), code, said, err.read().decode())
 
 
-def _running_server() -> _ForkServer:
-    global _server
-    if _server is None:
-        _server = _ForkServer()
-    return _server
+def _running_server(imported: tuple[str, ...]) -> _ForkServer:
+    if imported not in _servers:
+        _servers[imported] = _ForkServer(imported)
+    return _servers[imported]
