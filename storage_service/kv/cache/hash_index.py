@@ -73,33 +73,49 @@ class HashIndex:
 
     def find(self, first: Hashes, second: Hashes) -> Slots:
         """Return the slot of each pair of hashes, or -1."""
-        slots = np.full(len(first), -1, dtype=np.int64)
         groups = self._group_of(first)
         tags = ((first & _TAG_HASH) | _TAG_BIT) * _ONES
         lines = self._lines[groups]
         candidates = _equal_bytes(lines, tags)
+        # Nearly always the first candidate is right: all are tried at once.
+        slots = groups * _GROUP + _lowest_byte(candidates)
+        wrong = (candidates == 0) | ~self._are_at(slots, first, second)
+        slots[wrong] = -1
+        candidates &= candidates - _ONE
+        more = np.flatnonzero(wrong & ((candidates != 0) | (lines >> _LAST != _EMPTY)))
+        if len(more):
+            slots[more] = self._find_on(
+                first[more], second[more], tags[more], groups[more], candidates[more]
+            )
+        return slots
+
+    def _are_at(self, slots: Slots, first: Hashes, second: Hashes) -> npt.NDArray[np.bool_]:
+        """Return whether each pair of hashes is at its slot."""
+        entries = self._rows[slots].view(np.uint64).reshape(-1, 3)
+        same: npt.NDArray[np.bool_] = (entries[:, 0] == first) & (entries[:, 1] == second)
+        return same
+
+    def _find_on(
+        self, first: Hashes, second: Hashes, tags: Hashes, groups: Slots, candidates: Hashes
+    ) -> Slots:
+        """Return the slot of each pair of hashes, or -1, from the next candidates on."""
+        slots = np.full(len(first), -1, dtype=np.int64)
         left = np.arange(len(first))
         while len(left):
-            tried = np.flatnonzero(candidates)
-            if len(tried):
-                guesses = groups[tried] * _GROUP + _lowest_byte(candidates[tried])
-                entries = np.take(self._entries, guesses, axis=0)
-                at = left[tried]
-                right = (entries[:, 0] == first[at]) & (entries[:, 1] == second[at])
-                slots[at[right]] = guesses[right]
-                candidates[tried] &= candidates[tried] - _ONE
-            # Go on with those that have another candidate, or another group to look in.
-            full = lines >> _LAST != _EMPTY
-            more = np.flatnonzero((slots[left] < 0) & ((candidates != 0) | full))
-            if len(more) == 0:
-                break
-            left, groups = left[more], groups[more]
-            lines, candidates = lines[more], candidates[more]
             onward = np.flatnonzero(candidates == 0)
             groups[onward] += 1
             groups[groups == self._groups] = 0
-            lines[onward] = self._lines[groups[onward]]
-            candidates[onward] = _equal_bytes(lines[onward], tags[left[onward]])
+            candidates[onward] = _equal_bytes(self._lines[groups[onward]], tags[left[onward]])
+            tried = np.flatnonzero(candidates)
+            guesses = groups[tried] * _GROUP + _lowest_byte(candidates[tried])
+            at = left[tried]
+            right = self._are_at(guesses, first[at], second[at])
+            slots[at[right]] = guesses[right]
+            candidates[tried] &= candidates[tried] - _ONE
+            # Go on with those that have another candidate, or another group to look in.
+            full = self._lines[groups] >> _LAST != _EMPTY
+            more = np.flatnonzero((slots[left] < 0) & ((candidates != 0) | full))
+            left, groups, candidates = left[more], groups[more], candidates[more]
         return slots
 
     def find_one(self, first: int, second: int) -> int:
@@ -239,6 +255,6 @@ def _equal_bytes(lines: Hashes, tags: Hashes) -> Hashes:
 
 
 def _lowest_byte(marks: Hashes) -> Slots:
-    """Return the position of the lowest marked byte; there is one."""
-    lowest = marks & (~marks + _ONE)
-    return (np.frexp(lowest.astype(np.float64))[1] - 1) >> 3
+    """Return the position of the lowest marked byte; 0 if none is."""
+    below: npt.NDArray[np.uint8] = np.bitwise_count(~marks & (marks - _ONE))
+    return (below >> 3 & 7).astype(np.int64)

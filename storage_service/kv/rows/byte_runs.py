@@ -6,6 +6,7 @@ the start of a buffer. Nothing here runs Python per row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "bytes_of",
     "fixed_rows",
     "gather_at",
+    "joined",
     "slice_runs",
     "validity_buffer",
     "write_at",
@@ -89,6 +91,23 @@ def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArr
     """Return a view with one value starting at every byte of `data`."""
     count = max(len(data) - dtype.itemsize + 1, 0)
     return np.ndarray(shape=(count,), dtype=dtype, buffer=data, strides=(1,))
+
+
+def joined(parts: Sequence[pa.Array]) -> pa.Array:
+    """Return binary arrays of one length, none with nulls, joined value by value."""
+    count = len(parts[0])
+    if len(parts) == 1 or count == 0:
+        return parts[0]
+    # One after the other in turn, the bytes of the parts lie as they have to: ends are left out.
+    in_turn = pa.concat_arrays(parts).take(_in_turn(len(parts), count))
+    data, offsets = binary_parts(in_turn)
+    return binary_array(data, offsets[:: len(parts)].copy())
+
+
+@lru_cache(maxsize=8)
+def _in_turn(part_count: int, count: int) -> pa.Array:
+    """Return the positions of the first values of all parts, of the second ones, and so on."""
+    return pa.array(np.arange(part_count * count).reshape(part_count, count).T.ravel())
 
 
 def slice_runs(

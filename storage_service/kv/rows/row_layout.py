@@ -28,6 +28,7 @@ from streamhouse.storage_service.kv.rows.byte_runs import (
     binary_parts,
     fixed_rows,
     gather_at,
+    joined,
     slice_runs,
     validity_buffer,
 )
@@ -85,9 +86,7 @@ class RowLayout:
             if column.null_count:
                 header["nulls"][:, i // 8] |= _null_bytes(column) << np.uint8(i % 8)
         rows = fixed_rows(header.view(np.uint8).reshape(count, self.header.itemsize))
-        if not bodies:
-            return rows
-        return pc.binary_join_element_wise(rows, *bodies, b"")
+        return joined([rows, *bodies])
 
     def decode(self, rows: pa.Array) -> list[pa.Array]:
         """Return the columns of rows made by `encode` with the same types; no row may be null."""
@@ -220,8 +219,8 @@ def _encode_list(column: pa.Array, children: RowLayout) -> pa.Array:
     lengths_of_elements = np.diff(body_offsets).astype(_U32)
     sizes = binary_array(lengths_of_elements, (ends * 4).astype(np.int32))
     bodies = binary_array(body_data, body_offsets[ends])
-    joined = pc.binary_join_element_wise(counts, sizes, bodies, b"")
-    return pc.if_else(column.is_valid(), joined, _EMPTY) if column.null_count else joined
+    rows = joined([counts, sizes, bodies])
+    return pc.if_else(column.is_valid(), rows, _EMPTY) if column.null_count else rows
 
 
 def _as_list(t: pa.DataType) -> pa.DataType:
