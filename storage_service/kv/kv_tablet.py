@@ -37,6 +37,7 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
+from streamhouse.storage_service.kv.cache.planned_rows import PlannedRows
 from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
 from streamhouse.storage_service.kv.cache.write_behind import Piece, WriteBehind
 from streamhouse.storage_service.kv.lookup import (
@@ -97,7 +98,7 @@ class KvTablet:
         self._end_seen = self._marker.applied_offset
         self._pending: deque[PlannedWrite] = deque()
         # What is planned but not applied; filled only when something is planned on top of it.
-        self._planned_rows: RowCache | None = None
+        self._planned_rows: PlannedRows | None = None
         self._applied_rows = 0
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
@@ -440,22 +441,23 @@ class KvTablet:
         On the thread that plans.
         """
         values = self._completed(keys, self._cache.get_to_write(keys))
-        if not self._pending:
-            return values
-        if self._planned_rows is None:
-            self._planned_rows = RowCache.overlay()
-            for planned in self._pending:
-                self._planned_rows.put(planned.keys, planned.values)
-        newer, unknown = self._planned_rows.get(keys)
-        return newer if unknown is None else pc.if_else(pa.array(unknown), values, newer)
+        return self._all_planned().over(keys, values) if self._pending else values
 
     def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """As `newest`, for few keys."""
-        known = None if self._pending else self._cache.get_few_to_write(keys)
-        if known is not None:
-            return known
-        values: Sequence[bytes | None] = self.newest(pa.array(keys, pa.binary())).to_pylist()
-        return values
+        values: Sequence[bytes | None] | None = self._cache.get_few_to_write(keys)
+        if values is None:
+            array = pa.array(keys, pa.binary())
+            values = list(self._completed(array, self._cache.get_to_write(array)).to_pylist())
+        return self._all_planned().over_few(keys, values) if self._pending else values
+
+    def _all_planned(self) -> PlannedRows:
+        """Return what is planned but not applied."""
+        if self._planned_rows is None:
+            self._planned_rows = PlannedRows()
+            for planned in self._pending:
+                self._planned_rows.put(planned.keys, planned.values)
+        return self._planned_rows
 
     def _completed(self, keys: pa.Array, cached: CachedRows) -> pa.Array:
         """Return the values of `keys`, with those from RocksDB that the cache does not know."""

@@ -113,13 +113,6 @@ class RowCache:
         self._few_read = _FewRead({}, -1)
         self._deleted: list[tuple[Hashes, Hashes]] = []
 
-    @classmethod
-    def overlay(cls) -> RowCache:
-        """Return a cache to lie over other rows: it knows nothing of keys not put, forgets none."""
-        cache = cls(budget_bytes=1 << 62, segment_bytes=_SEGMENT_BYTES_MIN)
-        cache._complete = False
-        return cache
-
     @property
     def complete(self) -> bool:
         """Whether a key that is not here has no row."""
