@@ -128,7 +128,7 @@ class Node:
         self.is_tls: Final = parts.scheme == "https"
         self.host: Final = parts.hostname or ""
         self.port: Final = parts.port or (443 if self.is_tls else 80)
-        self._prefix = parts.path
+        self._prefix = quote(parts.path, safe=_RESERVED)
         name = parts.netloc if parts.netloc.isascii() else parts.netloc.encode("idna").decode()
         self._headers = f"Host: {name}\r\nAccept-Encoding: identity\r\n{headers}"
         self._is_open = True

@@ -32,8 +32,8 @@ from streamhouse.storage_service.client.request_batches import (
 from streamhouse.storage_service.client.storage_client import StorageClient
 from streamhouse.storage_service.client.writes import (
     AppendWriter,
+    ColumnChecks,
     Ranges,
-    check_columns,
     route,
     send,
 )
@@ -120,6 +120,7 @@ class Producer:
         self._transport = client.transport
         self._operation = TransactionOperation(operation)
         self._columns = columns
+        self._checks = ColumnChecks()
         self._table = client.describe_table(path)
         if self._table.is_primary_key_table is self._is_append:
             raise UnsupportedError(
@@ -234,7 +235,7 @@ class Producer:
                 self._sticky_bucket = (self._sticky_bucket + 1) % len(self._lanes)
             bucket = self._sticky_bucket
         table, operation, columns = self._table, self._operation, self._columns
-        check_columns(table, rows.schema, operation, columns)
+        self._checks.check(table, rows.schema, operation, columns)
         return route(table, rows, operation, columns, spread=lambda _, rows: {bucket: rows})
 
     @property

@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.client.writes import TableWrites
+from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.in_process_service import EVENTS, table_descriptor
 
@@ -77,3 +79,37 @@ def test_only_columns_are_sent_of_a_schema() -> None:
 
         assert transport.schemas == [EVENTS]
         assert transport.schemas[0].metadata is None
+
+
+def test_what_was_checked_is_checked_again_when_anything_of_it_changes() -> None:
+    key = pa.field("id", pa.int64(), nullable=False)
+    narrow, wide = pa.schema([key]), pa.schema([key, pa.field("name", pa.string())])
+    tables = [
+        TableInfo(
+            descriptor=TableDescriptor(
+                path=TablePath.parse("db.t"), schema=Schema.from_arrow(s), primary_key=("id",)
+            ),
+            table_id=1,
+            created_at_us=0,
+        )
+        for s in (narrow, wide)
+    ]
+    rows = {s: pa.Table.from_pylist([{"id": 1, "name": "a"}], s) for s in (narrow, wide)}
+    writes = TableWrites(Recorder())  # type: ignore[arg-type]  # only `request` is used
+
+    def write(table: int, schema: pa.Schema, columns: list[str] | None = None) -> bool:
+        operation = TransactionOperation.UPSERT
+        try:
+            writes.write(tables[table], rows[schema], operation, columns=columns, writer=None)
+        except (SchemaMismatchError, UnknownColumnError):
+            return False
+        return True
+
+    for _ in range(2):
+        assert write(0, narrow)
+        assert not write(0, wide)
+        assert not write(1, narrow)
+        assert write(1, narrow, ["id"])
+        assert not write(1, wide, ["id"])
+        assert write(1, wide, ["id", "name"])
+        assert write(1, wide)

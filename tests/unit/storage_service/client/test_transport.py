@@ -68,6 +68,15 @@ def test_a_request_says_what_it_has_to() -> None:
     assert server.connections == 1
 
 
+def test_a_service_may_stand_below_a_path() -> None:
+    with ScriptedServer([OK, OK]) as server:
+        transport = HttpTransport(f"{server.endpoint}/lake \x0b/", token=None, timeout_s=5)
+        transport.request("GET", "/v1/x", is_repeatable=True)
+        transport.close()
+
+    assert server.requests[0].startswith(b"GET /lake%20%0B/v1/x HTTP/1.1\r\nHost: ")
+
+
 def test_no_name_and_no_token_ends_a_line() -> None:
     with ScriptedServer([_answer(b"{}")]) as server:
         with StorageClient(server.endpoint) as client:
