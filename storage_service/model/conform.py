@@ -62,17 +62,14 @@ def conform(batch: pa.RecordBatch, schema: Schema, *, table: str) -> pa.RecordBa
 
 def check_nulls(batch: pa.RecordBatch, schema: Schema, *, table: str) -> None:
     """Raise `SchemaMismatchError` for the first null where `schema` allows none."""
-    for position, column in enumerate(schema.columns):
-        is_nested = pa.types.is_nested(column.type)
-        if column.nullable and not is_nested:
-            continue
+    for position, column in schema.strict_columns:
         array = batch.column(position)
         if not column.nullable and array.null_count:
             row = pc.index(array.is_null(), True).as_py()
             raise SchemaMismatchError(
                 f"table '{table}': column '{column.name}' must not be null, but row {row} is"
             )
-        if is_nested:
+        if pa.types.is_nested(column.type):
             _check_nested_nulls(array, where=column.name, table=table)
 
 

@@ -272,9 +272,19 @@ class Schema:
     _arrow: pa.Schema | None = dataclasses.field(
         default=None, init=False, repr=False, compare=False
     )
+    strict_columns: Sequence[tuple[int, Column]] = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
+    """Those in which a null may be wrong, with their positions: required ones, and nested ones."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
+        strict = [
+            (position, column)
+            for position, column in enumerate(self.columns)
+            if not column.nullable or pa.types.is_nested(column.type)
+        ]
+        object.__setattr__(self, "strict_columns", strict)
         if not self.columns:
             raise InvalidSchemaError("a table needs at least one column")
         if len(self.columns) > COLUMNS_MAX:
