@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
@@ -33,6 +34,10 @@ from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["Appended", "LogTable", "OpenTable"]
+
+# So few who wait for rows are woken before the writer is answered: its client would take the
+# processor for the next request while they are on their way (measured: an eighth of their time).
+_READERS_FIRST_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,12 +312,19 @@ class LogTable(OpenTable):
         if not batches:
             return Appended(ranges={}, timestamp_us=clock_us())
         unit = [(self.tablet(batch.bucket), batch) for batch in batches]
-        done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[CommitOutcome] = loop.create_future()
+
+        def answer(outcome: CommitOutcome) -> None:
+            if not done.done():
+                done.set_result(outcome)
 
         def on_done(outcome: CommitOutcome) -> None:
             self.gate.leave()
-            if not done.done():
-                done.set_result(outcome)
+            if 0 < self.wakeups.count <= _READERS_FIRST_MAX:
+                loop.call_soon(answer, outcome)
+            else:
+                answer(outcome)
 
         await self.gate.enter()
         try:

@@ -32,6 +32,8 @@ class Wakeups:
 
     def __init__(self, limit: WaiterLimit) -> None:
         self._limit = limit
+        self.count = 0
+        """How many wait."""
         self._waiters: dict[int, set[asyncio.Future[None]]] = {}
 
     def waiter(self, bucket: int, *, timeout_s: float | None) -> asyncio.Future[None]:
@@ -49,9 +51,11 @@ class Wakeups:
         timer = None if timeout_s is None else loop.call_later(timeout_s, _finish, future)
         waiting = self._waiters.setdefault(bucket, set())
         waiting.add(future)
+        self.count += 1
         self._limit.count += 1
 
         def forget(_: asyncio.Future[None]) -> None:
+            self.count -= 1
             self._limit.count -= 1
             waiting.discard(future)
             if timer is not None:

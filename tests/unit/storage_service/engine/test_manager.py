@@ -149,6 +149,26 @@ async def test_who_waits_is_woken_by_an_append_to_that_bucket(tmp_path: Path) ->
         asleep.cancel()
 
 
+@pytest.mark.parametrize(("readers", "first"), [(1, "reader"), (100, "writer")])
+async def test_few_readers_have_their_turn_before_the_writer(
+    tmp_path: Path, readers: int, first: str
+) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 1)
+        turns: list[str] = []
+        for _ in range(readers):
+            waiter = table.wakeups.waiter(0, timeout_s=None)
+            waiter.add_done_callback(lambda _: turns.append("reader"))
+
+        await manager.append(table, [routed(0, event_rows(0, 1))])
+        turns.append("writer")
+        await asyncio.sleep(0)
+
+        assert turns[0] == first
+        assert sorted(turns) == ["reader"] * readers + ["writer"]
+        assert table.wakeups.count == 0
+
+
 async def test_every_cut_has_all_of_an_append_or_none(tmp_path: Path) -> None:
     """Appends touch both buckets alike: a cut with unequal watermarks is half an append."""
 
