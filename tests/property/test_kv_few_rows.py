@@ -233,6 +233,8 @@ def random_changes(
     columns = random_batch(random, rules, keys, rows_max=0).columns
     rows_max = random.choice([2, 6, 15])
     parts = [changes_of(random, rules, some, columns, rows_max) for some in of_bucket]
+    if random.random() < 0.2:
+        parts[random.randrange(len(parts))] = []
     whole = Batch([change for part in parts for change in part], columns)
     rows = in_another_form(random, with_odd_values(random, rules, batch_of(rules, whole)))
     operations = operations_of_changes(whole)

@@ -33,6 +33,8 @@ _HALF: Final = np.uint64(32)
 _LOAD_MAX: Final = 0.75
 _GROWTH: Final = 1.6
 _GROUPS_MIN: Final = 64
+# So few are looked for one by one.
+_FEW: Final = 32
 _COPIED_AT_ONCE: Final = 1 << 15
 # An entry as one item: numpy moves it at once, where three columns are moved one by one.
 _ENTRY: Final = np.dtype("V24")
@@ -83,7 +85,10 @@ class HashIndex:
         slots[wrong] = -1
         candidates &= candidates - _ONE
         more = np.flatnonzero(wrong & ((candidates != 0) | (lines >> _LAST != _EMPTY)))
-        if len(more):
+        if len(more) <= _FEW:
+            for at in more.tolist():
+                slots[at] = self.find_one(int(first[at]), int(second[at]))
+        else:
             slots[more] = self._find_on(
                 first[more], second[more], tags[more], groups[more], candidates[more]
             )

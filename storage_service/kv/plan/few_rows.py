@@ -347,7 +347,7 @@ class FewRowsPlan:
         writes = []
         line = put = 0
         for bucket, some, delta in zip(buckets, changes, deltas, strict=True):
-            line_end = line_ends[bucket.row_end - 1]
+            line_end = line_ends[bucket.row_end - 1] if bucket.row_end else 0
             writes.append(
                 PlannedWrite(
                     base_offset=bucket.base_offset,

@@ -8,12 +8,15 @@ s - 1. Almost always every key occurs once and places are rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 __all__ = ["KeyChains", "chains_of"]
+
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,14 @@ class KeyChains:
     chain: npt.NDArray[np.int64]
     first: npt.NDArray[np.bool_]
     distinct: bool
+
+    def of_rows(self, values: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        """Return, by place, what `values` has by row."""
+        return values if self.distinct else values[self.row]
+
+    def of_chains(self, values: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        """Return, by place, what `values` has by chain."""
+        return values if self.distinct else values[self.chain]
 
     def last(self) -> npt.NDArray[np.int64]:
         """Return the last place of every chain."""

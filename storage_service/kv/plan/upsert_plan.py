@@ -107,13 +107,18 @@ def plan_rows(
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
-    effects = _effects(given.deletes[chains.row], values, merged, chains, stored, rules)
+    effects = _effects(chains.of_rows(given.deletes), values, merged, chains, stored, rules)
 
     full = rules.merge.image is ChangelogImage.FULL
-    lines = np.zeros(len(chains.row), dtype=np.int64)
-    lines[chains.row] = np.where(full & (effects.kind == UPDATE_AFTER), 2, effects.writes)
+    lines = effects.writes.astype(np.int64)
+    if full:
+        lines += effects.kind == UPDATE_AFTER
+    if not chains.distinct:
+        by_row = np.empty_like(lines)
+        by_row[chains.row] = lines
+        lines = by_row
     ends = np.cumsum(lines)
-    last_line = ends[chains.row] - 1
+    last_line = chains.of_rows(ends) - 1
     line_ends = [int(ends[end - 1]) if end else 0 for end in row_ends]
     written = last_line + _offset_of_line_zero(buckets, line_ends)
     replaced = _replaced_versions(effects, chains, stored, written)
@@ -190,10 +195,10 @@ def _effects(
     rules: TableRules,
 ) -> _Effects:
     count = len(values)
-    found = stored.found[chains.chain]
+    found = chains.of_chains(stored.found)
     upserts = merged.accepted & ~deletes
     # The row that a change meets: that of the latest change before it that counts, else the stored.
-    before_at = np.where(found, count + stored.place[chains.chain], -1)
+    before_at = np.where(found, count + chains.of_chains(stored.place), -1)
     if not chains.distinct:
         latest = chains.latest_before(merged.accepted)
         inner = latest >= 0
@@ -240,7 +245,7 @@ def _replaced_versions(
     written_offsets: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
     """Return, by place, the offset of the row version that a change replaces."""
-    replaced = stored.versions[chains.chain]
+    replaced = chains.of_chains(stored.versions)
     if not chains.distinct:
         latest = chains.latest_before(effects.writes)
         inner = latest >= 0
@@ -267,18 +272,25 @@ def _changelog(
     types = np.empty(count, dtype=np.int8)
     retracts = np.full(count, -1, dtype=np.int64)
     for places, kind in ((inserts, INSERT), (updates, UPDATE_AFTER), (deletes, DELETE)):
-        lines = last_line[places]
-        source[lines] = (effects.before_at if kind == DELETE else effects.at)[places]
+        if len(places) == 0:
+            continue
+        lines = _at(last_line, places)
+        source[lines] = _at(effects.before_at if kind == DELETE else effects.at, places)
         types[lines] = kind
         if kind != INSERT:
-            retracts[lines] = replaced[places]
-    if full:
-        lines = last_line[updates] - 1
-        source[lines] = effects.before_at[updates]
+            retracts[lines] = _at(replaced, places)
+    if full and len(updates):
+        lines = _at(last_line, updates) - 1
+        source[lines] = _at(effects.before_at, updates)
         types[lines] = UPDATE_BEFORE
     columns = _take_lines(merged.rows, stored, source, before=full or len(deletes) > 0)
     columns += [pa.array(types), pa.array(retracts, mask=retracts < 0)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _at(values: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the values at ascending places, which mostly are all."""
+    return values if len(places) == len(values) else values[places]
 
 
 def _take_lines(
@@ -308,6 +320,9 @@ def _puts(
 
     And how many of them are among the first keys, for each of `key_ends`.
     """
+    if chains.distinct and effects.writes.all() and not (effects.kind == DELETE).any():
+        stamp_versions(values, written_offsets)
+        return chains.keys, values, list(key_ends)
     places = chains.latest(effects.writes)[chains.last()]
     changed = places >= 0
     chosen = places[changed]

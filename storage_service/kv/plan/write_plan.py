@@ -127,13 +127,12 @@ def plan_writes(
     assert len(numbers) == len(writes) or all(write.versions is None for write in writes)
     for number in numbers:
         buckets[number].check_backlog()
-    planned, changes, row_ends = _few(buckets, ordered, columns) or _many(buckets, ordered, columns)
+    planned, counts = _few(buckets, ordered, columns) or _many(buckets, ordered, columns)
     of_bucket = dict(zip(numbers, planned, strict=True))
     next_offset = {number: write.base_offset for number, write in of_bucket.items()}
     parts: dict[int, PlannedPart] = {}
     counted = 0
-    for position, write, row_end in zip(order, ordered, row_ends, strict=True):
-        count = changes[row_end - 1] if row_end else 0
+    for position, write, count in zip(order, ordered, counts, strict=True):
         start = next_offset[write.bucket]
         end = start + count - counted
         parts[position] = PlannedPart(of_bucket[write.bucket], start, end)
@@ -142,14 +141,10 @@ def plan_writes(
 
 
 class _Planned(NamedTuple):
-    """Each bucket's write; by row, the changes of all rows up to it; by write, where its rows end.
-
-    Rows that do nothing may be left out.
-    """
+    """Each bucket's write; by write, the changes of all rows up to its last."""
 
     of_bucket: list[PlannedWrite]
-    changes: Sequence[int]
-    row_ends: Sequence[int]
+    counts: Sequence[int]
 
 
 def _few(
@@ -158,7 +153,8 @@ def _few(
     """Plan few rows one by one; None if they are too many, or not for that."""
     few_rows = buckets[writes[0].bucket].few_rows
     row_ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
-    if few_rows is None or row_ends[-1] > FEW_ROWS_MAX or any(write.versions for write in writes):
+    is_conditional = any(write.versions is not None for write in writes)
+    if few_rows is None or row_ends[-1] > FEW_ROWS_MAX or is_conditional:
         return None
     last = {write.bucket: end for write, end in zip(writes, row_ends, strict=True)}
     made = few_rows.plan(
@@ -170,7 +166,7 @@ def _few(
         ],
         columns=columns,
     )
-    return None if made is None else _Planned(*made, row_ends)
+    return None if made is None else _Planned(made[0], _at_ends(made[1], row_ends))
 
 
 def _many(
@@ -200,7 +196,13 @@ def _many(
         rules=rules,
         codec=codec,
     )
-    return _Planned(planned, changes.tolist(), row_ends)
+    return _Planned(planned, _at_ends(changes, row_ends))
+
+
+def _at_ends(
+    changes: Sequence[int] | npt.NDArray[np.int64], row_ends: Sequence[int]
+) -> Sequence[int]:
+    return [int(changes[end - 1]) if end else 0 for end in row_ends]
 
 
 def _rows(writes: Sequence[KeyWrite]) -> pa.RecordBatch:

@@ -29,12 +29,16 @@ class StoredRows:
     @cached_property
     def found(self) -> npt.NDArray[np.bool_]:
         """By key, whether a row is stored."""
+        if self._present is self.values:
+            return np.ones(len(self.values), dtype=np.bool_)
         found: npt.NDArray[np.bool_] = self.values.is_valid().to_numpy(zero_copy_only=False)
         return found
 
     @cached_property
     def versions(self) -> npt.NDArray[np.int64]:
         """By key, the offset of the stored version, or -1."""
+        if self._present is self.values:
+            return versions_of(self.values)
         versions = np.full(len(self.values), -1, dtype=np.int64)
         versions[self.found] = versions_of(self._present)
         return versions
@@ -42,6 +46,8 @@ class StoredRows:
     @cached_property
     def place(self) -> npt.NDArray[np.int64]:
         """By key, the position of its row in `rows`."""
+        if self._present is self.values:
+            return np.arange(len(self.values))
         return np.cumsum(self.found) - 1
 
     @cached_property

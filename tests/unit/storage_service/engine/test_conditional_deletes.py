@@ -54,3 +54,17 @@ async def test_a_condition_holds_for_a_request_of_several_buckets(tmp_path: Path
 
         assert ids_of(table) == [2]
         assert table.row_count == 2
+
+
+async def test_no_version_is_below_the_first_offset(tmp_path: Path) -> None:
+    async with open_manager(tmp_path) as manager:
+        world = ExpiryWorld(manager)
+        table = await world.table()
+        await world.upsert(table, range(3))
+        keys = pa.record_batch([pa.array(range(3), pa.int64())], names=["id"])
+        write = delete_of(0, keys, written_below=0)
+
+        answer = await manager.write_keys(table, [write], columns=None, writer_id=0)
+
+        assert answer.ranges[0] == (3, 3)
+        assert ids_of(table) == [0, 1, 2]
