@@ -51,7 +51,13 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Scope,
     Send,
 )
-from streamhouse.storage_service.server.routes import HEALTH_PATH, STATUS_PAGE_PATH, Answer, find
+from streamhouse.storage_service.server.routes import (
+    HEALTH_PATH,
+    STATUS_PAGE_PATH,
+    Answer,
+    Found,
+    find,
+)
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.log_format import REQUEST_ID
 
@@ -106,8 +112,7 @@ class ServiceApp:
             )
             await self._answer_error(exchange, bug)
         finally:
-            await exchange.delivered()
-            exchange.close()
+            await exchange.end()
             self._count(exchange, started)
             REQUEST_ID.reset(outer)
 
@@ -128,27 +133,35 @@ class ServiceApp:
             # Alive even when stopping or full, by whatever name: an orchestrator must not kill it.
             exchange.route = "health"
             return await exchange.answer_json({"status": "alive"})
-        self._service.foreign_requests.check(exchange.method, exchange.scope["headers"])
-        if exchange.path == STATUS_PAGE_PATH:
-            # The page has nothing in it: what it shows it asks for, with the token. Nobody without
-            # one has a body read.
-            with self._service.request(is_about_service=True):
-                return await self._hand_over(exchange, b"")
-        found = find(exchange.method, exchange.path)
-        route = found.route
-        exchange.need, exchange.body = found.need, route.body
-        self._service.access.admit(exchange)
-        with self._service.request(is_about_service=route.is_about_service):
-            if route.answer is Answer.DATA:
-                exchange.route = route.name
-                await DATA_ANSWERS[route.name](exchange, self._service, **found.parameters)
-            elif route.answer is Answer.CATALOG:
-                exchange.route = route.name
-                await self._iceberg.answer(exchange)
-            else:
-                # Also what no route answers: FastAPI says so, after the body is found in order.
-                async with self._service.held_body(exchange) as body:
-                    await self._hand_over(exchange, body)
+        service = self._service
+        service.foreign_requests.check(exchange.method, exchange.scope["headers"])
+        # The page has nothing in it: what it shows it asks for, with the token.
+        found = None if exchange.path == STATUS_PAGE_PATH else find(exchange.method, exchange.path)
+        if found is not None:
+            exchange.need, exchange.body = found.need, found.route.body
+            service.access.admit(exchange)
+        share = exchange.share
+        is_about_service = found is None or found.route.is_about_service
+        service.begin_request(share, is_about_service=is_about_service)
+        try:
+            await self._dispatch(exchange, found)
+        finally:
+            service.end_request(share)
+
+    async def _dispatch(self, exchange: HttpExchange, found: Found | None) -> None:
+        if found is None:
+            # Nobody without a token has a body read.
+            await self._hand_over(exchange, b"")
+        elif found.route.answer is Answer.DATA:
+            exchange.route = found.route.name
+            await DATA_ANSWERS[exchange.route](exchange, self._service, **found.parameters)
+        elif found.route.answer is Answer.CATALOG:
+            exchange.route = found.route.name
+            await self._iceberg.answer(exchange)
+        else:
+            # Also what no route answers: FastAPI says so, after the body is found in order.
+            async with self._service.held_body(exchange) as body:
+                await self._hand_over(exchange, body)
 
     async def _hand_over(self, exchange: HttpExchange, body: bytes) -> None:
         _check_extent(exchange, body)

@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
-from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns
+from streamhouse.storage_service.server.http.fair_turns import FairTurns
 from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
     HttpExchange,
@@ -173,14 +173,12 @@ class Service:
                 " try again later"
             )
 
-    @contextlib.contextmanager
-    def request(self, *, is_about_service: bool = False) -> Iterator[None]:
+    def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
         """Count a request in progress; refuses it as `check_accepting` does.
 
         One caller's are at most so many times what is left, so there is always room for another.
         """
         self.check_accepting(is_about_service=is_about_service)
-        share = SHARE.get()
         own = self._requests_by_share[share]
         free = self.config.open_requests_max - self.open_requests
         if own and own >= free * _SHARE_OF_FREE and not is_about_service:
@@ -189,17 +187,17 @@ class Service:
                 " (open_requests_max), which leaves no more for the others; try again later"
             )
         self.open_requests += 1
-        self._requests_by_share[share] += 1
+        self._requests_by_share[share] = own + 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.open_requests -= 1
-            self._requests_by_share[share] -= 1
-            if not self._requests_by_share[share]:
-                del self._requests_by_share[share]
-            if self.open_requests == 0:
-                self._idle.set()
+
+    def end_request(self, share: str) -> None:
+        """Count a request that `begin_request` has counted no longer."""
+        self.open_requests -= 1
+        self._requests_by_share[share] -= 1
+        if not self._requests_by_share[share]:
+            del self._requests_by_share[share]
+        if self.open_requests == 0:
+            self._idle.set()
 
     @contextlib.contextmanager
     def subscription(self, exchange: HttpExchange) -> Iterator[None]:
@@ -218,7 +216,7 @@ class Service:
     async def rows_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; its memory is `held`."""
         self.manager.disk_budget.check()
-        body = await self._read_body(exchange, held)
+        body = await self.read_body(exchange, held)
         self.metrics.received_bytes.inc(len(body))
         return body
 
@@ -226,9 +224,10 @@ class Service:
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
         """Receive the body that the route takes, and hold its memory while it is used."""
         with self.body_memory.body(exchange.caller.name) as held:
-            yield await self._read_body(exchange, held)
+            yield await self.read_body(exchange, held)
 
-    async def _read_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
+    async def read_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
+        """Receive the body that the route takes; its memory is `held`."""
         return await exchange.read_body(
             held,
             bytes_max=getattr(self.config, exchange.body.limit_name),

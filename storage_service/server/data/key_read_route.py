@@ -7,9 +7,8 @@ before they are published, and a reader of both must never see one without the o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -32,6 +31,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.server.data.json_row import JsonRows, row_to_json
 from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, as_views
+from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
@@ -67,7 +67,8 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     lookup = table.lookup
     columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
-    async with _keys(exchange, service, table, what="lookup") as rows:
+    with service.body_memory.body(exchange.caller.name) as held:
+        rows = await _keys(exchange, service, table, held, what="lookup")
         pack = partial(_packed_found, lookup, names)
         keys = partial(lookup.keys, rows)
         found = await _found(exchange, service, lookup, keys, pack, key_count=rows.num_rows)
@@ -139,7 +140,8 @@ async def _found_under(
     limit: int,
 ) -> _Answer:
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
-    async with _keys(exchange, service, table, what="prefix lookup") as prefixes:
+    with service.body_memory.body(exchange.caller.name) as held:
+        prefixes = await _keys(exchange, service, table, held, what="prefix lookup")
         if limit * prefixes.num_rows > rows_max:
             raise RequestTooLargeError(
                 f"prefix lookup in '{table.path}': {prefixes.num_rows} prefixes of up to {limit}"
@@ -178,28 +180,25 @@ def _key_table(service: Service, path: str) -> KeyTable:
     return table
 
 
-@contextlib.asynccontextmanager
 async def _keys(
-    exchange: HttpExchange, service: Service, table: KeyTable, *, what: str
-) -> AsyncIterator[pa.RecordBatch]:
-    """Receive the keys of a request, and hold their memory while they are used."""
+    exchange: HttpExchange, service: Service, table: KeyTable, held: HeldBody, *, what: str
+) -> pa.RecordBatch:
+    """Receive the keys of a request, whose memory is `held`."""
     config = service.config
-    async with service.held_body(exchange) as body:
-        stream = open_request(
-            body,
-            what=f"{what} in '{table.path}'",
-            rows_max=config.lookup_keys_max,
-            batch_bytes_max=config.batch_bytes_max,
-            batches_max=config.append_batches_max,
-        )
-        batches = [read.batch for read in stream.batches()]
-        if len(batches) == 1:
-            yield batches[0]
-        elif batches:
-            yield pa.concat_batches(batches)
-        else:
-            none = [pa.nulls(0, t) for t in stream.schema.types]
-            yield pa.RecordBatch.from_arrays(none, schema=stream.schema)
+    stream = open_request(
+        await service.read_body(exchange, held),
+        what=f"{what} in '{table.path}'",
+        rows_max=config.lookup_keys_max,
+        batch_bytes_max=config.batch_bytes_max,
+        batches_max=config.append_batches_max,
+    )
+    batches = [read.batch for read in stream.batches()]
+    if len(batches) == 1:
+        return batches[0]
+    if batches:
+        return pa.concat_batches(batches)
+    none = [pa.nulls(0, t) for t in stream.schema.types]
+    return pa.RecordBatch.from_arrays(none, schema=stream.schema)
 
 
 async def _wait_until_visible(

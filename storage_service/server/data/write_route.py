@@ -102,7 +102,7 @@ async def _write(
 async def _answer(exchange: HttpExchange, appended: Appended) -> None:
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
     text = f'{{"buckets": {{{", ".join(ranges)}}}, "timestamp_us": {appended.timestamp_us}}}'
-    await exchange.answer_small(200, b"application/json", text.encode())
+    await exchange.answer(200, b"application/json", [text.encode()])
 
 
 def writer_id_of(exchange: HttpExchange, text: str | None) -> int:

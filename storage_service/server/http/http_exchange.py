@@ -96,6 +96,21 @@ def _everything() -> Need:
 class HttpExchange:
     """One request being answered. `route` names it in metrics, `status` is 0 until answered."""
 
+    # What most requests never change is kept once for all of them.
+    route = "unknown"
+    body = Body.JSON
+    need: Callable[[], Need] = staticmethod(_everything)
+    """What the request asks of its caller; raises if its path can be no table's."""
+    caller = UNKNOWN
+    share = ""
+    """Whose share of what is shared the request uses; see `AccessControl`."""
+    status = 0
+    hold: AnswerHold | None = None
+    """What the answer holds of the memory for answers."""
+    _watcher: asyncio.Task[None] | None = None
+    _waiting: asyncio.Future[None] | None = None
+    _is_gone = False
+
     def __init__(
         self,
         scope: Scope,
@@ -112,20 +127,7 @@ class HttpExchange:
         self._stall_timeout_s = stall_timeout_ms / 1000
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.route = "unknown"
-        self.body = Body.JSON
-        self.need: Callable[[], Need] = _everything
-        """What the request asks of its caller; raises if its path can be no table's."""
-        self.caller = UNKNOWN
-        self.share = ""
-        """Whose share of what is shared the request uses; see `AccessControl`."""
-        self.status = 0
-        self.hold: AnswerHold | None = None
-        """What the answer holds of the memory for answers."""
         self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
-        self._watcher: asyncio.Task[None] | None = None
-        self._waiting: asyncio.Future[None] | None = None
-        self._is_gone = False
 
     async def send(self, message: Message) -> None:
         """Pass an ASGI message on, with the request id among the headers."""
@@ -268,8 +270,11 @@ class HttpExchange:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def delivered(self) -> None:
+    async def end(self) -> None:
         """Return when the answer has left, or the connection is given up; then hold nothing."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
         try:
             if self._flow is not None and self._flow.write_paused:
                 await self._drained(self._flow)
@@ -298,12 +303,6 @@ class HttpExchange:
                     raise ClientGone from None
                 unsent = left
 
-    def close(self) -> None:
-        """Stop watching for the client to go away."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
-
     async def start(
         self,
         status: int,
@@ -330,18 +329,14 @@ class HttpExchange:
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         """Send a whole answer made of `pieces`; large ones are not copied."""
-        total = sum(len(piece) for piece in pieces)
+        total = sum(map(len, pieces))
         await self.start(status, content_type=content_type, length=total, headers=headers)
         if total <= _JOIN_BYTES_MAX:
-            pieces = [b"".join(pieces)]
+            await self._send_piece(b"".join(pieces), is_last=True)
+            return
         for piece in pieces[:-1]:
             await self._send_piece(piece)
         await self._send_piece(pieces[-1], is_last=True)
-
-    async def answer_small(self, status: int, content_type: bytes, body: bytes) -> None:
-        """Send a whole answer of few bytes, as `answer` does, for a fraction of its cost."""
-        await self.start(status, content_type=content_type, length=len(body))
-        await self._send_piece(body, is_last=True)
 
     async def push(self, pieces: Sequence[Piece]) -> None:
         """Send the next part of a chunked answer; returns once the connection takes more.

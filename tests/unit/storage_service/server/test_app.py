@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from streamhouse.storage_service.errors import OverloadedError
-from streamhouse.storage_service.server.http.fair_turns import SHARE
 from tests.support.asgi_call import AsgiCall
 from tests.support.held_step import around
 from tests.support.in_process_service import (
@@ -221,21 +220,22 @@ async def test_one_caller_leaves_requests_for_the_others(tmp_path: Path) -> None
 
     async with in_process_service(tmp_path, open_requests_max=64) as running:
         service = running.service
-        with contextlib.ExitStack() as opened:
 
-            def open_all(share: str) -> int:
-                SHARE.set(share)
-                for count in range(100):
-                    with contextlib.suppress(OverloadedError):
-                        opened.enter_context(service.request())
-                        continue
-                    return count
-                return 100
+        def open_all(share: str) -> int:
+            for count in range(100):
+                with contextlib.suppress(OverloadedError):
+                    service.begin_request(share)
+                    continue
+                return count
+            return 100
 
-            assert [open_all(share) for share in ("a", "b", "c")] == [56, 7, 1]
-            SHARE.set("a")
-            with pytest.raises(OverloadedError, match=r"\(open_requests_max\)"):
-                opened.enter_context(service.request())
+        opened = {share: open_all(share) for share in ("a", "b", "c")}
+        assert opened == {"a": 56, "b": 7, "c": 1}
+        with pytest.raises(OverloadedError, match=r"\(open_requests_max\)"):
+            service.begin_request("a")
+        for share, count in opened.items():
+            for _ in range(count):
+                service.end_request(share)
         assert service.open_requests == 0
 
 
