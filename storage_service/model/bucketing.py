@@ -30,6 +30,7 @@ __all__ = [
     "buckets_for_rows",
     "buckets_of_few",
     "bytes_to_hash",
+    "encode_few",
     "encode_key",
     "least_bytes",
     "rows_of_buckets",
@@ -84,7 +85,7 @@ def buckets_of_few(columns: Sequence[pa.Array], bucket_count: int) -> list[int] 
     kind = columns[0].type.id
     hashed: Sequence[bytes | None] | None
     if len(columns) > 1:
-        hashed = _encode_few(columns)
+        hashed = encode_few(columns)
     elif kind in _INTEGERS:
         hashed = [None if v is None else _LONG.pack(v) for v in columns[0].to_pylist()]
     else:
@@ -187,7 +188,7 @@ def encode_key(columns: Sequence[pa.Array]) -> pa.Array:
     strings and bytes with `00` escaped as `00 FF` and closed by `00 00`. Comparing the bytes
     compares the columns in order, and a prefix of the columns is a prefix of the bytes.
     """
-    few = _encode_few(columns) if len(columns[0]) <= FEW_ROWS else None
+    few = encode_few(columns) if len(columns[0]) <= FEW_ROWS else None
     if few is not None:
         return pa.array(few, pa.binary())
     parts = [_encode_column(column) for column in columns]
@@ -196,7 +197,7 @@ def encode_key(columns: Sequence[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
 
 
-def _encode_few(columns: Sequence[pa.Array]) -> list[bytes] | None:
+def encode_few(columns: Sequence[pa.Array]) -> list[bytes] | None:
     """Return the encoded keys of few rows; None if a column is of a rare type."""
     parts: list[list[bytes]] = []
     for column in columns:

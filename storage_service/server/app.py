@@ -65,7 +65,6 @@ __all__ = ["ServiceApp"]
 
 _logger = logging.getLogger(__name__)
 
-_TABLES: Final = "/v1/tables/"
 _SMALL_JSON_BYTES: Final = 64 << 10
 # A table of 2,000 columns and 10,000 nested fields has 40,000 of them.
 _JSON_FIELDS_MAX: Final = 50_000
@@ -207,12 +206,6 @@ class ServiceApp:
         return f"{self._request_prefix}-{next(self._request_numbers)}"
 
 
-async def _answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    # Parts of a key may have slashes in them, percent-encoded.
-    segments = exchange.raw_path[len(_TABLES) :].split("/")[2:]
-    await answer_row(exchange, service, path=path, segments=segments)
-
-
 # Of each data route of the table, by name: what answers it, given the parameters of its path.
 DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
     "append": answer_append,
@@ -224,7 +217,7 @@ DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
     "lookup": answer_lookup,
     "prefix_lookup": answer_prefix_lookup,
     "count": answer_count,
-    "row": _answer_row,
+    "row": answer_row,
 }
 
 

@@ -30,12 +30,17 @@ from streamhouse.storage_service.kv.lookup import (
     least_row_bytes,
     too_many_bytes,
 )
-from streamhouse.storage_service.kv.plan.write_input import check_keys
+from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_keys
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
-from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
+from streamhouse.storage_service.model.bucketing import (
+    buckets_for_rows,
+    bytes_to_hash,
+    encode_few,
+    encode_key,
+)
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.sorted_values import distinct
@@ -135,11 +140,13 @@ class KeyLookup:
         """Return the keys of rows that have exactly the key columns; raises for anything else."""
         check_key_names(rows.schema.names, self._rules)
         conformed = conform(rows, self._key_schema, table=self._rules.table)
-        encoded = check_keys(conformed, self._rules)
         numbers = buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)
-        if rows.num_rows <= _FEW_KEYS:
-            return Keys(encoded.to_pylist(), numbers.tolist())
-        return Keys(encoded, numbers)
+        if rows.num_rows > _FEW_KEYS:
+            return Keys(check_keys(conformed, self._rules), numbers)
+        few = encode_few(conformed.columns)
+        if few is None or max(map(len, few), default=0) > KEY_BYTES_MAX:
+            few = check_keys(conformed, self._rules).to_pylist()
+        return Keys(few, numbers.tolist())
 
     def find_in_memory(self, keys: Keys, *, bytes_max: int) -> StoredRows | None:
         """Return the rows of keys; None if that takes reading files, or more than `bytes_max`."""

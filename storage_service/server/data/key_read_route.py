@@ -41,6 +41,8 @@ from streamhouse.storage_service.wire.request_stream import open_request
 __all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
 
 MORE_KEY: Final = b"streamhouse.more"
+# A row is at /v1/tables/{path}/rows/, then the key.
+_KEY_SEGMENT: Final = 5
 _PREFIX_LIMIT_DEFAULT: Final = 1_000
 # More of either would keep the event loop busy for more than two milliseconds.
 _INLINE_KEYS: Final = 2_000
@@ -76,11 +78,11 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     await _answer_rows(exchange, service, found)
 
 
-async def answer_row(
-    exchange: HttpExchange, service: Service, *, path: str, segments: Sequence[str]
-) -> None:
+async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Answer one row as JSON; raises `RowNotFoundError`."""
     exchange.query(())
+    # Parts of a key may have slashes in them, percent-encoded.
+    segments = exchange.raw_path.split("/")[_KEY_SEGMENT:]
     table = _key_table(service, path)
     lookup = table.lookup
     as_json = _JSON_ROWS.get(lookup) or _JSON_ROWS.setdefault(lookup, JsonRows(lookup.info))

@@ -70,17 +70,19 @@ class _HeadJoiningTransport:
                 self._transport.write(head)
         elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100":
             self._head = bytes(data)
-            # Whatever comes next, the head is not kept beyond this turn of the loop.
-            self._loop.call_soon(self._flush)
+            if b"\r\ncontent-length: " not in data:
+                # What follows may take its time: the head is not kept beyond this turn of the loop.
+                self._loop.call_soon(self.flush)
             return
         self._transport.write(data)
 
     def close(self) -> None:
         """Send what is kept and close."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is kept: no body comes after it."""
         head, self._head = self._head, b""
         if head and not self._transport.is_closing():
             self._transport.write(head)
@@ -162,6 +164,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
+        self._joining.flush()
         super().on_response_complete()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
