@@ -131,6 +131,11 @@ class KvTablet:
         self.few_rows = few_rows_plan(rules, self.codec)
         self.rules = rules
 
+    def follow(self, rules: TableRules) -> None:
+        """Take changes by `rules` from now on, whose schema is the one there is."""
+        self.rules = rules
+        self.few_rows = few_rows_plan(rules, self.codec)
+
     @property
     def applied_offset(self) -> int:
         """Every change below it is in the state."""

@@ -81,7 +81,7 @@ class KeyTable(OpenTable):
 
         def change() -> None:
             for bucket in self.key_buckets:
-                bucket.rows.rules = rules
+                bucket.rows.follow(rules)
 
         await self.key_writer.on_thread(change)
 
