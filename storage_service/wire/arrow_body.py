@@ -153,24 +153,16 @@ def decode_fetch_body(source: Any) -> FetchBody | None:
     metadata = reader.schema.metadata or {}
     if BATCHES_KEY not in metadata or POSITIONS_KEY not in metadata:
         raise CorruptDataError("the service's answer does not say which offsets it holds")
-    plain = reader.schema.remove_metadata()
     batches = []
-    for bucket, base_offset, row_count, timestamp_us, schema_id in json.loads(
-        metadata[BATCHES_KEY]
-    ):
+    for fields in json.loads(metadata[BATCHES_KEY]):
+        address = BatchAddress(*fields)
         batch = reader.read_next_batch()
-        if batch.num_rows != row_count:
+        if batch.num_rows != address.row_count:
             raise CorruptDataError(
-                f"bucket {bucket}, offset {base_offset}: {batch.num_rows} rows, not {row_count}"
+                f"bucket {address.bucket}, offset {address.base_offset}: {batch.num_rows} rows,"
+                f" not {address.row_count}"
             )
-        address = BatchAddress(
-            bucket=bucket,
-            base_offset=base_offset,
-            row_count=row_count,
-            timestamp_us=timestamp_us,
-            schema_id=schema_id,
-        )
-        batches.append((address, pa.RecordBatch.from_arrays(batch.columns, schema=plain)))
+        batches.append((address, batch.replace_schema_metadata(None)))
     # Reading the end marker leaves a shared source at the next answer's first byte.
     for _ in reader:
         raise CorruptDataError("the service's answer has more batches than it lists")
