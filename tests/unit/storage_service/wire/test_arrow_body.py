@@ -140,6 +140,35 @@ def test_offsets_that_point_outside_the_body_are_refused() -> None:
         _decode(bytes(body))
 
 
+def _annotated(metadata: dict[str, str]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, ROWS.schema) as writer:
+        writer.write_batch(ROWS, custom_metadata=metadata)
+    return sink.getvalue()
+
+
+def test_what_else_a_batch_says_of_itself_is_left_alone() -> None:
+    others = {f"key {number}": "x" * number for number in range(98)}
+
+    (part,) = _decode(_annotated({**others, "bucket": "7", "sequence": "9223372036854775807"}))
+
+    assert (part.bucket, part.sequence) == (7, 9223372036854775807)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({f"key {number}": "" for number in range(101)}, "bad message at byte"),
+        ({"bucket": "-1"}, "batch metadata 'bucket' must be a non-negative integer"),
+        ({"sequence": "1" * 20}, "batch metadata 'sequence' must be a non-negative integer"),
+        ({"bucket": ""}, "batch metadata 'bucket' must be a non-negative integer"),
+    ],
+)
+def test_wrong_metadata_of_a_batch_is_refused(metadata: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        _decode(_annotated(metadata))
+
+
 @pytest.mark.parametrize("body", [b"", b"x", b"\xff" * 64, b"PAR1" * 20, b"\x00" * 100])
 def test_bytes_that_are_no_stream_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="not an Arrow IPC stream"):
