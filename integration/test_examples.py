@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,37 +25,102 @@ DOCUMENTS = sorted(
 )
 
 
-def _run(
-    arguments: list[str], *, cwd: Path, env: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+# Runs the programs it is told of one after the other; what has started Java keeps it.
+_READER = """
+import os, runpy, sys, traceback
+for line in sys.stdin:
+    program, outcome = line.strip(), "done"
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        outcome = "failed"
+    from pyspark.sql import SparkSession
+    if (session := SparkSession.getActiveSession()) is not None:
+        session.stop()
+    print(f"\\n{outcome}: {program}", flush=True)
+"""
+
+
+class Reader:
+    """Somebody who types one document after another, each in a folder that is empty then.
+
+    Spark's Python workers have the environment that Java was started with: all services have one
+    address.
+    """
+
+    def __init__(self, home: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as reserved:
+            self.port = str(reserved.getsockname()[1])
+        self._home = home
+        self._python = subprocess.Popen(
+            [sys.executable, "-u", "-c", _READER],
+            cwd=home,
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": python_for_spark(),
+                "STREAMHOUSE_ENDPOINT": f"http://127.0.0.1:{self.port}",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, program: Path) -> None:
+        """Run a program; raises with what it said unless it came to its end."""
+        typed, said = self._python.stdin, self._python.stdout
+        assert typed is not None
+        assert said is not None
+        print(program, file=typed, flush=True)
+        lines = []
+        for line in said:
+            lines.append(line)
+            if line.endswith(f": {program}\n"):
+                break
+        assert lines[-1:] == [f"done: {program}\n"], "".join(lines)[-9_000:]
+        # Java stays in the folder, and the next document has checkpoints of its own.
+        for left in self._home.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def end(self) -> None:
+        with self._python as python:
+            python.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    opened = Reader(tmp_path_factory.mktemp("reader"))
+    yield opened
+    opened.end()
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_examples_of_a_document_run_in_order(
+    document: Path, reader: Reader, tmp_path: Path
+) -> None:
+    """A reader types them top to bottom, against a new service."""
+    program = tmp_path / "examples.py"
+    program.write_text("\n\n".join(BLOCK.findall(document.read_text())))
+
+    with ServiceProcess(tmp_path / "data", "--port", reader.port):
+        reader.run(program)
+
+
+@pytest.mark.end_to_end
+def test_the_quickstart_reads_back_every_flight(tmp_path: Path) -> None:
     finished = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYSPARK_PYTHON": python_for_spark(), **env},
+        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": python_for_spark()},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
+
     assert finished.returncode == 0, f"{finished.stdout[-3_000:]}\n{finished.stderr[-6_000:]}"
-    return finished
-
-
-@pytest.mark.end_to_end
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_examples_of_a_document_run_in_order(document: Path, tmp_path: Path) -> None:
-    """A reader types them top to bottom, against a new service."""
-    program = tmp_path / "examples.py"
-    program.write_text("\n\n".join(BLOCK.findall(document.read_text())))
-
-    with ServiceProcess(tmp_path / "data") as service:
-        _run([str(program)], cwd=tmp_path, env={"STREAMHOUSE_ENDPOINT": service.endpoint})
-
-
-@pytest.mark.end_to_end
-def test_the_quickstart_reads_back_every_flight(tmp_path: Path) -> None:
-    finished = _run([str(ROOT / "examples" / "quickstart.py")], cwd=tmp_path, env={})
-
     assert "308,497 rows = 252,392 from Iceberg + 56,105 from the log" in finished.stdout
     assert "336,776 rows in all, every flight once" in finished.stdout
     assert "United: 58,665 flights" in finished.stdout
