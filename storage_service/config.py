@@ -192,7 +192,10 @@ class ServiceConfig:
         "Threads for appends and fetches that are handled off the event loop.",
     )
     key_threads: int = _option(
-        THREADS, 2, "threads", "Threads that write to primary key tables; a table stays with one."
+        THREADS,
+        2,
+        "threads",
+        "Threads for large writes to primary key tables, and what their files take.",
     )
     catalog_threads: int = _option(
         THREADS, 4, "threads", "Threads that answer requests to `/iceberg`."

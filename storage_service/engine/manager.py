@@ -96,7 +96,7 @@ class TabletManager:
         )
         # Logs of primary key tables and of transactions: their writers publish them.
         self._deferred: set[LogTablet] = set()
-        self._key_threads = _single_threads("keys", config.key_threads)
+        self._key_threads = ThreadPoolExecutor(config.key_threads, thread_name_prefix="keys")
         self._opener = TableOpener(
             config,
             directory=directory,
@@ -477,8 +477,7 @@ class TabletManager:
         await asyncio.sleep(0)
         tables = self.open_tables()
         await self.runtime.run(close_tablets, [t for table in tables for t in table.tablets])
-        for thread in self._key_threads:
-            thread.shutdown()
+        self._key_threads.shutdown()
         self.directory.close()
 
     # -- inside --------------------------------------------------------------------------------
@@ -503,10 +502,6 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)
-
-
-def _single_threads(name: str, count: int) -> list[ThreadPoolExecutor]:
-    return [ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{n}") for n in range(count)]
 
 
 def _is_for_want_of_room(error: Exception) -> bool:

@@ -100,7 +100,7 @@ class TableOpener:
         directory: DataDirectory,
         runtime: Runtime,
         waiter_limit: WaiterLimit,
-        key_threads: Sequence[Executor],
+        key_threads: Executor,
         submit: Submit,
         recovery: KeyRecovery,
     ) -> None:
@@ -177,7 +177,7 @@ class TableOpener:
             keys,
             table=str(info.path),
             submit=self._submit,
-            executor=self._key_threads[info.table_id % len(self._key_threads)],
+            executor=self._key_threads,
             on_published=wakeups.wake,
             frame_bytes_max=self._frame_bytes_max,
         )

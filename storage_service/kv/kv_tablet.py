@@ -24,9 +24,10 @@ RocksDB is written behind: applied rows are in memory, and handed over in large 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -107,7 +108,8 @@ class KvTablet:
             self._store,
             self._options,
             where=self._where,
-            on_handed_over=self._cache.handed_over,
+            on_begun=self._cache.run_begun,
+            on_ended=self._cache.run_ended,
         )
         memory = self._options.memory
         self._share: Final = None if memory is None else memory.join()
@@ -406,6 +408,18 @@ class KvTablet:
         self.keep_to_budget()
         self._expect_reads()
 
+    def begin_run(self) -> Callable[[], None] | None:
+        """Begin to hand over what is due; None if nothing is, or that is under way.
+
+        Call what is returned on any thread, while others change rows; `end_run` when it is done.
+        """
+        run = self._behind.begin_run()
+        return None if run is None else functools.partial(self._behind.write_run, run)
+
+    def end_run(self) -> None:
+        """Rows of a run that was handed over may be evicted; nothing if it was ended."""
+        self._behind.end_run()
+
     def keep_to_budget(self) -> None:
         """Give back memory that is more than this bucket may have now."""
         self._report_memory()
@@ -427,7 +441,7 @@ class KvTablet:
         """Yield the keys of all rows written below `offset`, for about `bytes_max` of rows a time.
 
         Or of none, when many rows were looked at for it. They are those applied at the first
-        `next`; call each on the thread that changes the rows.
+        `next`; call each while you have the rows.
         """
         self._behind.hand_over()
         for values in _values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
@@ -438,12 +452,13 @@ class KvTablet:
         self._loader = None
         if self._share is not None:
             self._share.leave()
+        self._behind.close()
         self._store.close()
 
     def newest(self, keys: pa.Array) -> pa.Array:
         """Return the values of distinct `keys` as they will be when all planned is applied.
 
-        On the thread that plans.
+        For who plans.
         """
         values = self._completed(keys, self._cache.get_to_write(keys))
         return self._all_planned().over(keys, values) if self._pending else values

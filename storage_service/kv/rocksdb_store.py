@@ -159,8 +159,10 @@ class RocksdbStore:
     @property
     def flushed_marker(self) -> Marker:
         """A marker that is durable, together with all rows below it."""
-        if self._flushed != self._sealed and self._memtables() == 0:
-            self._flushed = self._sealed
+        # Another thread may seal more between the look and its consequence.
+        sealed = self._sealed
+        if self._flushed != sealed and self._memtables() == 0:
+            self._flushed = sealed
         return self._flushed
 
     def get(self, keys: pa.Array) -> pa.Array:

@@ -101,6 +101,7 @@ async def _on(disk: _Disk, random: Random) -> AsyncIterator[None]:
         patch.setattr(os, "pwritev", functools.partial(disk.write, os.pwritev))
         lower(patch, "rows-overlapping", random.choice((1, 30)))
         lower(patch, "rows-short", random.choice((0, 100, 1_000)))
+        lower(patch, "run-bytes", random.choice((1 << 10, 1 << 20)))
         try:
             yield
         finally:
@@ -206,7 +207,8 @@ _ON_A_GOOD_DISK: Final[tuple[_Act, ...]] = (_flush, _alter, _add_column, _commit
 
 async def _live(folder: Path, writers: list[_Writer], random: Random, *, is_faulty: bool) -> None:
     """One life of the service, which may end while writes are under way."""
-    async with open_manager(folder) as manager:
+    memory_bytes = random.choice((1 << 14, 1 << 30))
+    async with open_manager(folder, key_memory_bytes_max=memory_bytes) as manager:
         if not manager.list_tables(None):
             await manager.create_table(table_descriptor(bucket_count=_BUCKETS, primary_key=("id",)))
         table = next(iter(manager.open_tables()))
@@ -273,7 +275,7 @@ def check(seed: int, folder: Path) -> None:
     asyncio.run(_live(folder, writers, random, is_faulty=False))
 
 
-@settings(max_examples=examples(6), deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(3), deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(st.integers(0, 1 << 32))
 def test_rounds_that_overlap_are_one_history(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -58,6 +58,7 @@ class Run:
             renews_unchanged=self.rules.renews_unchanged,
         )
         self.pending: list[tuple[Batch, PlannedWrite]] = []
+        self.write_run: Callable[[], None] | None = None
 
     def step(self) -> None:
         steps: list[Callable[[], None]] = [
@@ -68,6 +69,7 @@ class Run:
             self.crash,
             self.flush,
             self.load,
+            self.run,
             self.copy,
         ]
         self.random.choice(steps)()
@@ -90,7 +92,11 @@ class Run:
         for batch, planned in self.pending:
             self.model.apply(batch.changes, batch.columns)
             self.bucket.append(planned)
-            self.bucket.apply(planned)
+            self.bucket.tablet.apply(planned)
+            if self.random.random() < 0.5:
+                self.run()
+            elif self.bucket.tablet.needs_upkeep:
+                self.bucket.tablet.keep_up()
         self.pending.clear()
 
     def abort(self) -> None:
@@ -107,6 +113,17 @@ class Run:
             self.bucket.append(planned)
         self.pending.clear()
         self.bucket.reopen()
+
+    def run(self) -> None:
+        """Begin to hand over what is due, or do the next step of what was begun."""
+        tablet = self.bucket.tablet
+        if self.write_run is None:
+            self.write_run = tablet.begin_run()
+        elif self.random.random() < 0.5:
+            self.write_run()
+        else:
+            tablet.end_run()
+            self.write_run = None
 
     def flush(self) -> None:
         self.bucket.tablet.flush()

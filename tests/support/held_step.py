@@ -115,6 +115,7 @@ BOUNDS: Final = {
     "import-step": Place("connector.imports.import_progress", "STEP_ROWS", _SLOW),
     "rows-overlapping": Place(f"{_ENGINE}.keys.key_writer", "_OVERLAPPING_ROWS", _SLOW),
     "rows-short": Place(f"{_ENGINE}.keys.key_planner", "_SHORT_ROWS", _SLOW),
+    "run-bytes": Place("storage_service.kv.cache.write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
 }

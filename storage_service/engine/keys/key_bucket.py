@@ -133,7 +133,7 @@ class KeyBucket:
     def replace_rows(self, rows: KvTablet, info: TableInfo) -> None:
         """Take `rows`, which were made again, for the damaged ones, which are closed.
 
-        On the thread that changes the rows, while no write is under way.
+        For who has the rows, while no write is under way; off the event loop.
         """
         assert self.is_damaged
         self.rows = rows
@@ -206,7 +206,7 @@ class KeyBucket:
     def flush_before(self, offset: int) -> int:
         """Make the rows durable without the log up to `offset`, if needed; return how far they are.
 
-        On the thread that writes the rows.
+        For who has the rows; off the event loop.
         """
         if self.rows.flushed_offset < offset:
             self.rows.flush()

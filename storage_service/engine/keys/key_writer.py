@@ -14,8 +14,9 @@ What a caller may rely on:
 
 Who has the rows: the event loop plans and applies what is short, where it is; what is long, and all
 that waits for a disk, is done by a thread. Whoever does it holds the turn, so that two never touch
-the rows at once. What is due after a round (handing over to RocksDB, evicting, loading) nobody
-waits for, but nothing is planned before it is done.
+the rows at once. What is due after a round (evicting, loading) no answer waits for, but nothing is
+planned before it is done. Only a run that is handed over to RocksDB needs no turn: rounds go on
+beside it until the next is due, which waits for it.
 
 Two rounds overlap: while one is being synced, the next is planned on top of it. It is submitted
 when the first is known to be durable, never before. If any of that one failed, the next is taken
@@ -115,6 +116,7 @@ class KeyWriter:
         self._planned: _Round | None = None
         """The round after it, planned on top of it."""
         self._untidy: set[int] = set()
+        self._runs: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._is_stopping = False
         self._is_loading = True
@@ -199,7 +201,7 @@ class KeyWriter:
         """Finish what waits, take nothing more, close the rows; stopping twice is harmless."""
         self._is_stopping = True
         self._wake()
-        await asyncio.wait([self._running])
+        await asyncio.wait([self._running, *self._runs])
         await self.on_thread(functools.partial(self._close, flush))
 
     def _close(self, flush: bool) -> None:
@@ -371,16 +373,32 @@ class KeyWriter:
     async def _keep_up(self) -> None:
         """Do what is due in buckets that were written to."""
         untidy, self._untidy = self._untidy, set()
+        buckets = [self._buckets[n] for n in untidy if self._buckets[n].is_usable]
+        async with self._turn:
+            for bucket in buckets:
+                self._begin_run(bucket)
+            left = [bucket for bucket in buckets if bucket.rows.needs_upkeep]
+            if left:
+                await self._loop.run_in_executor(self._executor, _keep_up, left)
 
-        def keep_up() -> None:
-            for bucket in (self._buckets[number] for number in untidy):
-                try:
-                    if bucket.is_usable:
-                        bucket.rows.keep_up()
-                except StreamhouseError as error:
-                    _logger.warning("event=upkeep_failed bucket=%r why=%r", bucket.where, error)
+    def _begin_run(self, bucket: KeyBucket) -> None:
+        """Hand over what is due, on a thread, while rounds go on. Another has to wait for it."""
+        rows = bucket.rows
+        write_run = rows.begin_run()
+        if write_run is None:
+            return
 
-        await self.on_thread(keep_up)
+        async def run() -> None:
+            try:
+                await self._loop.run_in_executor(self._executor, write_run)
+            except Exception as error:  # noqa: BLE001 - outermost: what waits is tried again
+                _report_bug(self._table, error)
+            finally:
+                await self.on_thread(rows.end_run)
+
+        task = self._loop.create_task(run())
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
 
     def _load(self) -> bool:
         is_more = False
@@ -450,6 +468,14 @@ class KeyWriter:
                 or clock_us(),
             )
         )
+
+
+def _keep_up(buckets: Iterable[KeyBucket]) -> None:
+    for bucket in buckets:
+        try:
+            bucket.rows.keep_up()
+        except StreamhouseError as error:
+            _logger.warning("event=upkeep_failed bucket=%r why=%r", bucket.where, error.message)
 
 
 def _fail(requests: Iterable[KeyRequest]) -> None:

@@ -24,7 +24,7 @@ async def older_keys(
     """Yield the keys of `rows` written below `offset`, those of about `bytes_max` of rows a time.
 
     They are those of the first step; what is yielded may be written meanwhile, and may have no
-    keys. Each step runs on the writer's thread, by `until_done` if that is given, which may run it
+    keys. Each step has the rows from the writer, by `until_done` if that is given, which may run it
     again after an error: all begins anew then. `aclose` it, if it was not used up.
     """
     older = _OlderRows(rows, offset, bytes_max)
@@ -53,7 +53,7 @@ class _OlderRows:
         self.keys: pa.RecordBatch | None = None
 
     def advance(self) -> None:
-        """Set `keys` to those of the next piece, None after the last; on the rows' thread."""
+        """Set `keys` to those of the next piece, None after the last; for who has the rows."""
         if self._pieces is None:
             self._pieces = self._rows.keys_written_before(self._offset, bytes_max=self._bytes_max)
         try:
@@ -63,7 +63,7 @@ class _OlderRows:
             raise
 
     def close(self) -> None:
-        """Let go of the rows' files; on their thread."""
+        """Let go of the rows' files; for who has the rows."""
         if self._pieces is not None:
             self._pieces.close()
         self._pieces = None

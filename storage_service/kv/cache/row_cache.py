@@ -3,9 +3,9 @@
 Of every key it knows one of three things: the newest row; that there is no row (it was deleted, or
 the cache is `complete` and does not have it); or nothing, and then RocksDB does.
 
-One thread changes it; readers hold the same `lock` that changes they could stumble over happen
-under. Copying rows and growing the index happen outside it. Rows put since the last `handed_over`
-are never evicted.
+One thread at a time changes it; readers hold the same `lock` that changes they could stumble over
+happen under. Copying rows and growing the index happen outside it. Rows that RocksDB may not have
+yet, those of a run on its way to it included, are never evicted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pyarrow as pa
 from streamhouse.storage_service.kv.cache.hash_index import HashIndex
 from streamhouse.storage_service.kv.cache.row_arena import SEGMENT_BYTES_MAX, RowArena
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, KeyHasher
-from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["FEW_KEYS", "CachedRows", "FewRows", "RowCache"]
 
@@ -98,7 +97,7 @@ class RowCache:
         if segment_bytes is None:
             segment_bytes = max(budget_bytes // 32, _SEGMENT_BYTES_MIN)
         self.budget_bytes = budget_bytes
-        """May be changed by the thread that changes the rows; `tidy` keeps to it."""
+        """May be changed by who changes the rows; `tidy` keeps to it."""
         self._hasher: Final = hasher or PROCESS_HASHER
         self._lock: Final = threading.Lock()
         self._index = HashIndex()
@@ -107,11 +106,13 @@ class RowCache:
         self._loading = False
         # Segments with rows, and keys of deletes, that RocksDB may not have yet.
         self._pinned: set[int] = set()
+        self._pinned_by_run: set[int] = set()
         # Slots stay valid while no key is added or removed.
         self._changes = 0
         self._read_last: _Read | None = None
         self._few_read = _FewRead({}, -1)
         self._deleted: list[tuple[Hashes, Hashes]] = []
+        self._deleted_by_run: list[tuple[Hashes, Hashes]] = []
 
     @property
     def complete(self) -> bool:
@@ -231,18 +232,39 @@ class RowCache:
         first, second = self._hasher.one(key)
         return _Place(first, second, self._index.find_one(first, second))
 
-    def handed_over(self) -> None:
-        """RocksDB has everything put so far."""
-        self._pinned.clear()
-        if self._loading or not self._deleted:
+    def run_begun(self) -> None:
+        """What was put so far is on its way to RocksDB."""
+        self._pinned_by_run, self._pinned = self._pinned, set()
+        self._deleted_by_run, self._deleted = self._deleted, []
+
+    def run_ended(self, *, is_written: bool) -> None:
+        """RocksDB has what was put before the run began, or has not taken it."""
+        deleted, self._deleted_by_run = self._deleted_by_run, []
+        pinned, self._pinned_by_run = self._pinned_by_run, set()
+        if not is_written:
+            self._pinned |= pinned
+        if self._loading or not is_written:
+            self._deleted = [*deleted, *self._deleted]
             return
-        hashes = [np.concatenate(parts) for parts in zip(*self._deleted, strict=True)]
-        self._deleted.clear()
-        slots = distinct(self._index.find(hashes[0], hashes[1]))
-        slots = slots[slots >= 0]
+        if not deleted:
+            return
+        # RocksDB may have a row that was put and deleted again meanwhile.
+        slots = np.setdiff1d(self._slots_of_deleted(deleted), self._slots_of_deleted(self._deleted))
         self._changes += 1
         with self._lock:
             self._index.remove(slots[self._index.numbers[slots] == _DELETED])
+
+    def _slots_of_deleted(self, deleted: Sequence[tuple[Hashes, Hashes]]) -> npt.NDArray[np.int64]:
+        if not deleted:
+            return np.array([], dtype=np.int64)
+        first, second = (np.concatenate(parts) for parts in zip(*deleted, strict=True))
+        slots = self._index.find(first, second)
+        return slots[slots >= 0]
+
+    @property
+    def _kept(self) -> set[int]:
+        """Segments with rows that RocksDB may not have."""
+        return self._pinned | self._pinned_by_run
 
     def start_loading(self, row_count: int) -> None:
         """Say that RocksDB has rows that are not here; `load` them all, then `finish_loading`."""
@@ -289,7 +311,7 @@ class RowCache:
         return (
             (
                 self.memory_bytes > self.budget_bytes
-                and self._arena.oldest(except_=self._pinned) is not None
+                and self._arena.oldest(except_=self._kept) is not None
             )
             or self._index.is_sparse
             or not self.has_room(_SPARE_ROWS)
@@ -303,7 +325,7 @@ class RowCache:
         grows here before it is full, so that a write of few rows need not copy it.
         """
         while self.memory_bytes > self.budget_bytes:
-            oldest = self._arena.oldest(except_=self._pinned)
+            oldest = self._arena.oldest(except_=self._kept)
             if oldest is None:
                 break
             self._evict(oldest)
@@ -360,11 +382,12 @@ class RowCache:
         """Move the live rows of a segment to the end, and drop it."""
         slots = self._arena.in_segment(self._index.numbers, segment)
         rows = self._arena.rows_at(self._index.numbers[slots])
-        locations = self._append(rows) if segment in self._pinned else self._arena.append(rows)
+        locations = self._append(rows) if segment in self._kept else self._arena.append(rows)
         with self._lock:
             self._index.numbers[slots] = locations
             self._arena.drop(segment)
         self._pinned.discard(segment)
+        self._pinned_by_run.discard(segment)
 
 
 def _hashes_of(first: int, second: int) -> tuple[Hashes, Hashes]:

@@ -2,8 +2,8 @@
 
 The changes are durable in the log and found in memory meanwhile, so that nothing depends on when it
 happens; only so much may wait. Large runs make RocksDB four times cheaper than every batch by
-itself. RocksDB sorts what it gets; given nearly in order, that costs it half. One thread changes
-what waits; any may ask for the rows under a prefix.
+itself. RocksDB sorts what it gets; given nearly in order, that costs it half. One thread at a
+time changes what waits; any may ask for the rows under a prefix.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     OverloadedError,
     StorageFailedError,
+    StreamhouseError,
 )
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, bytes_of, gather_at
 
-__all__ = ["Piece", "WriteBacklog", "WriteBehind", "nearly_sorted"]
+__all__ = ["Piece", "Run", "WriteBacklog", "WriteBehind", "nearly_sorted"]
 
 _logger = logging.getLogger(__name__)
 
@@ -93,10 +94,12 @@ class WriteBacklog:
         order = pa.array(nearly_sorted(keys))
         return Piece(keys.take(order), values.take(order), marker)
 
-    def clear(self) -> None:
-        """Forget everything: RocksDB has it."""
-        self._pieces = []
-        self._rows = self._bytes = 0
+    def after(self, older: WriteBacklog) -> WriteBacklog:
+        """Return what waits here behind what waits there."""
+        both = WriteBacklog()
+        both._pieces = [*older._pieces, *self._pieces]
+        both._rows, both._bytes = older._rows + self._rows, older._bytes + self._bytes
+        return both
 
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
         """Return the latest value of each key that starts with `prefix`; None was deleted."""
@@ -128,8 +131,21 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
     )
 
 
+class Run:
+    """Changes on their way to the store."""
+
+    def __init__(self, backlog: WriteBacklog) -> None:
+        self.backlog: Final = backlog
+        self.is_written = False
+
+
 class WriteBehind:
-    """What one store does not have yet."""
+    """What one store does not have yet.
+
+    A run may be written to the store by another thread than the one that changes what waits, which
+    goes on meanwhile: `begin_run` and `end_run` are called by that one, `write_run` by any.
+    `hand_over` does all of it at once, with what is under way as well.
+    """
 
     def __init__(
         self,
@@ -137,13 +153,19 @@ class WriteBehind:
         options: KvOptions,
         *,
         where: str,
-        on_handed_over: Callable[[], None],
+        on_begun: Callable[[], None],
+        on_ended: Callable[..., None],
     ) -> None:
         self._store: Final = store
         self._options: Final = options
         self._where: Final = where
-        self._on_handed_over: Final = on_handed_over
-        self._backlog: Final = WriteBacklog()
+        self._on_begun: Final = on_begun
+        self._on_ended: Final = on_ended
+        self._run: Run | None = None
+        # The older first: what is in the run, and what came since. Replaced as one, for readers.
+        self._backlogs: tuple[WriteBacklog, WriteBacklog] = (WriteBacklog(), WriteBacklog())
+        # Held by whoever writes to the store.
+        self._writing: Final = threading.Lock()
         self._retry_rows = 0
         self._memory_allowed = options.backlog_bytes * _SHARE_OF_MEMORY
         self._not_handing_over: Final = threading.Event()
@@ -152,7 +174,11 @@ class WriteBehind:
     @property
     def memory_bytes(self) -> int:
         """The bytes of the changes that wait."""
-        return self._backlog.memory_bytes
+        return sum(backlog.memory_bytes for backlog in self._backlogs)
+
+    @property
+    def _rows(self) -> int:
+        return sum(backlog.rows for backlog in self._backlogs)
 
     def limit_memory(self, allowed_bytes: int) -> None:
         """Let the bucket have this much memory in all: of less, less may wait."""
@@ -167,13 +193,14 @@ class WriteBehind:
 
         What is handed over meanwhile is then seen here and in the store, not in neither.
         """
-        newer = self._backlog.changes_under(prefix)
+        run, rest = self._backlogs
+        newer = run.changes_under(prefix) | rest.changes_under(prefix)
         self.wait()
         return newer
 
     def add(self, piece: Piece) -> None:
         """Append changes."""
-        self._backlog.add(piece)
+        self._backlogs[1].add(piece)
 
     def hand_over_if_due(self) -> None:
         """Hand over when enough waits, if that is possible now."""
@@ -182,12 +209,7 @@ class WriteBehind:
         try:
             self.hand_over()
         except (CorruptDataError, OverloadedError, StorageFailedError) as error:
-            waiting = self._backlog.rows
-            # A run that was refused is not tried again for every row that comes after it.
-            self._retry_rows = waiting + self._options.backlog_rows // 2
-            _logger.warning(
-                "event=rocksdb_behind bucket=%r rows=%d why=%r", self._where, waiting, error.message
-            )
+            self._refused(error)
 
     def check(self) -> None:
         """Raise OverloadedError while so much waits that nothing more is planned."""
@@ -204,36 +226,90 @@ class WriteBehind:
 
     def hand_over(self) -> None:
         """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""
-        if not self._backlog:
+        with self._writing:
+            # One that was begun is written by now, or it is part of this.
+            self.end_run()
+            run = self._begin()
+            if run is None:
+                return
+            try:
+                self._write(run)
+            finally:
+                self.end_run()
+
+    def begin_run(self) -> Run | None:
+        """Let what waits be written by another thread, if it is due and no other run under way."""
+        return self._begin() if self._run is None and self.is_due else None
+
+    def write_run(self, run: Run) -> None:
+        """Write a run that was begun; on any thread."""
+        with self._writing:
+            if run is not self._run or run.is_written:
+                return
+            try:
+                self._write(run)
+            except (CorruptDataError, OverloadedError, StorageFailedError) as error:
+                self._refused(error)
+
+    def end_run(self) -> None:
+        """Forget the run that was begun, if it is written; else it waits again."""
+        run, self._run = self._run, None
+        if run is None:
             return
+        older, newer = self._backlogs
+        self._backlogs = (WriteBacklog(), newer if run.is_written else newer.after(older))
+        self._on_ended(is_written=run.is_written)
+
+    def close(self) -> None:
+        """Return when no run is being written; none is from now on."""
+        with self._writing:
+            self._run = None
+
+    def _begin(self) -> Run | None:
+        waiting = self._backlogs[1]
+        if not waiting:
+            return None
+        self._backlogs = (waiting, WriteBacklog())
+        self._on_begun()
+        self._run = Run(waiting)
+        return self._run
+
+    def _write(self, run: Run) -> None:
         self._not_handing_over.clear()
         try:
-            run = self._backlog.as_run()
-            self._store.write(run.keys, run.values, marker=run.marker)
+            piece = run.backlog.as_run()
+            self._store.write(piece.keys, piece.values, marker=piece.marker)
             self._store.seal()
         finally:
             self._not_handing_over.set()
-        self._backlog.clear()
-        self._on_handed_over()
+        run.is_written = True
         self._retry_rows = 0
+
+    def _refused(self, error: StreamhouseError) -> None:
+        waiting = self._rows
+        # A run that was refused is not tried again for every row that comes after it.
+        self._retry_rows = waiting + self._options.backlog_rows // 2
+        _logger.warning(
+            "event=rocksdb_behind bucket=%r rows=%d why=%r", self._where, waiting, error.message
+        )
 
     @property
     def is_due(self) -> bool:
         """Whether enough waits to be handed over, and a run that was refused may be tried again."""
-        rows = self._backlog.rows
-        if rows < self._retry_rows:
+        if self._rows < self._retry_rows:
             return False
+        rest = self._backlogs[1]
         share = max(self._memory_allowed // _SHARE_OF_MEMORY, _RUN_BYTES_MIN)
-        return rows >= self._options.backlog_rows or (
-            self._backlog.memory_bytes >= min(self._options.backlog_bytes, share)
+        return rest.rows >= self._options.backlog_rows or (
+            rest.memory_bytes >= min(self._options.backlog_bytes, share)
         )
 
     @property
     def is_too_much(self) -> bool:
         """Whether so much waits that nothing more may be planned before some is handed over."""
         return (
-            self._backlog.rows >= 4 * self._options.backlog_rows
-            or self._backlog.memory_bytes >= 4 * self._options.backlog_bytes
+            self._rows >= 4 * self._options.backlog_rows
+            or self.memory_bytes >= 4 * self._options.backlog_bytes
         )
 
 

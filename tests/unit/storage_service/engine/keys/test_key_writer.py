@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,13 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from tests.support.held_step import around
-from tests.support.in_process_service import EVENTS, event_rows, open_manager, table_descriptor
+from tests.support.in_process_service import (
+    EVENTS,
+    event_rows,
+    open_manager,
+    table_descriptor,
+    until,
+)
 
 
 async def _table(manager: TabletManager, bucket_count: int = 1, **fields: Any) -> OpenTable:
@@ -300,3 +307,152 @@ async def test_a_request_that_was_read_before_the_schema_changed_is_stored_after
         assert found.found.tolist() == [False, True, True]
         assert found.rows.column("title").to_pylist() == ["x", "x"]
         assert found.rows.column("unit").to_pylist() == [None, None]
+
+
+class _HeldSyncs:
+    """Syncs wait until `go`; that of the segment `failing` fails then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.are_under_way = threading.Event()
+        self.failing: Any = None
+        self._may_go = threading.Event()
+        around(patch, "segment-syncing", self._sync)
+
+    def _sync(self, sync: Any, segment: Any) -> None:
+        self.are_under_way.set()
+        assert self._may_go.wait(20)
+        if segment is self.failing:
+            raise OSError(5, "Input/output error")
+        sync(segment)
+
+    def go(self) -> None:
+        self._may_go.set()
+
+
+async def _planned_on_top(manager: TabletManager, table: OpenTable, write: KeyWrite) -> Any:
+    """Begin a write, and return when it is planned beside what is being synced."""
+    rows = table.key_buckets[write.bucket].rows
+    before = rows.planned_offset
+    task = asyncio.ensure_future(_write(manager, table, write))
+    await until(lambda: rows.planned_offset > before)
+    return task
+
+
+async def test_a_large_write_is_planned_while_another_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        syncs = _HeldSyncs(monkeypatch)
+        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(0, 3))))
+        await until(syncs.are_under_way.is_set)
+
+        second = await _planned_on_top(manager, table, KeyWrite(0, _named(range(2_000), "b")))
+
+        assert not first.done()
+        assert _watermarks(table) == [0]
+        assert _names(table, 0, range(1)) == [None]
+        syncs.go()
+        assert (await first).ranges == {0: (0, 3)}
+        assert (await second).ranges == {0: (3, 2_006)}
+        assert _names(table, 0, range(4)) == ["b"] * 4
+
+
+async def test_what_was_planned_on_rows_that_were_not_stored_is_planned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        syncs = _HeldSyncs(monkeypatch)
+        syncs.failing = table.tablets[0]._active
+        both = [KeyWrite(bucket, event_rows(0, 3)) for bucket in (0, 1)]
+        first = asyncio.ensure_future(_write(manager, table, *both))
+        await until(syncs.are_under_way.is_set)
+        rows = _named(range(2_000), "b")
+        stored = await _planned_on_top(manager, table, KeyWrite(1, rows))
+        refused = asyncio.ensure_future(_write(manager, table, KeyWrite(0, rows)))
+
+        syncs.go()
+
+        with pytest.raises(UnknownOutcomeError):
+            await first
+        with pytest.raises(StorageFailedError, match="bucket 0 is read-only"):
+            await refused
+        assert (await stored).ranges == {1: (3, 2_006)}
+        assert _watermarks(table) == [0, 2_006]
+        assert _names(table, 1, range(3)) == ["b"] * 3
+        assert _names(table, 0, range(3)) == [None] * 3
+
+
+async def test_a_full_disk_takes_back_what_was_planned_on_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, is_writing = threading.Event(), threading.Event()
+
+    def full(*_: Any) -> int:
+        is_writing.set()
+        assert may_write.wait(20)
+        monkeypatch.undo()
+        raise OSError(28, "No space left on device")
+
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        monkeypatch.setattr(os, "pwritev", full)
+        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(0, 3))))
+        await until(is_writing.is_set)
+        second = await _planned_on_top(manager, table, KeyWrite(0, _named(range(2_000), "b")))
+
+        may_write.set()
+
+        with pytest.raises(StorageFailedError):
+            await first
+        # Nothing of the first is there: these are new rows, at its offsets.
+        assert (await second).ranges == {0: (0, 2_000)}
+        assert table.key_buckets[0].row_count == 2_000
+
+
+async def test_small_writes_go_on_while_every_thread_is_busy_elsewhere(tmp_path: Path) -> None:
+    may_end = threading.Event()
+
+    async with open_manager(tmp_path, key_threads=1) as manager:
+        busy = await manager.create_table(table_descriptor("busy", primary_key=("id",)))
+        table = await _table(manager)
+        holding = asyncio.ensure_future(busy.key_writer.on_thread(lambda: may_end.wait(20)))
+        await asyncio.sleep(0)
+
+        await _write(manager, table, KeyWrite(0, event_rows(0, 3)))
+
+        assert _names(table, 0, range(1)) == ["n0"]
+        large = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(0, 5_000))))
+        await asyncio.sleep(0)
+        assert not large.done()
+        may_end.set()
+        assert await holding
+        assert (await large).ranges == {0: (3, 5_000)}
+
+
+async def test_who_has_the_rows_has_them_to_the_end_though_nobody_waits(tmp_path: Path) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def hold() -> None:
+        has_begun.set()
+        assert may_end.wait(20)
+        order.append("held")
+
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        holding = asyncio.ensure_future(table.key_writer.on_thread(hold))
+        await until(has_begun.is_set)
+        holding.cancel()
+        await asyncio.wait([holding])
+        writing = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(0, 3))))
+        writing.add_done_callback(lambda _: order.append("written"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not writing.done()
+
+        may_end.set()
+        await writing
+
+        assert order == ["held", "written"]

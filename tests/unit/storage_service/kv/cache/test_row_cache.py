@@ -28,6 +28,11 @@ def put(cache: RowCache, rows: dict[int, bytes | None]) -> None:
     cache.put(keys, pa.array(list(rows.values()), pa.binary()))
 
 
+def _hand_over(cache: RowCache) -> None:
+    cache.run_begun()
+    cache.run_ended(is_written=True)
+
+
 def get(cache: RowCache, numbers: list[int]) -> list[bytes | str | None]:
     keys = pa.array([key(n) for n in numbers], pa.binary())
     values, unknown = cache.get(keys)
@@ -49,6 +54,23 @@ def test_a_new_cache_knows_that_nothing_is_there() -> None:
     assert get(cache, [1, 2]) == [None, None]
 
 
+def test_what_is_deleted_during_a_run_is_known_to_be_gone_until_the_next() -> None:
+    cache = RowCache(budget_bytes=1 << 20)
+    cache.start_loading(0)
+    cache.stop_loading()
+    put(cache, {1: None, 2: None})
+    put(cache, {1: row("a")})
+    cache.run_begun()
+    put(cache, {1: None})
+
+    cache.run_ended(is_written=True)
+
+    # RocksDB has the row, and was told of the other.
+    assert get(cache, [1, 2]) == [None, UNKNOWN]
+    _hand_over(cache)
+    assert get(cache, [1]) == [UNKNOWN]
+
+
 def test_put_replace_delete() -> None:
     cache = RowCache(budget_bytes=1 << 20)
     put(cache, {1: row("a"), 2: row("b"), 3: row("c")})
@@ -56,7 +78,7 @@ def test_put_replace_delete() -> None:
     put(cache, {2: row("longer", size=90), 3: None, 4: row("d")})
 
     assert get(cache, [4, 3, 2, 1, 5]) == [row("d"), None, row("longer", size=90), row("a"), None]
-    cache.handed_over()
+    _hand_over(cache)
     assert get(cache, [3, 1]) == [None, row("a")]
 
 
@@ -70,7 +92,7 @@ def test_a_deleted_row_is_remembered_until_rocksdb_knows() -> None:
     assert get(cache, [1, 2]) == [None, UNKNOWN]
 
     # RocksDB knows now, but the snapshot that is being loaded still has the row.
-    cache.handed_over()
+    _hand_over(cache)
     assert cache.load(pa.array([key(1), key(2)]), pa.array([row("old"), row("b")]))
     assert get(cache, [1, 2]) == [None, row("b")]
     cache.finish_loading()
@@ -111,7 +133,7 @@ def test_what_rocksdb_does_not_have_is_never_evicted() -> None:
     assert cache.complete
     assert get(cache, list(range(100))) == [row(str(n)) for n in range(100)]
 
-    cache.handed_over()
+    _hand_over(cache)
     cache.tidy()
     assert not cache.complete
     known = [n for n, value in enumerate(get(cache, list(range(100)))) if value != UNKNOWN]
@@ -122,7 +144,7 @@ def test_a_budget_bounds_the_memory() -> None:
     cache = RowCache(budget_bytes=400_000, segment_bytes=4_000)
     for start in range(0, 20_000, 500):
         put(cache, {n: row(str(n)) for n in range(start, start + 500)})
-        cache.handed_over()
+        _hand_over(cache)
         cache.tidy()
 
     assert cache.memory_bytes <= 400_000
@@ -134,7 +156,7 @@ def test_superseded_rows_give_their_memory_back() -> None:
     cache = RowCache(budget_bytes=1 << 30, segment_bytes=10_000)
     for round_ in range(300):
         put(cache, {n: row(f"{n} {round_}") for n in range(100)})
-        cache.handed_over()
+        _hand_over(cache)
         cache.tidy()
 
     assert cache.complete
@@ -171,7 +193,7 @@ def test_it_is_a_dict_even_if_hashes_collide(bits: int, few_keys: int) -> None:
         put(cache, changes)
         model |= changes
         if random.random() < 0.3:
-            cache.handed_over()
+            _hand_over(cache)
         cache.tidy()
 
         assert get(cache, list(range(60))) == [model.get(n) for n in range(60)]
