@@ -155,7 +155,8 @@ class Connection:
         """Whether an answer has come on it before."""
         self._socket = opened
         self._timeout_s = opened.gettimeout()
-        self._can_gather = not isinstance(opened, ssl.SSLSocket)
+        # TLS has none, and Windows neither.
+        self._can_gather = hasattr(opened, "sendmsg") and not isinstance(opened, ssl.SSLSocket)
         self._is_readable = _readable_check(opened)
 
     def close(self) -> None:
@@ -223,7 +224,7 @@ class Connection:
             return False
         except TimeoutError as error:
             raise BrokenConnectionError(
-                f"it took nothing of the request for {self._timeout_s} s"
+                f"it did not take the request in {self._timeout_s} s"
             ) from error
         except ssl.SSLError:
             raise

@@ -267,7 +267,7 @@ def test_silence_ends(some: bytes, ends: tuple[Connection, socket.socket]) -> No
 def test_a_request_that_nobody_takes_ends(ends: tuple[Connection, socket.socket]) -> None:
     connection, _ = ends
 
-    with pytest.raises(BrokenConnectionError, match=r"took nothing of the request for 0\.01 s"):
+    with pytest.raises(BrokenConnectionError, match=r"did not take the request in 0\.01 s"):
         connection.exchange(REQUEST, bytes(64 << 20), timeout_s=0.01)
 
 
