@@ -8,7 +8,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.bucketing import buckets_for_rows, rows_of_buckets
+from streamhouse.storage_service.model.bucketing import (
+    buckets_for_rows,
+    buckets_of_few,
+    rows_of_buckets,
+)
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema import Schema
@@ -107,8 +111,11 @@ def rows_by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.Recor
     names = rows.schema.names
     present = [i for i, name in enumerate(names) if name in table.descriptor.primary_key]
     keys = conform(rows.select(present), _key_schema(Same(table)), table=str(table.path))
-    buckets = buckets_for_rows(keys, table.descriptor.effective_bucket_key, table.bucket_count)
-    return rows_of_buckets(rows, buckets)
+    bucket_key = table.descriptor.effective_bucket_key
+    few = buckets_of_few([keys.column(name) for name in bucket_key], table.bucket_count)
+    if few is not None:
+        return rows_of_buckets(rows, few)
+    return rows_of_buckets(rows, buckets_for_rows(keys, bucket_key, table.bucket_count))
 
 
 @functools.lru_cache(maxsize=256)

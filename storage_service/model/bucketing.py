@@ -10,6 +10,7 @@ a row of one key and asking for its bucket takes longer than all the rest of loo
 
 from __future__ import annotations
 
+import array
 import itertools
 import struct
 from collections.abc import Callable, Sequence
@@ -137,7 +138,7 @@ def split_by_bucket(
 
 
 def rows_of_buckets(
-    batch: pa.RecordBatch, buckets: npt.NDArray[np.int32]
+    batch: pa.RecordBatch, buckets: list[int] | npt.NDArray[np.int32]
 ) -> dict[int, pa.RecordBatch]:
     """Return the rows of each bucket that has any, each in the order of `batch`, which has some.
 
@@ -145,19 +146,23 @@ def rows_of_buckets(
     """
     if len(buckets) <= FEW_ROWS:
         places: dict[int, list[int]] = {}
-        for place, bucket in enumerate(buckets.tolist()):
+        for place, bucket in enumerate(buckets if isinstance(buckets, list) else buckets.tolist()):
             places.setdefault(bucket, []).append(place)
         present = sorted(places)
-        order = pa.array([place for bucket in present for place in places[bucket]], pa.int64())
         ends = list(itertools.accumulate(len(places[bucket]) for bucket in present))
+        in_order = [place for bucket in present for place in places[bucket]]
+        order = pa.py_buffer(array.array("q", in_order))
     else:
         by_bucket = np.argsort(buckets, kind="stable")
-        numbers, starts = np.unique(buckets[by_bucket], return_index=True)
-        present, order = numbers.tolist(), pa.array(by_bucket)
+        numbers, starts = np.unique(np.asarray(buckets)[by_bucket], return_index=True)
+        present = numbers.tolist()
         ends = [*starts[1:].tolist(), batch.num_rows]
+        order = pa.py_buffer(by_bucket.astype(np.int64, copy=False))
     if len(present) == 1:
         return {present[0]: batch}
-    grouped = batch.take(order)
+    # Made of its bytes: converting values takes half as long as the take.
+    indices = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, order])
+    grouped = batch.take(indices)
     return {
         bucket: grouped.slice(start, end - start)
         for bucket, start, end in zip(present, [0, *ends], ends, strict=False)
