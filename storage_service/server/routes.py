@@ -348,7 +348,8 @@ def find(method: str, path: str) -> Found:
             name, following = node.parameter
             parameters[name] = segment
         node = following
-        found = _row(node.below, method) or found
+        if node.below:
+            found = _row(node.below, method) or found
     if segments:
         found = _row(node.here, method) or found
     return Found(found, parameters)

@@ -175,10 +175,11 @@ class KeyLookup:
         values: list[bytes | None] = [None] * len(encoded)
         ends = {}
         for number, positions in _grouped(keys.buckets).items():
+            is_whole = len(positions) == len(encoded)
             rows = self._usable(number)
             found = rows.find_few(
-                [encoded[p] for p in positions],
-                [hashes[p] for p in positions],
+                encoded if is_whole else [encoded[p] for p in positions],
+                hashes if is_whole else [hashes[p] for p in positions],
                 bytes_max=bytes_max,
                 reads_files=reads_files,
             )
@@ -186,6 +187,8 @@ class KeyLookup:
                 return None
             self._check_version(rows)
             ends[number] = found.end_offset
+            if is_whole:
+                return StoredRows(found.values, ends)
             for position, value in zip(positions, found.values, strict=True):
                 values[position] = value
                 bytes_max -= 0 if value is None else len(value)
