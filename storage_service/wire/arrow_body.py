@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +37,7 @@ __all__ = [
 
 BATCHES_KEY: Final = b"streamhouse.batches"
 POSITIONS_KEY: Final = b"streamhouse.positions"
+_SHORT_TEXT_BYTES_MAX: Final = 1_024
 
 # Without any, Arrow looks for some in the environment, which takes as long as writing a row.
 _OPTIONS: Final = pa.ipc.IpcWriteOptions()
@@ -137,9 +139,32 @@ def encode_fetch_body(
     # Written by hand: `json.dumps` takes longer than all the rest of a small answer.
     addresses = ",".join(f"[{','.join(map(str, address))}]" for address, _ in batches)
     seen = ", ".join(f'"{b}": [{start}, {end}]' for b, (start, end) in positions.items())
-    metadata = {BATCHES_KEY: f"[{addresses}]", POSITIONS_KEY: f"{{{seen}}}"}
-    head = schema.with_metadata(metadata).serialize()
+    head = _fetch_head(schema, f"[{addresses}]".encode(), f"{{{seen}}}".encode())
     return [head, *(payload for _, payload in batches), ipc_message.END_OF_STREAM]
+
+
+def _fetch_head(schema: pa.Schema, addresses: bytes, positions: bytes) -> pa.Buffer | bytes:
+    """Return the schema message with both texts in its metadata; short ones end in spaces."""
+    longest = max(len(addresses), len(positions))
+    if longest > _SHORT_TEXT_BYTES_MAX:
+        return schema.with_metadata({BATCHES_KEY: addresses, POSITIONS_KEY: positions}).serialize()
+    room = max(64, 1 << (longest - 1).bit_length())
+    template, first, second = _head_with_room(Same(schema), room)
+    head = bytearray(template)
+    head[first : first + room] = addresses.ljust(room)
+    head[second : second + room] = positions.ljust(room)
+    return bytes(head)
+
+
+@functools.lru_cache(maxsize=64)
+def _head_with_room(schema: Same, room: int) -> tuple[bytes, int, int]:
+    """Return a schema message with room for two texts of so many bytes, and where they go."""
+    # Random letters are nowhere else in it.
+    texts = [secrets.token_hex(room // 2) for _ in range(2)]
+    metadata = dict(zip((BATCHES_KEY, POSITIONS_KEY), texts, strict=True))
+    message = schema.value.with_metadata(metadata).serialize().to_pybytes()
+    first, second = (message.index(text.encode()) for text in texts)
+    return message, first, second
 
 
 def decode_fetch_body(source: Any) -> FetchBody | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
@@ -136,7 +138,13 @@ def _payload(frame: StoredBatch, request: _Read) -> pa.Buffer | memoryview:
 
 def projected_schema(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     """Return the schema of only `columns`, in their order; None means all."""
-    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    return schema if columns is None else _projected(Same(schema), tuple(columns))
+
+
+# The same object each time: what is worked out of it is remembered, too.
+@functools.lru_cache(maxsize=64)
+def _projected(schema: Same, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.value.field(name) for name in columns])
 
 
 def as_views(pieces: Sequence[pa.Buffer | memoryview | bytes]) -> list[bytes | memoryview]:

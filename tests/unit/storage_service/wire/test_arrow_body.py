@@ -140,6 +140,24 @@ def test_offsets_that_point_outside_the_body_are_refused() -> None:
         _decode(bytes(body))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 20, 100])
+def test_every_batch_of_an_answer_has_its_address_however_many_there_are(count: int) -> None:
+    schema = SCHEMA.to_arrow()
+    batches = [
+        (BatchAddress(7, 10 * n, 10, 1_700_000_000_000_000 + n, n % 2), encode_payload(ROWS))
+        for n in range(count)
+    ]
+    positions = {bucket: (bucket, 10 * count) for bucket in range(count)}
+
+    pieces = encode_fetch_body(schema, batches, positions=positions)
+
+    answer = decode_fetch_body(pa.py_buffer(b"".join(memoryview(p).cast("B") for p in pieces)))
+    assert answer is not None
+    assert [address for address, _ in answer.batches] == [address for address, _ in batches]
+    assert all(rows.equals(ROWS, check_metadata=True) for _, rows in answer.batches)
+    assert answer.positions == positions
+
+
 def _annotated(metadata: dict[str, str]) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ROWS.schema) as writer:
