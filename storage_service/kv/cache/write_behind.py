@@ -8,7 +8,6 @@ time changes what waits; any may ask for the rows under a prefix.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -42,9 +41,12 @@ _RETRY_S: Final = 0.05
 _RUN_BYTES_MIN: Final = 256 << 10
 # Changes that wait lie in memory beside the rows they made.
 _SHARE_OF_MEMORY: Final = 4
-# Pieces of fewer rows are joined, once there are so many of them.
-_SMALL_ROWS: Final = 4_096
+# Pieces are joined up to this, once there are so many of them: so much is copied at once.
+_JOINED_ROWS_MAX: Final = 4_096
+_JOINED_BYTES_MAX: Final = 256 << 10
 _SMALL_PIECES_MAX: Final = 32
+# A piece may hold twice what it has, and this.
+_HELD_BESIDE_BYTES: Final = 4 << 10
 _WORD: Final = np.dtype(">u8")
 
 
@@ -60,13 +62,15 @@ class WriteBacklog:
     """Pieces, oldest first. The list is replaced, never changed, so that readers see it whole.
 
     Small ones are joined now and then, so that there are few however small the writes are, and each
-    row is copied few times.
+    row is copied few times. A piece that is part of much larger arrays is copied out of them, so
+    that what is held is about what is counted.
     """
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
+        self._tail = _Tail()
 
     @property
     def rows(self) -> int:
@@ -83,10 +87,20 @@ class WriteBacklog:
 
     def add(self, piece: Piece) -> None:
         """Append changes."""
-        self._rows += len(piece.keys)
-        self._bytes += bytes_of(piece.keys) + bytes_of(piece.values)
-        pieces = [*self._pieces, piece]
-        self._pieces = pieces if _small_count(pieces) < _SMALL_PIECES_MAX else _tail_joined(pieces)
+        rows, size = len(piece.keys), bytes_of(piece.keys) + bytes_of(piece.values)
+        piece = _without_others(piece, size)
+        self._rows += rows
+        self._bytes += size
+        tail = self._tail.with_piece(rows, size)
+        if tail.pieces == 1:
+            # It does not go with those before, which get no more.
+            self._pieces = [*_end_joined(self._pieces, self._tail.pieces), piece]
+        elif tail.pieces < _SMALL_PIECES_MAX:
+            self._pieces = [*self._pieces, piece]
+        else:
+            self._pieces = _end_joined([*self._pieces, piece], tail.pieces)
+            tail = tail._replace(pieces=1)
+        self._tail = tail
 
     def as_run(self) -> Piece:
         """Return everything as one piece, nearly in the order of keys."""
@@ -99,28 +113,45 @@ class WriteBacklog:
         both = WriteBacklog()
         both._pieces = [*older._pieces, *self._pieces]
         both._rows, both._bytes = older._rows + self._rows, older._bytes + self._bytes
+        both._tail = self._tail
         return both
 
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
         """Return the latest value of each key that starts with `prefix`; None was deleted."""
         found: dict[bytes, bytes | None] = {}
-        for piece in _tail_joined(self._pieces):
+        for piece in self._pieces:
             matches = pc.starts_with(piece.keys, pattern=prefix)
             keys = piece.keys.filter(matches).to_pylist()
             found.update(zip(keys, piece.values.filter(matches).to_pylist(), strict=True))
         return found
 
 
-def _small_count(pieces: Sequence[Piece]) -> int:
-    """Return how many of the last pieces are small."""
-    small = itertools.takewhile(lambda piece: len(piece.keys) < _SMALL_ROWS, reversed(pieces))
-    return sum(1 for _ in small)
+class _Tail(NamedTuple):
+    """The last pieces, as many as can be joined: how many, and what they have."""
+
+    pieces: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def with_piece(self, rows: int, size: int) -> _Tail:
+        """Return the tail with another piece, or that piece alone if it would be too much."""
+        more = _Tail(self.pieces + 1, self.rows + rows, self.bytes + size)
+        if more.rows > _JOINED_ROWS_MAX or more.bytes > _JOINED_BYTES_MAX:
+            return _Tail(1, rows, size)
+        return more
 
 
-def _tail_joined(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces, those at the end that are small as one."""
-    start = len(pieces) - _small_count(pieces)
-    return pieces if start == len(pieces) else [*pieces[:start], _joined(pieces[start:])]
+def _without_others(piece: Piece, size: int) -> Piece:
+    """Return the piece, of `size` bytes, on its own if it is a small part of what it holds."""
+    held = piece.keys.get_total_buffer_size() + piece.values.get_total_buffer_size()
+    return _joined([piece]) if held > 2 * size + _HELD_BESIDE_BYTES else piece
+
+
+def _end_joined(pieces: list[Piece], count: int) -> list[Piece]:
+    """Return the pieces, the last `count` as one."""
+    if count < 2:
+        return pieces
+    return [*pieces[:-count], _joined(pieces[-count:])]
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:
