@@ -187,11 +187,17 @@ class KvTablet:
         return part.write
 
     def accept(self, planned: PlannedWrite) -> None:
-        """Take a write that was planned on the `newest` rows, from `planned_offset` on."""
+        """Take a write that was planned on the `newest` rows, from `planned_offset` on.
+
+        If it raises nothing is taken.
+        """
         assert planned.base_offset == self.planned_offset
+        # Rows that are put in part are forgotten, and made again of what is pending.
+        over, self._planned_rows = self._planned_rows, None
+        if over is not None:
+            over.put(planned.keys, planned.values)
         self._pending.append(planned)
-        if self._planned_rows is not None:
-            self._planned_rows.put(planned.keys, planned.values)
+        self._planned_rows = over
 
     def apply(self, planned: PlannedWrite) -> None:
         """Make the oldest planned write part of the state: its changelog is durable."""

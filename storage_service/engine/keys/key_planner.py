@@ -182,10 +182,17 @@ class KeyPlanner:
             part or self._part(write, request, next(planned))
             for (write, request), part in zip(asked, known, strict=True)
         ]
+        accepted: list[tuple[int, PlannedWrite]] = []
+        try:
+            for bucket, write in {p.bucket: p.write for p in parts if p.write}.items():
+                rows[bucket].accept(write)
+                accepted.append((bucket, write))
+        except Exception:
+            for bucket, write in accepted:
+                rows[bucket].abort(write)
+            raise
         for (_, request), part in zip(asked, parts, strict=True):
             request.parts.append(part)
-        for bucket, write in {part.bucket: part.write for part in parts if part.write}.items():
-            rows[bucket].accept(write)
 
     def _known(self, write: KeyWrite, request: KeyRequest) -> KeyPart | None:
         """Return what became of a repeated write; raises if the bucket takes none."""
