@@ -11,6 +11,7 @@ yet, those of a run on its way to it included, are never evicted.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ FEW_KEYS: Final = 64
 # To copy an index of so many entries takes half a millisecond.
 _SMALL_INDEX: Final = 20_000
 _SPARE_ROWS: Final = 4_096
+_HASH_BYTES: Final = 8
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -111,8 +113,9 @@ class RowCache:
         self._changes = 0
         self._read_last: _Read | None = None
         self._few_read = _FewRead({}, -1)
-        self._deleted: list[tuple[Hashes, Hashes]] = []
-        self._deleted_by_run: list[tuple[Hashes, Hashes]] = []
+        # Both hashes of one key after those of another.
+        self._deleted = array("Q")
+        self._deleted_by_run = array("Q")
 
     @property
     def complete(self) -> bool:
@@ -121,8 +124,9 @@ class RowCache:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes that rows and index take."""
-        return self._arena.memory_bytes + self._index.memory_bytes
+        """The bytes that rows, index and what is known of deletes take."""
+        deletes = len(self._deleted) + len(self._deleted_by_run)
+        return self._arena.memory_bytes + self._index.memory_bytes + _HASH_BYTES * deletes
 
     def get(self, keys: pa.Array) -> CachedRows:
         """Return what is known of distinct or repeated binary keys."""
@@ -192,7 +196,8 @@ class RowCache:
             present = values.is_valid().to_numpy(zero_copy_only=False)
             locations = np.full(len(keys), _DELETED, dtype=np.uint64)
             locations[present] = self._append(values.drop_null())
-            self._deleted.append((first[~present], second[~present]))
+            gone = np.stack((first[~present], second[~present]), axis=1)
+            self._deleted.frombytes(gone.tobytes())
         else:
             locations = self._append(values)
         known = slots >= 0
@@ -221,7 +226,7 @@ class RowCache:
                 if location:
                     self._pinned.add(self._arena.segment_of(location))
                 else:
-                    self._deleted.append(_hashes_of(first, second))
+                    self._deleted.extend((first, second))
         self._arena.release_few(filter(None, replaced))
 
     def _place_of(self, key: bytes) -> _Place:
@@ -235,16 +240,16 @@ class RowCache:
     def run_begun(self) -> None:
         """What was put so far is on its way to RocksDB."""
         self._pinned_by_run, self._pinned = self._pinned, set()
-        self._deleted_by_run, self._deleted = self._deleted, []
+        self._deleted_by_run, self._deleted = self._deleted, array("Q")
 
     def run_ended(self, *, is_written: bool) -> None:
         """RocksDB has what was put before the run began, or has not taken it."""
-        deleted, self._deleted_by_run = self._deleted_by_run, []
+        deleted, self._deleted_by_run = self._deleted_by_run, array("Q")
         pinned, self._pinned_by_run = self._pinned_by_run, set()
         if not is_written:
             self._pinned |= pinned
         if self._loading or not is_written:
-            self._deleted = [*deleted, *self._deleted]
+            self._deleted = deleted + self._deleted
             return
         if not deleted:
             return
@@ -254,11 +259,9 @@ class RowCache:
         with self._lock:
             self._index.remove(slots[self._index.numbers[slots] == _DELETED])
 
-    def _slots_of_deleted(self, deleted: Sequence[tuple[Hashes, Hashes]]) -> npt.NDArray[np.int64]:
-        if not deleted:
-            return np.array([], dtype=np.int64)
-        first, second = (np.concatenate(parts) for parts in zip(*deleted, strict=True))
-        slots = self._index.find(first, second)
+    def _slots_of_deleted(self, deleted: array[int]) -> npt.NDArray[np.int64]:
+        hashes = np.array(deleted, dtype=np.uint64)
+        slots = self._index.find(hashes[::2], hashes[1::2])
         return slots[slots >= 0]
 
     @property
@@ -388,7 +391,3 @@ class RowCache:
             self._arena.drop(segment)
         self._pinned.discard(segment)
         self._pinned_by_run.discard(segment)
-
-
-def _hashes_of(first: int, second: int) -> tuple[Hashes, Hashes]:
-    return np.array([first], dtype=np.uint64), np.array([second], dtype=np.uint64)

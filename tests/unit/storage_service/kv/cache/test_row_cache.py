@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from random import Random
 
 import numpy as np
@@ -69,6 +70,30 @@ def test_what_is_deleted_during_a_run_is_known_to_be_gone_until_the_next() -> No
     assert get(cache, [1, 2]) == [None, UNKNOWN]
     _hand_over(cache)
     assert get(cache, [1]) == [UNKNOWN]
+
+
+@pytest.mark.parametrize("few_keys", [0, 64])
+def test_deletes_that_wait_for_rocksdb_are_counted(few_keys: int) -> None:
+    """Rows that come and go leave nothing but them."""
+    cache = RowCache(budget_bytes=1 << 20, few_keys=few_keys)
+    ids = list(range(50))
+    put(cache, dict.fromkeys(ids))
+    rounds = 400
+    before = cache.memory_bytes
+    tracemalloc.start()
+    for _ in range(rounds):
+        put(cache, dict.fromkeys(ids))
+    counted, (held, _) = cache.memory_bytes - before, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert counted == rounds * len(ids) * 16
+    assert held < 1.2 * counted + 10_000
+    cache.run_begun()
+    assert cache.memory_bytes - before == counted
+    cache.run_ended(is_written=False)
+    assert cache.memory_bytes - before == counted
+    _hand_over(cache)
+    assert cache.memory_bytes < before
 
 
 def test_put_replace_delete() -> None:
