@@ -32,7 +32,6 @@ from streamhouse.storage_service.kv.lookup import (
 )
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_keys
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.model.bucketing import (
@@ -108,19 +107,9 @@ class KeyLookup:
             table=self._rules.table,
             earlier=self._rules.earlier,
         )
-        types = self._codec.arrow_schema.types
-        is_plain = not any(map(pa.types.is_nested, types))
-        self._plain: Final = (
-            PlainRows(
-                types,
-                schema_id=self._codec.schema_id,
-                value_bytes_min=self._codec.value_bytes_min,
-            )
-            if is_plain
-            else None
-        )
-        self._no_row: Final = (None,) * len(types)
+        self._no_row: Final = (None,) * len(self._codec.arrow_schema)
         self._single_rows: Final = SingleRows(self._rules, self._codec)
+        self._plain: Final = self._single_rows.plain
         self._bucket_key: Final = info.descriptor.effective_bucket_key
         self._is_key_hashed: Final = self._bucket_key == self._rules.primary_key
         column = info.schema.column(self._bucket_key[0], table=str(info.path))

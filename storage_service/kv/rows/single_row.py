@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
-from streamhouse.storage_service.kv.rows.row_layout import fixed_dtype
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.calendar import (
     as_days,
@@ -28,8 +28,6 @@ from streamhouse.storage_service.model.calendar import (
 __all__ = ["SingleRows"]
 
 _EXACT: Final = Context(prec=80, traps=[Inexact, InvalidOperation])
-_LENGTH: Final = struct.Struct("<I")
-_SCHEMA_ID_AT: Final = 8
 
 Convert = Callable[[Any], Any]
 
@@ -44,16 +42,22 @@ class SingleRows:
         self._keys: Final = {
             name: (types[name], _key_encoder(types[name])) for name in rules.primary_key
         }
-        self._types: Final = list(types.values())
-        self._has_nested: Final = any(pa.types.is_nested(t) for t in self._types)
-        fixed = [(i, dtype) for i, t in enumerate(self._types) if (dtype := fixed_dtype(t))]
-        varying = [i for i, t in enumerate(self._types) if fixed_dtype(t) is None]
-        null_bytes = (len(self._types) + 7) // 8
-        codes = "".join(_CODES[dtype.str] for _, dtype in fixed) + "I" * len(varying)
-        prefix_bytes = codec.value_bytes_min - struct.calcsize(f"<{null_bytes}s{codes}")
-        self._header: Final = struct.Struct(f"<{prefix_bytes}x{null_bytes}s{codes}")
-        self._fixed: Final = [(i, _from_fixed(self._types[i])) for i, _ in fixed]
-        self._varying: Final = [(i, pa.types.is_string(self._types[i])) for i in varying]
+        is_plain = not any(map(pa.types.is_nested, types.values()))
+        self.plain: Final = (
+            PlainRows(
+                codec.arrow_schema.types,
+                schema_id=codec.schema_id,
+                value_bytes_min=codec.value_bytes_min,
+            )
+            if is_plain
+            else None
+        )
+        """Reads values of this schema; None if it has nested columns."""
+        self._converters: Final = [
+            (i, convert)
+            for i, t in enumerate(types.values())
+            if (convert := _from_plain(t)) is not None
+        ]
 
     def encode_key(self, key: Mapping[str, Any]) -> bytes:
         """Return the encoded key; raises for anything but one fitting value a key column."""
@@ -81,41 +85,25 @@ class SingleRows:
 
     def decode_values(self, value: bytes) -> list[Any]:
         """Return the row of a stored value, as Python values (see `calendar`) by column."""
-        if self._has_nested or value[_SCHEMA_ID_AT] != self._codec.schema_id:
+        plain = self.plain
+        if plain is None or not plain.is_own(value):
             decoded = self._codec.decode(pa.array([value], pa.binary()))
             return [python_value(column[0]) for column in decoded.columns]
-        nulls, *numbers = self._header.unpack_from(value)
-        null_bits = int.from_bytes(nulls, "little")
-        values: list[Any] = [None] * len(self._types)
-        for (i, convert), number in zip(self._fixed, numbers, strict=False):
-            if not null_bits >> i & 1:
-                values[i] = convert(number)
-        position = self._header.size
-        lengths = numbers[len(self._fixed) :]
-        for (i, is_text), length in zip(self._varying, lengths, strict=True):
-            if not null_bits >> i & 1:
-                piece = value[position : position + length]
-                values[i] = piece.decode() if is_text else piece
-            position += length
+        values = list(plain.decode(value))
+        for i, convert in self._converters:
+            if values[i] is not None:
+                values[i] = convert(values[i])
         return values
 
 
-_CODES: Final = {
-    "|u1": "B",
-    "|i1": "b",
-    "<i2": "h",
-    "<i4": "i",
-    "<i8": "q",
-    "<f4": "f",
-    "<f8": "d",
-    "|V16": "16s",
-}
-
-
-def _from_fixed(t: pa.DataType) -> Convert:
-    """Return what makes a Python value of the number that `struct` reads."""
-    if pa.types.is_boolean(t):
-        return bool
+def _from_plain(t: pa.DataType) -> Convert | None:
+    """Return what makes a Python value of a plain one; None if that is the same."""
+    if pa.types.is_string(t):
+        return bytes.decode
+    if pa.types.is_floating(t):
+        codes = ("<i", "<f") if t.bit_width == 32 else ("<q", "<d")
+        pack, unpack = struct.Struct(codes[0]).pack, struct.Struct(codes[1]).unpack
+        return lambda value: unpack(pack(value))[0]
     if pa.types.is_date(t):
         return date_of
     if pa.types.is_timestamp(t):
@@ -124,7 +112,7 @@ def _from_fixed(t: pa.DataType) -> Convert:
         return lambda raw: _EXACT.scaleb(
             Decimal(int.from_bytes(raw, "little", signed=True)), -t.scale
         )
-    return lambda number: number
+    return None
 
 
 def _key_encoder(t: pa.DataType) -> Callable[[Any], bytes]:
