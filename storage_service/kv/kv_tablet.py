@@ -101,6 +101,8 @@ class KvTablet:
         # What is planned but not applied; filled only when something is planned on top of it.
         self._planned_rows: PlannedRows | None = None
         self._applied_rows = 0
+        self.row_bytes_max = 0
+        """How long a row may be that is planned, applied or loaded: none was longer."""
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
         )
@@ -147,6 +149,11 @@ class KvTablet:
     def planned_offset(self) -> int:
         """The offset at which the next plan must start."""
         return self._pending[-1].end_offset if self._pending else self._marker.applied_offset
+
+    @property
+    def planned_row_count(self) -> int:
+        """How many rows are planned but not applied."""
+        return sum(len(planned.keys) for planned in self._pending)
 
     @property
     def flushed_offset(self) -> int:
@@ -196,6 +203,7 @@ class KvTablet:
         over, self._planned_rows = self._planned_rows, None
         if over is not None:
             over.put(planned.keys, planned.values)
+        self._saw_rows(planned.values)
         self._pending.append(planned)
         self._planned_rows = over
 
@@ -222,15 +230,14 @@ class KvTablet:
                 f" {self.applied_offset}"
             )
         if done < changelog.num_rows:
-            changes = changelog.slice(done)
-            self._absorb(
-                plan_replay(
-                    changes,
-                    rules=self.rules,
-                    codec=self.codec,
-                    base_offset=self.applied_offset,
-                )
+            planned = plan_replay(
+                changelog.slice(done),
+                rules=self.rules,
+                codec=self.codec,
+                base_offset=self.applied_offset,
             )
+            self._saw_rows(planned.values)
+            self._absorb(planned)
             self.keep_up()
 
     def restore(self, rows: pa.RecordBatch, versions: npt.NDArray[np.int64]) -> None:
@@ -246,6 +253,7 @@ class KvTablet:
         )
         if self.newest(planned.keys).null_count < rows.num_rows:
             raise CorruptDataError(f"{self._where}: the lake has two rows with the same key")
+        self._saw_rows(planned.values)
         self._absorb(planned)
         self.keep_up()
 
@@ -279,6 +287,7 @@ class KvTablet:
             elif not self._cache.load(*chunk):
                 self._loader = None
             else:
+                self._saw_rows(chunk[1])
                 loaded += len(chunk[0])
         self._expect_reads()
         return self._loader is not None
@@ -506,6 +515,11 @@ class KvTablet:
         self._behind.add(Piece(planned.keys, planned.values, self._marker))
         self._applied_rows += len(planned.keys)
         self._report_memory()
+
+    def _saw_rows(self, values: pa.Array) -> None:
+        if values.nbytes > self.row_bytes_max:
+            longest = pc.max(pc.binary_length(values)).as_py() or 0
+            self.row_bytes_max = max(self.row_bytes_max, longest)
 
     def _report_memory(self) -> None:
         if self._share is not None:

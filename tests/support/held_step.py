@@ -78,6 +78,9 @@ STEPS: Final = {
     "changes-replaying": Place(
         "storage_service.kv.kv_tablet", "KvTablet.replay", "what a start replays is seen nowhere"
     ),
+    "keys-planning": Place(
+        f"{_ENGINE}.keys.key_planner", "plan_writes", "who plans is seen nowhere"
+    ),
     "planned-putting": Place(
         "storage_service.kv.cache.planned_rows", "PlannedRows.put", "memory runs out at this step"
     ),

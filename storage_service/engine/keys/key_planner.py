@@ -5,8 +5,9 @@ many rows that a plan of its own costs nothing beside them. A plan is for all of
 if any is wrong, they are planned one by one, and each is told for itself. Nothing of a refused one
 stays planned, in no bucket.
 
-Few rows that are in memory are planned and applied at once, on whatever thread: it takes at most
-two milliseconds, and waits for nothing.
+Few rows that are in memory are planned and applied at once, on whatever thread: it takes about two
+milliseconds, and waits for nothing. So it is with few plans of rows that meet few bytes; where one
+is refused, or each is planned by itself, there may be many.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, PlannedPart, plan_writes
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 
-__all__ = ["KeyPart", "KeyPlanner", "KeyRequest"]
+__all__ = ["SHORT_PLANS", "KeyPart", "KeyPlanner", "KeyRequest"]
 
 _logger = logging.getLogger(__name__)
 
 _TOGETHER_ROWS_MAX: Final = 10_000
-# What takes at most two milliseconds.
+# What takes about two milliseconds. The bytes are those that come, and those they may meet.
+SHORT_PLANS: Final = 2
+"""How many plans of few rows are made at once."""
 _SHORT_WRITES: Final = 64
 _SHORT_ROWS: Final = 1_024
 _SHORT_VALUES: Final = 8_192
@@ -91,43 +94,58 @@ class KeyPlanner:
         self._frame_bytes_max = frame_bytes_max
 
     def is_short(self, requests: Iterable[KeyRequest]) -> bool:
-        """Whether to `plan` them takes little and waits for no disk."""
-        count = rows = values = size = 0
-        for request in requests:
-            for write in request.writes:
-                batch = write.rows
-                count += 1
-                rows += batch.num_rows
-                values += batch.num_rows * batch.num_columns
-                # Of a slice that is more than it has, which errs on the safe side.
-                size += batch.get_total_buffer_size()
-                if not self._buckets[write.bucket].rows.plans_at_once:
-                    return False
+        """Whether `SHORT_PLANS` of them take little and wait for no disk."""
+        writes = values = size = 0
+        counts: dict[int, int] = {}
+        for write in (write for request in requests for write in request.writes):
+            batch = write.rows
+            writes += 1
+            counts[write.bucket] = counts.get(write.bucket, 0) + batch.num_rows
+            values += batch.num_rows * batch.num_columns
+            # Of a slice that is more than it has, which errs on the safe side.
+            size += batch.get_total_buffer_size()
+        planned = met = 0
+        for number, count in counts.items():
+            rows = self._buckets[number].rows
+            if not rows.plans_at_once:
+                return False
+            planned += rows.planned_row_count
+            met += (count + rows.planned_row_count) * rows.row_bytes_max
         return (
-            count <= _SHORT_WRITES
-            and rows <= _SHORT_ROWS
+            writes <= _SHORT_WRITES
+            and max(sum(counts.values()), planned) <= _SHORT_ROWS
             and values <= _SHORT_VALUES
-            and size <= _SHORT_BYTES
+            and max(size, met) <= _SHORT_BYTES
         )
 
     def is_short_to_apply(self, requests: Iterable[KeyRequest]) -> bool:
         """Whether to apply what was planned takes little."""
+        parts = (part for request in requests for part in request.parts)
+        planned = {id(part.write): (part.bucket, part.write) for part in parts if part.write}
         counts: dict[int, int] = {}
-        last: PlannedWrite | None = None
-        for part in (part for request in requests for part in request.parts):
-            if part.write is not None and part.write is not last:
-                last = part.write
-                counts[part.bucket] = counts.get(part.bucket, 0) + len(last.keys)
-        return sum(counts.values()) <= _SHORT_ROWS and all(
-            self._buckets[bucket].rows.applies_at_once(count) for bucket, count in counts.items()
+        size = 0
+        for bucket, write in planned.values():
+            counts[bucket] = counts.get(bucket, 0) + len(write.keys)
+            size += write.values.nbytes
+        return (
+            sum(counts.values()) <= _SHORT_ROWS
+            and size <= _SHORT_BYTES
+            and all(self._buckets[b].rows.applies_at_once(count) for b, count in counts.items())
         )
 
-    def plan(self, requests: Sequence[KeyRequest]) -> None:
-        """Give every request its parts, or its error; for who has the rows."""
+    def plan(self, requests: Sequence[KeyRequest]) -> Iterator[None]:
+        """Give every request its parts, or its error, in steps of one plan; for who has the rows.
+
+        Yields before each: what is left may be done on another thread.
+        """
         for together in _alike(requests):
             asked = [(write, request) for request in together for write in request.writes]
-            if not (len(asked) > 1 and self._is_planned_together(asked)):
-                self._plan_one_by_one(together)
+            if _may_share(asked):
+                yield
+                if self._is_planned_together(asked):
+                    continue
+            for request in together:
+                yield from self._plan_alone(request)
 
     def take_back(self, requests: Iterable[KeyRequest]) -> None:
         """Undo the latest `plan`: nothing of it will be in the log."""
@@ -144,10 +162,6 @@ class KeyPlanner:
 
     def _is_planned_together(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> bool:
         """Plan all that is asked as one; False, and nothing planned, if any of it is wrong."""
-        schema = asked[0][0].rows.schema
-        # What has a condition of its own is planned by itself, and so are keys beside whole rows.
-        if any(w.versions is not None or not w.rows.schema.equals(schema) for w, _ in asked):
-            return False
         try:
             self._plan(asked)
         except StreamhouseError:
@@ -157,16 +171,16 @@ class KeyPlanner:
             return False
         return True
 
-    def _plan_one_by_one(self, requests: Iterable[KeyRequest]) -> None:
-        for request in requests:
-            try:
-                for write in request.writes:
-                    self._plan([(write, request)])
-            except StreamhouseError as error:
-                self._refuse(request, error)
-            except Exception as error:  # outermost loop of a request: others go on
-                _logger.error("event=bug table=%s", self._table, exc_info=error)
-                self._refuse(request, InternalError("planning failed; see the service's log"))
+    def _plan_alone(self, request: KeyRequest) -> Iterator[None]:
+        try:
+            for write in request.writes:
+                yield
+                self._plan([(write, request)])
+        except StreamhouseError as error:
+            self._refuse(request, error)
+        except Exception as error:  # outermost loop of a request: others go on
+            _logger.error("event=bug table=%s", self._table, exc_info=error)
+            self._refuse(request, InternalError("planning failed; see the service's log"))
 
     def _refuse(self, request: KeyRequest, error: StreamhouseError) -> None:
         self.take_back([request])
@@ -243,6 +257,15 @@ def _alike(requests: Sequence[KeyRequest]) -> Iterator[list[KeyRequest]]:
         rows += count
     if together:
         yield together
+
+
+def _may_share(asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> bool:
+    """Whether there are several, for one plan."""
+    # What has a condition of its own is planned by itself, and so are keys beside whole rows.
+    return len(asked) > 1 and all(
+        write.versions is None and write.rows.schema.equals(asked[0][0].rows.schema)
+        for write, _ in asked
+    )
 
 
 def _is_alike(one: KeyRequest, other: KeyRequest) -> bool:

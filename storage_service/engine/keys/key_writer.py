@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,11 @@ from concurrent.futures import Executor
 from typing import Final, TypeVar
 
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner, KeyRequest
+from streamhouse.storage_service.engine.keys.key_planner import (
+    SHORT_PLANS,
+    KeyPlanner,
+    KeyRequest,
+)
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.errors import (
@@ -294,16 +299,10 @@ class KeyWriter:
         self._planned = _Round(self._take())
         requests = self._planned.requests
         async with self._turn:
-            await self._run_with_rows(
-                functools.partial(self._planner.plan, requests),
-                is_short=self._planner.is_short(requests),
-            )
-
-    async def _run_with_rows(self, function: Callable[[], _T], *, is_short: bool) -> _T:
-        """Run what changes rows, where it is best; whoever calls has the turn."""
-        if is_short:
-            return function()
-        return await self._loop.run_in_executor(self._executor, function)
+            plans = self._planner.plan(requests)
+            count = SHORT_PLANS if self._planner.is_short(requests) else 0
+            if sum(1 for _ in itertools.islice(plans, count + 1)) > count:
+                await self._loop.run_in_executor(self._executor, deque, plans, 0)
 
     def _store(self) -> None:
         """Let the planned changes become durable, all as one unit."""
@@ -345,10 +344,10 @@ class KeyWriter:
                 assert result.base_offset == part.start, "nobody else appends to these logs"
                 part.timestamp_us = result.timestamp_us
             async with self._turn:
-                ends = await self._run_with_rows(
-                    functools.partial(self._apply, requests),
-                    is_short=self._planner.is_short_to_apply(requests),
-                )
+                if self._planner.is_short_to_apply(requests):
+                    ends = self._apply(requests)
+                else:
+                    ends = await self._loop.run_in_executor(self._executor, self._apply, requests)
                 self._untidy.update(b for b in ends if self._buckets[b].rows.needs_upkeep)
             if stored.is_published:
                 # In one step, with nothing else running in between.
