@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -33,10 +34,13 @@ _HUGE_PAGE_BYTES: Final = 2 << 20
 _SPARSE: Final = 0.5
 
 Locations = npt.NDArray[np.uint64]
+Segments = tuple[pa.Buffer, ...]
 
 
 class RowArena:
-    """Segments of rows. One thread changes it; readers must be kept out of `drop` only.
+    """Segments of rows. One thread changes it.
+
+    Readers of single rows must be kept out of `drop`; the rows of `segments` can always be read.
 
     A segment has up to `segment_bytes`, or as much as a longer row needs, up to SEGMENT_BYTES_MAX.
     """
@@ -44,13 +48,19 @@ class RowArena:
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES_MAX) -> None:
         assert 0 < segment_bytes <= SEGMENT_BYTES_MAX
         self._segment_bytes: Final = segment_bytes
-        self._buffers: list[pa.Buffer] = []
+        # Replaced, never changed: who has it reads what is dropped later.
+        self._buffers: Segments = ()
         self._views: list[memoryview] = []
         self._free: list[int] = []
         # Oldest first; the last one is being filled.
         self._order: deque[int] = deque()
         self._used: dict[int, int] = {}
         self._live: dict[int, int] = {}
+
+    @property
+    def segments(self) -> Segments:
+        """Return what has the rows at all locations of now, also when they are dropped later."""
+        return self._buffers
 
     @property
     def memory_bytes(self) -> int:
@@ -107,18 +117,19 @@ class RowArena:
         for segment in np.flatnonzero(totals).tolist():
             self._live[segment] -= int(totals[segment])
 
-    def rows_at(
-        self, locations: Locations, *, valid: npt.NDArray[np.bool_] | None = None
-    ) -> pa.Array:
-        """Return copies of the rows at `locations`, null where not `valid`, as a binary array."""
-        # Arrow's views point into buffers; only values of up to 12 bytes would lie in the view.
-        views = np.zeros((len(locations), 4), dtype=np.int32)
-        views[:, 0] = locations & _LOW_24
-        views[:, 2] = locations >> _SEGMENT_SHIFT
-        views[:, 3] = (locations >> _POSITION_BITS) & _LOW_24
-        bitmap = None if valid is None else validity_buffer(valid)
-        buffers = [bitmap, pa.py_buffer(views), *self._buffers]
-        return pa.Array.from_buffers(pa.binary_view(), len(locations), buffers).cast(pa.binary())
+    def rows_at(self, locations: Locations) -> pa.Array:
+        """Return copies of the rows at `locations`, as a binary array; null at location 0."""
+        return _copied(self._buffers, locations)
+
+    @staticmethod
+    def rows_in(parts: Sequence[tuple[Segments, Locations]]) -> pa.Array:
+        """As `rows_at`, of locations that were known when the `segments` were these."""
+        rows = []
+        # Segments come and go rarely: nearly always one copy has all rows.
+        for _, same in groupby(parts, key=lambda part: id(part[0])):
+            segments, locations = zip(*same, strict=True)
+            rows.append(_copied(segments[0], np.concatenate(locations)))
+        return rows[0] if len(rows) == 1 else pa.concat_arrays(rows)
 
     @staticmethod
     def bytes_at(locations: Locations) -> int:
@@ -170,7 +181,7 @@ class RowArena:
     def drop(self, segment: int) -> None:
         """Forget a segment; none of its rows may be asked for any more."""
         self._order.remove(segment)
-        self._buffers[segment] = _NOTHING
+        self._replace_buffer(segment, _NOTHING)
         self._views[segment] = memoryview(_NOTHING)
         del self._used[segment], self._live[segment]
         self._free.append(segment)
@@ -187,16 +198,19 @@ class RowArena:
         memory = _private_memory(max(size, room))
         if self._free:
             segment = self._free.pop()
-            self._buffers[segment] = pa.py_buffer(memory)
+            self._replace_buffer(segment, pa.py_buffer(memory))
             self._views[segment] = memoryview(memory)
         else:
             segment = len(self._buffers)
             assert segment < 1 << 15, "half a terabyte of rows"
-            self._buffers.append(pa.py_buffer(memory))
+            self._buffers = (*self._buffers, pa.py_buffer(memory))
             self._views.append(memoryview(memory))
         self._order.append(segment)
         self._used[segment] = self._live[segment] = 0
         return segment
+
+    def _replace_buffer(self, segment: int, buffer: pa.Buffer) -> None:
+        self._buffers = (*self._buffers[:segment], buffer, *self._buffers[segment + 1 :])
 
 
 _NOTHING: Final = pa.py_buffer(b"")
@@ -209,3 +223,13 @@ def _private_memory(size: int) -> mmap.mmap:
     if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def _copied(segments: Segments, locations: Locations) -> pa.Array:
+    # Arrow's views point into buffers; only values of up to 12 bytes would lie in the view.
+    views = np.zeros((len(locations), 4), dtype=np.int32)
+    views[:, 0] = locations & _LOW_24
+    views[:, 2] = locations >> _SEGMENT_SHIFT
+    views[:, 3] = (locations >> _POSITION_BITS) & _LOW_24
+    buffers = [validity_buffer(locations != 0), pa.py_buffer(views), *segments]
+    return pa.Array.from_buffers(pa.binary_view(), len(locations), buffers).cast(pa.binary())

@@ -4,7 +4,8 @@ Of every key it knows one of three things: the newest row; that there is no row 
 the cache is `complete` and does not have it); or nothing, and then RocksDB does.
 
 One thread at a time changes it; readers hold the same `lock` that changes they could stumble over
-happen under. Copying rows and growing the index happen outside it. Rows that RocksDB may not have
+happen under, while they look for a bounded number of keys. Copying rows and growing the index
+happen outside it. Rows that RocksDB may not have
 yet, those of a run on its way to it included, are never evicted.
 """
 
@@ -20,7 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.kv.cache.hash_index import HashIndex
-from streamhouse.storage_service.kv.cache.row_arena import SEGMENT_BYTES_MAX, RowArena
+from streamhouse.storage_service.kv.cache.row_arena import (
+    SEGMENT_BYTES_MAX,
+    RowArena,
+    Segments,
+)
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, KeyHasher
 
 __all__ = ["FEW_KEYS", "CachedRows", "FewRows", "RowCache"]
@@ -32,6 +37,8 @@ FEW_KEYS: Final = 64
 # To copy an index of so many entries takes half a millisecond.
 _SMALL_INDEX: Final = 20_000
 _SPARE_ROWS: Final = 4_096
+# So many keys are looked for at once: who writes waits for it.
+_FOUND_AT_ONCE: Final = 4_096
 _HASH_BYTES: Final = 8
 
 Hashes = npt.NDArray[np.uint64]
@@ -56,6 +63,18 @@ class FewRows(NamedTuple):
 
     values: list[bytes | None]
     unknown: list[int]
+
+
+class _Located(NamedTuple):
+    """Where the rows of some keys were at one moment: location 0 where none is.
+
+    `unknown` is that of `CachedRows`. Rows are never changed in place, and what is dropped lives as
+    long as `segments` has it: so they can be read at any time after.
+    """
+
+    locations: Hashes
+    unknown: npt.NDArray[np.bool_] | None
+    segments: Segments
 
 
 class _Read(NamedTuple):
@@ -129,26 +148,42 @@ class RowCache:
         return self._arena.memory_bytes + self._index.memory_bytes + _HASH_BYTES * deletes
 
     def get(self, keys: pa.Array) -> CachedRows:
-        """Return what is known of distinct or repeated binary keys."""
-        first, second = self._hasher.many(keys)
-        with self._lock:
-            return self._rows_of(self._index.find(first, second))
+        """Return what is known of distinct or repeated binary keys.
+
+        Each is known as it was at some moment of the call, not all as they were at the same.
+        """
+        return _rows_of(self._locate(keys))
 
     def get_within(self, keys: pa.Array, bytes_max: int) -> CachedRows | None:
         """As `get`; None, and no row is copied, if the rows have more than `bytes_max`."""
+        located = self._locate(keys)
+        if sum(RowArena.bytes_at(part.locations) for part in located) > bytes_max:
+            return None
+        return _rows_of(located)
+
+    def _locate(self, keys: pa.Array) -> list[_Located]:
+        """Return where the rows are, part by part."""
         first, second = self._hasher.many(keys)
-        with self._lock:
-            slots = self._index.find(first, second)
-            if self._arena.bytes_at(self._index.numbers[slots[slots >= 0]]) > bytes_max:
-                return None
-            return self._rows_of(slots)
+        located = []
+        for start in range(0, max(len(keys), 1), _FOUND_AT_ONCE):
+            part = slice(start, start + _FOUND_AT_ONCE)
+            with self._lock:
+                located.append(self._at(self._index.find(first[part], second[part])))
+        return located
+
+    def _at(self, slots: npt.NDArray[np.int64]) -> _Located:
+        missing = slots < 0
+        locations = self._index.numbers[slots]
+        locations[missing] = _DELETED
+        unknown = None if self._complete or not missing.any() else missing
+        return _Located(locations, unknown, self._arena.segments)
 
     def get_to_write(self, keys: pa.Array) -> CachedRows:
         """As `get`, for the writing thread; to `put` the same keys then costs less."""
         first, second = self._hasher.many(keys)
         slots = self._index.find(first, second)
         self._read_last = _Read(keys, first, second, slots, self._changes)
-        return self._rows_of(slots)
+        return _rows_of([self._at(slots)])
 
     def get_few_to_write(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
         """As `get_to_write`, for few keys; None if of any of them nothing is known."""
@@ -159,16 +194,6 @@ class RowCache:
             return None
         at = (0 if slot < 0 else self._index.number_at(slot) for _, _, slot in places.values())
         return [self._arena.row_at(location) if location else None for location in at]
-
-    def _rows_of(self, slots: npt.NDArray[np.int64]) -> CachedRows:
-        known = slots >= 0
-        locations = self._index.numbers[slots]
-        present = known & (locations != _DELETED)
-        if present.all():
-            return CachedRows(self._arena.rows_at(locations), None)
-        locations[~present] = 0
-        values = self._arena.rows_at(locations, valid=present)
-        return CachedRows(values, None if self._complete or known.all() else ~known)
 
     def get_few(self, hashes: Sequence[tuple[int, int]], *, bytes_max: int) -> FewRows | None:
         """As `get_within` for few keys, given by their hashes, in a fraction of the time."""
@@ -391,3 +416,16 @@ class RowCache:
             self._arena.drop(segment)
         self._pinned.discard(segment)
         self._pinned_by_run.discard(segment)
+
+
+def _rows_of(located: Sequence[_Located]) -> CachedRows:
+    """Return copies of the rows; any thread, at any time after."""
+    values = RowArena.rows_in([(part.segments, part.locations) for part in located])
+    unknown = None
+    if any(part.unknown is not None for part in located):
+        unknown = np.concatenate([_flags(part) for part in located])
+    return CachedRows(values, unknown)
+
+
+def _flags(part: _Located) -> npt.NDArray[np.bool_]:
+    return np.zeros(len(part.locations), np.bool_) if part.unknown is None else part.unknown

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -247,6 +249,80 @@ def test_few_keys_of_which_nothing_is_known_are_not_answered() -> None:
 
     assert cache.get_few_to_write([key(1), key(2)]) == [row("a"), None]
     assert cache.get_few_to_write([key(1), key(3)]) is None
+
+
+class _Interrupted:
+    """A lock that lets `act` happen whenever it is given back, but not within itself."""
+
+    def __init__(self) -> None:
+        self.act: Callable[[], None] | None = None
+        self.times = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            self.times += 1
+            act()
+            self.act = act
+
+
+@pytest.mark.parametrize("is_small", [False, True], ids=["all fits", "evicting"])
+def test_who_writes_is_let_in_while_many_rows_are_read(
+    is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is as it was at some moment of the call, whatever happens in between."""
+    random = Random(5)
+    count, budget = 20_000, 1_000_000 if is_small else 1 << 30
+    lock = _Interrupted()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Lock", lambda: lock)
+        cache = RowCache(budget_bytes=budget, segment_bytes=50_000)
+    history: dict[int, list[bytes | None]] = {}
+    versions = iter(range(1_000))
+
+    def write() -> None:
+        version = next(versions)
+        some = random.sample(range(count), 3_000)
+        changes = {n: None if n % 7 == version % 7 else row(f"{n} {version}") for n in some}
+        put(cache, changes)
+        for n, value in changes.items():
+            history.setdefault(n, [None]).append(value)
+        _hand_over(cache)
+        for _ in range(5):
+            cache.tidy()
+
+    for _ in range(30):
+        write()
+    numbers = random.sample(range(count), count)
+    keys = pa.array([key(n) for n in numbers], pa.binary())
+    for _ in range(5):
+        before = {n: len(seen) for n, seen in history.items()}
+        lock.act, lock.times = write, 0
+        found = cache.get_within(keys, 1 << 30)
+        lock.act = None
+
+        assert lock.times >= 4
+        assert found is not None
+        flags = np.zeros(count, np.bool_) if found.unknown is None else found.unknown
+        assert flags.any() == is_small
+        for n, value, is_unknown in zip(numbers, found.values.to_pylist(), flags, strict=True):
+            possible = history.get(n, [None])[before.get(n, 1) - 1 :]
+            assert value is None if is_unknown else value in possible
+
+
+def test_rows_of_more_bytes_than_are_asked_for_are_not_read() -> None:
+    cache = RowCache(budget_bytes=1 << 20)
+    put(cache, {n: row("a", size=100) for n in range(50)})
+    keys = pa.array([key(n) for n in range(60)], pa.binary())
+
+    assert cache.get_within(keys, 4_999) is None
+    found = cache.get_within(keys, 5_000)
+    assert found is not None
+    assert found.values.null_count == 10
+    assert len(cache.get(keys.slice(0, 0)).values) == 0
 
 
 def test_rows_longer_than_a_segment_get_their_own() -> None:
