@@ -2,7 +2,8 @@
 
 Invariants:
 - the rows are never ahead of what is durable in the log
-- `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it
+- `rows.applied_offset` is `log.high_watermark` or, while a write is being published, beyond it;
+  of damaged rows it stays, while the log shows what was on its way to them
 - the log keeps every change that the rows' own files do not have yet
 - once damage of the rows' files is met, nothing is looked up or changed until they are made again;
   a mark among them says so to the next start, which makes the rows again rather than meet the
@@ -89,9 +90,12 @@ def replay_log(
     where: str,
     go_on: Callable[[], None] = lambda: None,
 ) -> None:
-    """Apply what `log` has and `rows` have not; what `go_on` raises now and then ends it."""
+    """Apply what `log` shows and `rows` have not; what `go_on` raises now and then ends it.
+
+    What is durable beyond it may be a part of something, or about to be shown.
+    """
     start = rows.applied_offset
-    while rows.applied_offset < log.log_end_offset:
+    while rows.applied_offset < log.high_watermark:
         go_on()
         for frame in log.read(rows.applied_offset, bytes_max=_REPLAY_BYTES):
             rows.replay(_changes(frame, info, where), base_offset=frame.base_offset)
@@ -110,7 +114,7 @@ class KeyBucket:
     """A log and the rows that its changes make, brought up to date."""
 
     def __init__(self, log: LogTablet, rows: KvTablet, *, where: str, info: TableInfo) -> None:
-        """Apply what the log has and the rows have not; raises CorruptDataError if it cannot be."""
+        """Apply what the log shows and the rows lack; raises CorruptDataError if it cannot be."""
         self.log = log
         self.rows = rows
         self.where = where

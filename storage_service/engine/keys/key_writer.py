@@ -31,7 +31,8 @@ lost by that: this writer is the only one that appends to them.
 
 When the disk fails to sync one of several buckets, the others have their changes: those are applied
 and published, the failed bucket's are taken back, and the caller is told that the outcome is
-unknown, as for log tables.
+unknown, as for log tables. Changes of rows that are found damaged meanwhile are published, too: the
+rows are made again from them.
 """
 
 from __future__ import annotations
@@ -425,7 +426,9 @@ class KeyWriter:
                     bucket.rows.apply(part.write)
                 ends[part.bucket] = (end, bucket.rows.row_count)
             except (CorruptDataError, StorageFailedError):
-                continue
+                if bucket.is_damaged:
+                    # They are made again from what the log shows.
+                    ends[part.bucket] = (end, bucket.row_count)
             except Exception as error:  # noqa: BLE001 - outermost: what is durable must not be lost
                 _report_bug(self._table, error)
                 bucket.fail(f"a durable change was not applied: {error!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,16 @@ from streamhouse.storage_service.errors import (
     SnapshotNotFoundError,
     StreamhouseError,
     TableNotFoundError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
+from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.lake import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     event_rows,
@@ -361,6 +366,65 @@ async def test_damage_that_a_read_meets_is_mended_while_the_service_runs(
     after = await scenario()
     assert await _reopened(tmp_path, KeyRecovery()) == after
     assert [p.name for p in _rows_directory(tmp_path).parent.glob("kv*")] == ["kv"]
+
+
+@pytest.mark.parametrize("is_transaction", [False, True])
+async def test_what_becomes_durable_while_rows_are_made_again_is_shown_or_left_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_transaction: bool
+) -> None:
+    """Damage is met while a write is synced; the log's end moves while it is replayed."""
+    may_sync, is_syncing, is_replaying = (threading.Event() for _ in range(3))
+    was_stored = threading.Event()
+
+    def syncing(sync: Any, segment: Any) -> None:
+        is_syncing.set()
+        assert may_sync.wait(20)
+        sync(segment)
+
+    def reading(read: Any, log: LogTablet, *args: Any, **kwargs: Any) -> Any:
+        is_replaying.set()
+        assert was_stored.wait(20)
+        return read(log, *args, **kwargs)
+
+    async with open_manager(tmp_path) as manager:
+        await _filled(manager)
+    async with open_manager(tmp_path) as manager:
+        table = manager.table(PATH)
+        bucket, log = table.key_buckets[0], table.tablet(0)
+        around(monkeypatch, "segment-syncing", syncing)
+        write = [KeyWrite(0, event_rows(20_000, 20_007))]
+        if is_transaction:
+            stored = table.key_writer.write_unpublished(
+                write, columns=None, timestamp_us=0, writer_id=0
+            )
+        else:
+            stored = manager.write_keys(table, write, columns=None, writer_id=0)
+        writing = asyncio.ensure_future(stored)
+        await until(is_syncing.is_set)
+        _flip_in_newest_rows(_rows_directory(tmp_path))
+        with pytest.raises(CorruptDataError):
+            list(bucket.rows.keys_written_before(1 << 40, bytes_max=1 << 20))
+        around(monkeypatch, "log-read", reading)
+        mending = asyncio.ensure_future(manager.mending.mend())
+        await until(is_replaying.is_set)
+        end = log.log_end_offset
+
+        may_sync.set()
+        (answer,) = await asyncio.gather(writing, return_exceptions=True)
+        was_stored.set()
+        await mending
+
+        assert log.log_end_offset == end + 7
+        if is_transaction:
+            assert isinstance(answer, UnknownOutcomeError)
+            assert (log.high_watermark, bucket.is_damaged) == (end, True)
+        else:
+            assert answer.ranges == {0: (end, end + 7)}
+            assert (log.high_watermark, bucket.is_damaged) == (end + 7, False)
+            assert bucket.row_count == len(live_rows(table, end + 7))
+    monkeypatch.undo()
+    async with open_manager(tmp_path, is_strict=True) as manager:
+        assert manager.table(PATH).key_buckets[0].rows.applied_offset == end + 7
 
 
 async def test_what_cannot_be_mended_is_left_to_the_operator(tmp_path: Path) -> None:
