@@ -4,9 +4,9 @@ Of every key it knows one of three things: the newest row; that there is no row 
 the cache is `complete` and does not have it); or nothing, and then RocksDB does.
 
 One thread at a time changes it; readers hold the same `lock` that changes they could stumble over
-happen under, while they look for a bounded number of keys. Copying rows and growing the index
-happen outside it. Rows that RocksDB may not have
-yet, those of a run on its way to it included, are never evicted.
+happen under. It is held briefly, for some thousand keys at a time where each takes work; copying
+rows and growing the index happen outside it. Rows that RocksDB may not have yet, those of a run on
+its way to it included, are never evicted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ FEW_KEYS: Final = 64
 # To copy an index of so many entries takes half a millisecond.
 _SMALL_INDEX: Final = 20_000
 _SPARE_ROWS: Final = 4_096
-# So many keys are looked for at once: who writes waits for it.
-_FOUND_AT_ONCE: Final = 4_096
+# So many keys are looked for or added at once: others wait for it.
+_AT_ONCE: Final = 4_096
 _HASH_BYTES: Final = 8
 
 Hashes = npt.NDArray[np.uint64]
@@ -165,8 +165,8 @@ class RowCache:
         """Return where the rows are, part by part."""
         first, second = self._hasher.many(keys)
         located = []
-        for start in range(0, max(len(keys), 1), _FOUND_AT_ONCE):
-            part = slice(start, start + _FOUND_AT_ONCE)
+        for start in range(0, max(len(keys), 1), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
             with self._lock:
                 located.append(self._at(self._index.find(first[part], second[part])))
         return located
@@ -390,12 +390,12 @@ class RowCache:
         if len(first) == 0:
             return
         self._changes += 1
-        index = self._index
-        if not index.room_for(len(first)):
-            index = index.resized(len(first))
-        with self._lock:
-            index.insert(first, second, locations)
-            self._index = index
+        if not self._index.room_for(len(first)):
+            self._resize_index(len(first))
+        for start in range(0, len(first), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            with self._lock:
+                self._index.insert(first[part], second[part], locations[part])
 
     def _evict(self, segment: int) -> None:
         self._loading = False

@@ -313,6 +313,31 @@ def test_who_writes_is_let_in_while_many_rows_are_read(
             assert value is None if is_unknown else value in possible
 
 
+def test_who_reads_is_let_in_while_many_rows_are_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are new some are seen sooner; all that were there are seen all the time."""
+    lock = _Interrupted()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Lock", lambda: lock)
+        cache = RowCache(budget_bytes=1 << 30)
+    old, new = {n: row(f"old {n}") for n in range(100)}, {n: row(f"{n}") for n in range(50, 20_000)}
+    put(cache, old)
+    numbers = list(range(20_000))
+    counts = []
+
+    def read() -> None:
+        seen = dict(zip(numbers, get(cache, numbers), strict=True))
+        counts.append(len(seen) - list(seen.values()).count(None))
+        assert all(seen[n] == old[n] for n in range(50))
+        assert all(seen[n] in (old.get(n), new[n]) for n in range(50, 20_000))
+
+    lock.act = read
+    put(cache, new)
+
+    assert lock.times >= 5
+    assert counts == sorted(counts)
+    assert counts[-1] == 20_000
+
+
 def test_rows_of_more_bytes_than_are_asked_for_are_not_read() -> None:
     cache = RowCache(budget_bytes=1 << 20)
     put(cache, {n: row("a", size=100) for n in range(50)})
