@@ -2,9 +2,11 @@
 
 Recovery tells loss from a torn tail by it, and segments that are missing from those that expired.
 The mark is overwritten in place after each sync and not synced itself: it costs one small write and
-may lag behind, never run ahead. After a killed process it is exact; after a power cut its end is as
+may lag behind, never run ahead. It is written to one of two slots in turn: a process that is killed
+in the middle of the write, which the kernel then leaves half done, leaves the other slot as it was.
+So after a killed process the mark is exact, or one commit behind; after a power cut its end is as
 old as the last write-back of the page cache. What retention is about to delete is synced before.
-A log that was open once has a mark: one that is missing or damaged is damage.
+A log that was open once has a mark: one that is missing, or damaged in both slots, is damage.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ MARK_NAME: Final = "durable.mark"
 LOSS_ACCEPTED_NAME: Final = "loss.accepted"
 """An empty file that an operator makes: the log is what is there, whatever the mark says."""
 
+_SLOTS: Final = 2
+
 _logger = logging.getLogger(__name__)
 
 
@@ -48,9 +52,11 @@ class DurableMark:
         self._identity = identity
         self._filesystem = filesystem
         self.facts = facts
+        self._slot = 0
         self._file: WritableFile | None = self._fresh()
 
     def _fresh(self) -> WritableFile:
+        self._slot = 0
         contents = encode_durable_mark(self.facts, identity=self._identity)
         replace_durably(self._filesystem, self._path, [contents])
         return self._filesystem.open(self._path)
@@ -60,13 +66,19 @@ class DurableMark:
         """Return what the mark says; None without a readable one."""
         path = directory / MARK_NAME
         try:
-            data = filesystem.read(path, bytes_max=FILE_HEADER_BYTES)
-            return decode_durable_mark(data, identity=identity)
+            data = filesystem.read(path, bytes_max=_SLOTS * FILE_HEADER_BYTES)
         except FileNotFoundError:
             return None
-        except MalformedError as error:
-            _logger.warning("durable mark unreadable path=%s %s", path, error)
-            return None
+        found: list[MarkFacts] = []
+        # A mark that never was overwritten has one slot.
+        for start in range(0, max(len(data), 1), FILE_HEADER_BYTES):
+            try:
+                slot = data[start : start + FILE_HEADER_BYTES]
+                found.append(decode_durable_mark(slot, identity=identity))
+            except MalformedError as error:
+                _logger.warning("durable mark unreadable path=%s %s", path, error)
+        # Both are true; the log only grows between two of them.
+        return max(found, default=None)
 
     def advance(self, durable_offset: int) -> None:
         """Note that everything below `durable_offset` is durable; call after the sync only."""
@@ -75,7 +87,8 @@ class DurableMark:
             return
         try:
             contents = encode_durable_mark(self.facts, identity=self._identity)
-            self._file.write([contents], position=0)
+            self._slot = (self._slot + 1) % _SLOTS
+            self._file.write([contents], position=self._slot * FILE_HEADER_BYTES)
         except OSError as error:
             # The rows are durable and must be acknowledged; only the extra check is lost.
             _logger.warning("durable mark given up path=%s %s", self._path, error)

@@ -26,7 +26,7 @@ fingerprints 8 bytes[n]. Version 1 has no fingerprints, neither the one nor the 
     20 entry count n u32 | 24 base offset u64 | 32 end offset u64 | 40 segment bytes u64
     48 last timestamp us i64 | 56 crc u32 of what follows the header | 60 crc u32
 
-Durable mark `durable.mark`: the header only, rewritten in place.
+Durable mark `durable.mark`: the header only, written to the first and the second 64 bytes in turn.
 
     0 magic 'SHDM' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
     20 zero u32 | 24 durable offset u64 | 32 start offset u64 | 40 forgotten offset u64 | 48 zeros

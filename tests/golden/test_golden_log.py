@@ -1,7 +1,8 @@
 """The log's files of each format version, byte for byte, for as long as this project lives.
 
-`log_v1/` was written by `write_log` before logs had fingerprints, `log_v2/` since. A change that
-breaks a test here needs a new format version, a new folder, and code that still reads these.
+`log_v1/` was written by `write_log` before logs had fingerprints, `log_v2/` before the durable mark
+had a second slot, `log_v3/` since. A change that breaks a test here needs a new format version, a
+new folder, and code that still reads these.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 
     assert sorted(written) == _NAMES
     for name, contents in written.items():
-        assert contents.hex(" ", 8) == (_GOLDEN / "log_v2" / name).read_bytes().hex(" ", 8), name
+        assert contents.hex(" ", 8) == (_GOLDEN / "log_v3" / name).read_bytes().hex(" ", 8), name
 
 
-@pytest.mark.parametrize("version", ["log_v1", "log_v2"])
+@pytest.mark.parametrize("version", ["log_v1", "log_v2", "log_v3"])
 def test_the_files_are_read_for_ever(tmp_path: Path, version: str) -> None:
     shutil.copytree(_GOLDEN / version, tmp_path / "log")
 
