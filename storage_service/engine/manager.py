@@ -338,12 +338,12 @@ class TabletManager:
             table = await self._opener.create(new)
             await self.transactions.open(table)
             await self.runtime.run(self._registry.add_table, new.info)
-        except StreamhouseError as error:
+        except BaseException as error:
             if table is not None:
                 await self._close(table)
                 await self.runtime.run(close_tablets, table.tablets)
             # No disk space or no files left: half a table would be in everybody's way.
-            if not isinstance(error, UnknownOutcomeError):
+            if isinstance(error, StreamhouseError) and not isinstance(error, UnknownOutcomeError):
                 await self.runtime.run(self._registry.withdraw_table, new.info)
             raise
         self._add(table)

@@ -159,7 +159,7 @@ class TableOpener:
         table = self._table(info, buckets, lake, pins)
         try:
             await self._check_history(table)
-        except StreamhouseError:
+        except BaseException:
             await table.stop(flush=False)
             await self._runtime.run(close_tablets, table.tablets)
             raise

@@ -24,10 +24,9 @@ RocksDB is written behind: applied rows are in memory, and handed over in large 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +39,7 @@ from streamhouse.storage_service.errors import CorruptDataError, StreamhouseErro
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.cache.planned_rows import PlannedRows
 from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
-from streamhouse.storage_service.kv.cache.write_behind import Piece, WriteBehind
+from streamhouse.storage_service.kv.cache.write_behind import Piece, Run, WriteBehind
 from streamhouse.storage_service.kv.lookup import (
     FoundRows,
     FoundValues,
@@ -423,17 +422,20 @@ class KvTablet:
         self.keep_to_budget()
         self._expect_reads()
 
-    def begin_run(self) -> Callable[[], None] | None:
+    def begin_run(self) -> Run | None:
         """Begin to hand over what is due; None if nothing is, or that is under way.
 
-        Call what is returned on any thread, while others change rows; `end_run` when it is done.
+        `write_run` it on any thread, while others change rows; `end_run` it then.
         """
-        run = self._behind.begin_run()
-        return None if run is None else functools.partial(self._behind.write_run, run)
+        return self._behind.begin_run()
 
-    def end_run(self) -> None:
+    def write_run(self, run: Run) -> None:
+        """Hand a run over, if nobody has."""
+        self._behind.write_run(run)
+
+    def end_run(self, run: Run) -> None:
         """Rows of a run that was handed over may be evicted; nothing if it was ended."""
-        self._behind.end_run()
+        self._behind.end_run(run)
 
     def keep_to_budget(self) -> None:
         """Give back memory that is more than this bucket may have now."""

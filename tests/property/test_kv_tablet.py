@@ -58,7 +58,7 @@ class Run:
             renews_unchanged=self.rules.renews_unchanged,
         )
         self.pending: list[tuple[Batch, PlannedWrite]] = []
-        self.write_run: Callable[[], None] | None = None
+        self.run_begun: Any = None
 
     def step(self) -> None:
         steps: list[Callable[[], None]] = [
@@ -117,13 +117,13 @@ class Run:
     def run(self) -> None:
         """Begin to hand over what is due, or do the next step of what was begun."""
         tablet = self.bucket.tablet
-        if self.write_run is None:
-            self.write_run = tablet.begin_run()
+        if self.run_begun is None:
+            self.run_begun = tablet.begin_run()
         elif self.random.random() < 0.5:
-            self.write_run()
+            tablet.write_run(self.run_begun)
         else:
-            tablet.end_run()
-            self.write_run = None
+            tablet.end_run(self.run_begun)
+            self.run_begun = None
 
     def flush(self) -> None:
         self.bucket.tablet.flush()

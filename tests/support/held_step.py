@@ -57,6 +57,8 @@ STEPS: Final = {
         f"{_ENGINE}.transactions.transaction_files", "TransactionFiles._sync_open", _HELD
     ),
     "log-beginning": Place(f"{_ENGINE}.opener", "begin_log", "the disk is full at this step alone"),
+    "history-checking": Place(f"{_ENGINE}.opener", "TableOpener._check_history", _BUG),
+    "table-adding": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.add_table", _BUG),
     "segment-syncing": Place(
         "storage_service.log.segment",
         "ActiveSegment.sync",

@@ -207,7 +207,9 @@ class KeyWriter:
         """Finish what waits, take nothing more, close the rows; stopping twice is harmless."""
         self._is_stopping = True
         self._wake()
-        await asyncio.wait([self._running, *self._runs])
+        await asyncio.wait([self._running])
+        # None begins from now on.
+        await asyncio.gather(*self._runs, return_exceptions=True)
         await self.on_thread(functools.partial(self._close, flush))
 
     def _close(self, flush: bool) -> None:
@@ -384,17 +386,17 @@ class KeyWriter:
     def _begin_run(self, bucket: KeyBucket) -> None:
         """Hand over what is due, on a thread, while rounds go on. Another has to wait for it."""
         rows = bucket.rows
-        write_run = rows.begin_run()
-        if write_run is None:
+        begun = rows.begin_run()
+        if begun is None:
             return
 
         async def run() -> None:
             try:
-                await self._loop.run_in_executor(self._executor, write_run)
+                await self._loop.run_in_executor(self._executor, rows.write_run, begun)
             except Exception as error:  # noqa: BLE001 - outermost: what waits is tried again
                 _report_bug(self._table, error)
             finally:
-                await self.on_thread(rows.end_run)
+                await self.on_thread(functools.partial(rows.end_run, begun))
 
         task = self._loop.create_task(run())
         self._runs.add(task)

@@ -259,14 +259,15 @@ class WriteBehind:
         """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""
         with self._writing:
             # One that was begun is written by now, or it is part of this.
-            self.end_run()
+            if self._run is not None:
+                self.end_run(self._run)
             run = self._begin()
             if run is None:
                 return
             try:
                 self._write(run)
             finally:
-                self.end_run()
+                self.end_run(run)
 
     def begin_run(self) -> Run | None:
         """Let what waits be written by another thread, if it is due and no other run under way."""
@@ -282,11 +283,11 @@ class WriteBehind:
             except (CorruptDataError, OverloadedError, StorageFailedError) as error:
                 self._refused(error)
 
-    def end_run(self) -> None:
-        """Forget the run that was begun, if it is written; else it waits again."""
-        run, self._run = self._run, None
-        if run is None:
+    def end_run(self, run: Run) -> None:
+        """Forget a run, if it is written; else it waits again. Nothing if it was ended before."""
+        if run is not self._run:
             return
+        self._run = None
         older, newer = self._backlogs
         self._backlogs = (WriteBacklog(), newer if run.is_written else newer.after(older))
         self._on_ended(is_written=run.is_written)

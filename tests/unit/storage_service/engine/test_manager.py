@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.table_state import TieringReport
+from tests.support.held_step import around
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 
 
@@ -295,6 +296,22 @@ async def test_a_table_whose_logs_cannot_be_made_does_not_exist(
 
         monkeypatch.undo()
         assert (await _table(manager, 2)).info.table_id == 2
+
+
+@pytest.mark.parametrize("step", ["table-adding", "history-checking"])
+async def test_a_bug_while_a_table_is_made_leaves_nobody_working_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    async with open_manager(tmp_path) as manager:
+        before = asyncio.all_tasks()
+        around(monkeypatch, step, failing)
+        with pytest.raises(MemoryError):
+            await manager.create_table(table_descriptor(primary_key=("id",)))
+
+        assert asyncio.all_tasks() == before
 
 
 async def test_a_damaged_log_is_named_when_the_service_starts(tmp_path: Path) -> None:

@@ -298,3 +298,27 @@ def test_wrong_prefixes_are_refused(
 def test_one_wrong_key_is_refused(composite: KvTablet, key: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):
         found_alone(composite, key)
+
+
+def test_a_run_that_was_ended_by_others_does_not_end_the_next(tmp_path: Path) -> None:
+    bucket = LoggedBucket(tmp_path / "kv", simple_rules(), options=KvOptions(backlog_rows=2))
+    tablet = bucket.tablet
+    for planned in (bucket.plan(upserts(1)), bucket.plan(upserts(2))):
+        tablet.apply(planned)
+    first = tablet.begin_run()
+    assert first is not None
+    tablet.write_run(first)
+    tablet.flush()
+    for planned in (bucket.plan(upserts(3)), bucket.plan(upserts(4))):
+        tablet.apply(planned)
+    second = tablet.begin_run()
+    assert second is not None
+
+    tablet.end_run(first)
+
+    tablet.write_run(second)
+    tablet.end_run(second)
+    tablet.flush()
+    assert tablet.flushed_offset == 4
+    assert second.is_written
+    tablet.close()

@@ -26,7 +26,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
-from tests.support.held_step import around
+from tests.support.held_step import around, lower
 from tests.support.in_process_service import (
     EVENTS,
     event_rows,
@@ -456,3 +456,34 @@ async def test_who_has_the_rows_has_them_to_the_end_though_nobody_waits(tmp_path
         await writing
 
         assert order == ["held", "written"]
+
+
+async def test_nothing_is_being_handed_over_once_a_table_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run begins after the table was told to stop, for a write still waits."""
+    may_hand_over = threading.Event()
+
+    def handing_over(write: Any, *arguments: Any, **marker: Any) -> None:
+        assert may_hand_over.wait(20)
+        write(*arguments, **marker)
+
+    lower(monkeypatch, "run-bytes", 1 << 10)
+    async with open_manager(tmp_path, key_memory_bytes_max=1 << 14) as manager:
+        table = await _table(manager)
+        syncs = _HeldSyncs(monkeypatch)
+        around(monkeypatch, "rocksdb-writing", handing_over)
+        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(0, 200))))
+        await until(syncs.are_under_way.is_set)
+        second = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(200, 203))))
+        await until(lambda: table.key_writer.waiting_count == 1)
+        stopping = asyncio.ensure_future(table.stop(flush=False))
+        await asyncio.sleep(0)
+        syncs.go()
+        await asyncio.gather(first, second)
+        assert table.key_writer._runs
+
+        may_hand_over.set()
+        await stopping
+
+        assert not table.key_writer._runs
