@@ -79,11 +79,13 @@ class KeyHasher:
         """Return both hashes of one key: what `many` gives for it."""
         (a, f, b, g, c), (k, m, n, o, p) = _MIXES
         first, second = self.seeds
-        words = [
-            int.from_bytes(key[i : i + 8], "little") for i in range(_SKIPPED_BYTES, len(key), 8)
-        ] or [0]
+        size = len(key) - _SKIPPED_BYTES
         # The length comes last: what words could cancel out would not depend on the seed.
-        words.append(len(key) - _SKIPPED_BYTES)
+        if size <= 8:
+            words: Sequence[int] = (int.from_bytes(key[_SKIPPED_BYTES:], "little"), size)
+        else:
+            starts = range(_SKIPPED_BYTES, len(key), 8)
+            words = [int.from_bytes(key[i : i + 8], "little") for i in starts] + [size]
         for word in words:
             first ^= word
             first = (first ^ first >> a) * f & _MASK
