@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["END_OF_STREAM", "IpcMessage", "messages"]
+__all__ = ["END_OF_STREAM", "IpcMessage", "is_little_endian", "messages"]
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 SCHEMA: Final = 1
@@ -30,7 +30,7 @@ _I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
 # The first slots of flatbuffer tables (Message.fbs): Message{version, header_type, header,
 # bodyLength, custom_metadata}, RecordBatch{length, nodes, buffers, compression}, KeyValue{key,
-# value}. By how many of them a table has.
+# value}, Schema{endianness}. By how many of them a table has.
 _SLOTS_MAX: Final = 5
 _SLOTS: Final = tuple(struct.Struct(f"<{count}H") for count in range(_SLOTS_MAX + 1))
 _NO_SLOTS: Final = tuple((0,) * (_SLOTS_MAX - count) for count in range(_SLOTS_MAX + 1))
@@ -72,6 +72,15 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
             ) from error
         yield IpcMessage(kind, is_compressed, row_count, custom, stream[position:end])
         position = end
+
+
+def is_little_endian(schema_message: bytes) -> bool:
+    """Return whether a schema that Arrow has read says so of the batches that follow it."""
+    metadata = memoryview(schema_message)[_PREFIX.size :]
+    (root,) = _U32.unpack_from(metadata)
+    schema = _target(metadata, root + _slots(metadata, root)[2])
+    endianness_at = _slots(metadata, schema)[0]
+    return not (endianness_at and _U16.unpack_from(metadata, schema + endianness_at)[0])
 
 
 def _read_message(metadata: memoryview) -> tuple[int, bool, int, Mapping[bytes, bytes], int]:

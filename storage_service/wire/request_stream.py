@@ -30,8 +30,8 @@ _KNOWN_SCHEMAS_MAX: Final = 128
 class RequestBatch(NamedTuple):
     """One record batch of a request, with what its custom metadata says.
 
-    `payload` is the record batch as one IPC message; `bucket` None lets the service decide, and
-    `sequence` 0 is none.
+    `payload` is the record batch as one little-endian IPC message; `bucket` None lets the service
+    decide, and `sequence` 0 is none.
     """
 
     bucket: int | None
@@ -49,18 +49,27 @@ class RequestStream:
 
     schema: pa.Schema
     is_kept: bool
+    _foreign_head: bytes | None
+    """The schema's message, if the batches after it are not little-endian."""
     _messages: Sequence[ipc_message.IpcMessage]
     _what: str
 
     def batches(self) -> Iterator[RequestBatch]:
         """Yield every batch, validated; raises `InvalidRequestError` for a malformed one."""
+        head = self._foreign_head
         for message in self._messages:
+            batch = _read_batch(message.data, self.schema, head, what=self._what)
             yield RequestBatch(
                 bucket=_number(message.custom, b"bucket", what=self._what),
                 sequence=_number(message.custom, b"sequence", what=self._what) or 0,
-                batch=_read_batch(message.data, self.schema, what=self._what),
-                payload=message.data,
+                batch=batch,
+                payload=message.data if head is None else memoryview(batch.serialize()).cast("B"),
             )
+
+
+class _ReadSchema(NamedTuple):
+    schema: pa.Schema
+    is_little_endian: bool
 
 
 def open_request(
@@ -92,13 +101,13 @@ def open_request(
     head = bytes(found[0].data)
     is_kept = len(head) <= _KNOWN_SCHEMA_BYTES_MAX
     try:
-        schema = (_known_schema if is_kept else _read_schema)(head, what)
+        schema, is_little_endian = (_known_schema if is_kept else _read_schema)(head, what)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable schema: {error}") from error
-    return RequestStream(schema, is_kept, found[1:], what)
+    return RequestStream(schema, is_kept, None if is_little_endian else head, found[1:], what)
 
 
-def _read_schema(head: bytes, what: str) -> pa.Schema:
+def _read_schema(head: bytes, what: str) -> _ReadSchema:
     """Read the schema message that begins a stream."""
     schema = pa.ipc.open_stream(pa.py_buffer(head)).schema
     # Names are decoded here, and may be no text.
@@ -108,7 +117,8 @@ def _read_schema(head: bytes, what: str) -> pa.Schema:
     for t in schema.types:
         if t.num_fields or pa.types.is_timestamp(t) or not pa.types.is_primitive(t):
             _read_texts(t, what=what, depth=1)
-    return schema
+    # The schema is this machine's, whatever the message says of the batches.
+    return _ReadSchema(schema, ipc_message.is_little_endian(head))
 
 
 # Most bodies begin with the very bytes that another one began with.
@@ -169,13 +179,20 @@ def _check_messages(
             )
 
 
-def _read_batch(message: memoryview, schema: pa.Schema, *, what: str) -> pa.RecordBatch:
+def _read_batch(
+    message: memoryview, schema: pa.Schema, foreign_head: bytes | None, *, what: str
+) -> pa.RecordBatch:
     try:
-        # Opening a stream for it would read the schema once more, which takes longer than the rows.
-        batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+        if foreign_head is None:
+            # Opening a stream would read the schema once more, which takes longer than the rows.
+            batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+        else:
+            # Only a stream swaps bytes.
+            stream = b"".join((foreign_head, message))
+            batch = pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
         # Offsets and lengths come from outside: unchecked, they would read foreign memory.
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, StopIteration) as error:
         raise InvalidRequestError(f"{what}: unreadable batch: {error}") from error
     return batch
 

@@ -14,6 +14,7 @@ import pytest
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer
+from tests.support.big_endian import big_endian_stream
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
@@ -441,3 +442,37 @@ async def test_rows_of_any_year_are_found_under_what_their_json_says(tmp_path: P
 
     async with in_process_service(tmp_path / "a") as service:
         await check(service)
+
+
+async def test_rows_of_a_big_endian_machine_are_the_same_rows(tmp_path: Path) -> None:
+    schema = pa.schema([EVENTS.field("id"), pa.field("n", pa.int64())])
+    rows = pa.table({"id": [1, 2, 300], "n": [-1, 5, 1 << 40]}, schema).to_batches()[0]
+    body = big_endian_stream(rows)
+    columns = Schema.from_arrow(schema)
+    async with in_process_service(tmp_path) as service:
+        for name, key in {"log": (), "keyed": ("id",)}.items():
+            made = TableDescriptor(path=TablePath.parse(name), schema=columns, primary_key=key)
+            await service.call("POST", "/v1/tables", json_body=made.to_json())
+
+        begun = await service.call(
+            "POST", "/v1/tables/log/transactions", json_body={"operation": "append"}
+        )
+        staging = f"transactions/{begun.json()['transaction_id']}"
+        staged = await _post(service, f"{staging}/stage", body, path="log")
+        part = staged.json()["part"]
+        ended = await service.call(
+            "POST", f"/v1/tables/log/{staging}/commit", json_body={"parts": [part]}
+        )
+        appended = await _post(service, "append", body, path="log")
+        upserted = await _post(service, "upsert", body)
+
+        assert [a.status for a in (staged, ended, appended, upserted)] == [200] * 4
+        keys = big_endian_stream(rows.select(["id"]))
+        found = _rows(await _post(service, "lookup", keys))
+        assert found == [{**row, "__found": True} for row in rows.to_pylist()]
+        pages = [
+            await service.call("GET", f"/v1/tables/{name}/buckets/0/fetch", query={"offset": "0"})
+            for name in ("log", "keyed")
+        ]
+        assert _rows(pages[0]) == 2 * rows.to_pylist()
+        assert [row["id"] for row in _rows(pages[1])] == [1, 2, 300]

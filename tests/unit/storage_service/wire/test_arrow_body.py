@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 import struct
@@ -28,6 +29,7 @@ from streamhouse.storage_service.wire.arrow_body import (
     project_payload,
 )
 from streamhouse.storage_service.wire.request_stream import RequestBatch, open_request
+from tests.support.big_endian import big_endian_stream
 
 SCHEMA = Schema.from_arrow(
     pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -239,3 +241,26 @@ def test_projection_stores_only_the_named_columns_in_their_order() -> None:
     projected = project_payload(payload, SCHEMA.to_arrow(), ["name"])
 
     assert decode_payload(memoryview(projected), schema) == ROWS.select(["name"])
+
+
+def test_big_endian_batches_are_stored_as_all_others() -> None:
+    schema = Schema.from_arrow(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    rows = pa.record_batch({"id": [1, 2, -3]}).cast(schema.to_arrow())
+    body = memoryview(big_endian_stream(rows))
+    for _ in range(2):
+        stream = open_request(body, what="x", rows_max=9, batch_bytes_max=9_999, batches_max=1)
+        (part,) = decode_append(stream, schema, table="a.b")
+
+        assert part.batch == rows
+        assert decode_payload(part.payload, schema.to_arrow()) == rows
+
+
+def test_what_a_schema_says_of_its_byte_order_may_be_anything() -> None:
+    random_ = random.Random(1)
+    whole = big_endian_stream(ROWS.select(["id"]))
+    for _ in range(2_000):
+        body = bytearray(whole)
+        for _ in range(random_.choice((1, 1, 3))):
+            body[random_.randrange(len(body))] = random_.randrange(256)
+        with contextlib.suppress(StreamhouseError):
+            _decode(bytes(body))
