@@ -20,7 +20,6 @@ from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     RequestTooLargeError,
-    RowNotFoundError,
     SchemaMismatchError,
     StreamhouseError,
     UnavailableError,
@@ -49,6 +48,7 @@ __all__ = [
 ]
 
 FETCH_BYTES_DEFAULT: Final = 8 << 20
+_NOT_FOUND: Final = 404
 _SILENCE_S_MAX: Final = 30.0
 _RECONNECT_WAIT_S: Final = 0.2
 
@@ -254,18 +254,11 @@ class RowLookups:
         self._forms: dict[int, JsonRows] = {}
 
     def find(
-        self, table: TableInfo, key: Mapping[str, Any], *, on_stale: Callable[[], object]
+        self, table: TableInfo, key: Mapping[str, Any], *, describe: Callable[[], TableInfo]
     ) -> dict[str, Any] | None:
-        """See `StorageClient.lookup_one`; `on_stale` is called when `table` is no longer so."""
+        """See `StorageClient.lookup_one`; `describe` is called when `table` is no longer so."""
         name = str(table.path)
-        if not table.is_primary_key_table:
-            raise UnsupportedError(f"table '{name}' has no primary key: cannot look up rows in it")
-        names = table.descriptor.primary_key
-        if key.keys() != set(names):
-            raise SchemaMismatchError(
-                f"table '{name}': lookup_one takes the key columns ({', '.join(names)}), not"
-                f" ({', '.join(key)})"
-            )
+        _check_key(table, key)
         form = self._forms.get(table.table_id)
         if form is None or form.table is not table:
             form = self._forms[table.table_id] = JsonRows(table)
@@ -276,14 +269,14 @@ class RowLookups:
             if part is None:
                 return self._find_by_batch(name, keys, key)
         url = f"/v1/tables/{name}/rows/{part}"
-        try:
-            answer = self._transport.ask("GET", url, is_repeatable=True)
-        except RowNotFoundError:
-            return None
+        answer = self._transport.ask("GET", url, is_repeatable=True, passed=(_NOT_FOUND,))
         if answer.headers.get(VERSION_HEADER) != table.version:
-            # Read as another version of the schema has it, a value could be another one.
-            on_stale()
+            # As another version has it, the URL may name another row, a value may be another one.
+            table = describe()
+            _check_key(table, key)
             return self._find_by_batch(name, _key_of(table, key), key)
+        if answer.status == _NOT_FOUND:
+            return None
         try:
             return form.row(answer.data)
         except OutsideOfPythonError as error:
@@ -300,6 +293,20 @@ class RowLookups:
         except (OverflowError, ValueError) as error:
             raise _outside_of_python(name, key) from error
         return row if row.pop(FOUND_COLUMN) else None
+
+
+def _check_key(table: TableInfo, key: Mapping[str, Any]) -> None:
+    """Raise unless `key` has the key columns of `table`."""
+    if not table.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{table.path}' has no primary key: cannot look up rows in it"
+        )
+    names = table.descriptor.primary_key
+    if key.keys() != set(names):
+        raise SchemaMismatchError(
+            f"table '{table.path}': lookup_one takes the key columns ({', '.join(names)}), not"
+            f" ({', '.join(key)})"
+        )
 
 
 def _key_of(table: TableInfo, key: Mapping[str, Any]) -> pa.RecordBatch:

@@ -284,7 +284,7 @@ class StorageClient(TableCalls, TieringCalls):
         return self._with_table(
             path,
             lambda table: self._row_lookups.find(
-                table, key, on_stale=lambda: self.describe_table(path)
+                table, key, describe=lambda: self.describe_table(path)
             ),
         )
 

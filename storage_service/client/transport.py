@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -126,6 +126,7 @@ class HttpTransport:
         node: str = "",
         wait_s: float = 0.0,
         on_repeat: Callable[[], None] | None = None,
+        passed: Container[int] = (),
     ) -> Answer:
         """Send a request and return its answer.
 
@@ -135,6 +136,7 @@ class HttpTransport:
             node: endpoint of the node to ask; empty means this transport's.
             wait_s: how long the service may hold the request on purpose.
             on_repeat: called before the request is sent again; the one before may still arrive.
+            passed: statuses of answers that are returned although they are errors.
 
         Raises:
             StreamhouseError: what the service answered, or `UnavailableError` when it cannot be
@@ -153,6 +155,7 @@ class HttpTransport:
                     content_type=content_type,
                     node=node,
                     read_timeout_s=self.timeout_s + wait_s,
+                    passed=passed,
                 )
             except StreamhouseError as error:
                 is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
@@ -203,6 +206,7 @@ class HttpTransport:
         content_type: str,
         node: str,
         read_timeout_s: float,
+        passed: Container[int],
     ) -> Answer:
         endpoint = node or self.endpoint
         length = None if body is None else memoryview(body).nbytes
@@ -224,7 +228,7 @@ class HttpTransport:
         else:
             connection.close()
         self._is_reached = True
-        if answer.status >= _REDIRECTS:
+        if answer.status >= _REDIRECTS and answer.status not in passed:
             raise _error_of(answer.status, answer.data, endpoint=endpoint)
         return answer
 

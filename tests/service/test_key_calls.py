@@ -11,7 +11,11 @@ import pytest
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import SchemaMismatchError, UnsupportedError
+from streamhouse.storage_service.errors import (
+    SchemaMismatchError,
+    TableNotFoundError,
+    UnsupportedError,
+)
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -149,6 +153,37 @@ def test_a_row_is_never_read_as_a_version_of_its_table_that_is_over(tmp_path: Pa
         other.create_table("t", text, primary_key=["id"])
         other.upsert("t", pa.Table.from_pylist([{"id": 1, "v": "2024-05-02"}], text))
         assert client.lookup_one("t", id=1) == {"id": 1, "v": "2024-05-02"}
+
+
+def test_no_row_is_missed_by_a_client_that_is_behind(tmp_path: Path) -> None:
+    text = [pa.field(name, pa.string(), nullable=False) for name in ("a", "b")]
+    schema = pa.schema([*text, ("v", pa.int64())])
+    with (
+        ServiceProcess(tmp_path) as service,
+        StorageClient(service.endpoint) as client,
+        StorageClient(service.endpoint) as other,
+    ):
+        client.create_table("t", schema, primary_key=["a", "b"], bucket_count=4)
+        assert client.lookup_one("t", a="x", b="y") is None
+
+        other.drop_table("t")
+        other.create_table("t", schema, primary_key=["b", "a"], bucket_count=4)
+        other.upsert("t", pa.Table.from_pylist([{"a": "x", "b": "y", "v": 2}], schema))
+        assert client.lookup_one("t", a="x", b="y") == {"a": "x", "b": "y", "v": 2}
+
+        for name, to in (("a", "c"), ("b", "a"), ("c", "b")):
+            other.rename_column("t", name, to)
+        assert client.lookup_one("t", a="y", b="x") == {"b": "x", "a": "y", "v": 2}
+        assert client.lookup_one("t", a="x", b="y") is None
+
+        other.drop_table("t")
+        with pytest.raises(TableNotFoundError):
+            client.lookup_one("t", a="x", b="y")
+        numbers = pa.schema([pa.field("a", pa.int64(), nullable=False), ("v", pa.int64())])
+        other.create_table("t", numbers, primary_key=["a"])
+        with pytest.raises(SchemaMismatchError, match="takes the key columns"):
+            client.lookup_one("t", a="x", b="y")
+        assert client.lookup_one("t", a=1) is None
 
 
 def test_prefix_lookups_find_rows_of_every_bucket_in_key_order(tmp_path: Path) -> None:

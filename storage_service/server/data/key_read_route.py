@@ -91,6 +91,8 @@ async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> 
     found = await _found(exchange, service, lookup, partial(lookup.key, key), pack, key_count=1)
     await _wait_until_visible(exchange, service, table, found.ends)
     if not found.row_count:
+        # Whoever wrote the key for another version has asked for another row.
+        exchange.error_headers = as_json.headers
         raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
     await exchange.answer(200, b"application/json", found.pieces, headers=as_json.headers)
 

@@ -105,6 +105,8 @@ class HttpExchange:
     share = ""
     """Whose share of what is shared the request uses; see `AccessControl`."""
     status = 0
+    error_headers: Sequence[tuple[bytes, bytes]] = ()
+    """What an answer that is an error says besides."""
     hold: AnswerHold | None = None
     """What the answer holds of the memory for answers."""
     _watcher: asyncio.Task[None] | None = None
@@ -388,6 +390,7 @@ class HttpExchange:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
+            *self.error_headers,
         ]
         if close:
             headers.append((b"connection", b"close"))
