@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,10 @@ __all__ = [
     "validity_buffer",
     "write_at",
 ]
+
+# What makes small arrays cheaper is kept; large ones would hold megabytes for nobody.
+_KEPT_NUMBERS_MAX: Final = 8_192
+_KEPT_MAX: Final = 8
 
 
 def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
@@ -104,10 +108,17 @@ def joined(parts: Sequence[pa.Array]) -> pa.Array:
     return binary_array(data, offsets[:: len(parts)].copy())
 
 
-@lru_cache(maxsize=8)
 def _in_turn(part_count: int, count: int) -> pa.Array:
     """Return the positions of the first values of all parts, of the second ones, and so on."""
+    make = _kept_in_turn if part_count * count <= _KEPT_NUMBERS_MAX else _make_in_turn
+    return make(part_count, count)
+
+
+def _make_in_turn(part_count: int, count: int) -> pa.Array:
     return pa.array(np.arange(part_count * count).reshape(part_count, count).T.ravel())
+
+
+_kept_in_turn = lru_cache(maxsize=_KEPT_MAX)(_make_in_turn)
 
 
 def slice_runs(
@@ -132,6 +143,12 @@ def slice_runs(
     return both.take(_even_numbers(count))
 
 
-@lru_cache(maxsize=8)
 def _even_numbers(count: int) -> pa.Array:
+    return (_kept_even_numbers if count <= _KEPT_NUMBERS_MAX else _make_even_numbers)(count)
+
+
+def _make_even_numbers(count: int) -> pa.Array:
     return pa.array(np.arange(0, 2 * count, 2, dtype=np.int64))
+
+
+_kept_even_numbers = lru_cache(maxsize=_KEPT_MAX)(_make_even_numbers)
