@@ -17,8 +17,9 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import sys
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import httptools
 
@@ -69,17 +70,26 @@ class _Incoming:
         self.may_keep = False
         self.received_bytes = 0
         self._body_bytes = 0
+        self._refusal: str | None = None
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
         """Take what came; raises `BrokenConnectionError` for what is no answer."""
-        assert self._parser is not None
+        parser = self._parser
+        if parser is None:
+            raise BrokenConnectionError("the answer was closed")
         self.received_bytes += len(data)
+        handled = sys.exception()
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._refusal is None and isinstance(error, httptools.HttpParserCallbackError):
+                # The handler of a signal raised in the middle of it, as it does for Ctrl-C. What
+                # it raised is lost if the caller is handling an exception.
+                raised = error.__context__
+                raise (error if raised is None or raised is handled else raised) from None
             if not self.is_whole:
-                reason = error.__context__ or error
+                reason = self._refusal or error
                 raise BrokenConnectionError(f"the answer is no HTTP: {reason}") from None
             # More than the answer came. It is whole, and the connection is not to be trusted.
             self.may_keep = False
@@ -114,25 +124,26 @@ class _Incoming:
 
     def on_message_begin(self) -> None:
         if self.is_whole:
-            raise ValueError("another answer follows")
+            self._refuse("another answer follows")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.is_headed:
             self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        assert self._parser is not None
+        if self._parser is None:
+            self._refuse("it was closed")
         self.status = self._parser.get_status_code()
         if self.status < 100 or not self._parser.get_http_version().startswith("1."):
-            raise ValueError("its version or its status is none of HTTP/1")
+            self._refuse("its version or its status is none of HTTP/1")
         if self.status < 200:
             return
         self.is_headed = True
         self.may_keep = self._parser.should_keep_alive()
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise ValueError("it has a content encoding, which was not asked for")
+            self._refuse("it has a content encoding, which was not asked for")
         if self.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            raise ValueError("it has a transfer encoding that is not chunked")
+            self._refuse("it has a transfer encoding that is not chunked")
 
     def on_body(self, data: bytes) -> None:
         self.pieces.append(data)
@@ -145,6 +156,10 @@ class _Incoming:
         else:
             # An interim answer, as 100 is: what counts comes after it.
             self.headers.clear()
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._refusal = reason
+        raise ValueError(reason)
 
 
 class Connection:
@@ -313,6 +328,8 @@ class AnswerStream:
 
         Raises `BrokenConnectionError` when the body breaks off or nothing comes in time.
         """
+        if self.closed:
+            raise BrokenConnectionError("the answer was closed")
         incoming = self._incoming
         left = len(self._data) - self._position
         if left < size or size < 0:

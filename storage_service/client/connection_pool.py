@@ -6,6 +6,7 @@ all connections: making one reads the machine's CAs, which takes milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -109,7 +110,10 @@ class ConnectionPool:
         expected = self._endpoint.fingerprint
         if expected is not None:
             found = hashlib.sha256(secured.getpeercert(binary_form=True) or b"").hexdigest()
-            if not hmac.compare_digest(found, expected.replace(":", "").lower()):
+            # As bytes: what is compared may be no ASCII.
+            if not hmac.compare_digest(
+                found.encode(), expected.replace(":", "").lower().encode("utf-8", "replace")
+            ):
                 secured.close()
                 raise ssl.SSLCertVerificationError(
                     f"fingerprints did not match: expected {expected}, got {found}"
@@ -129,8 +133,7 @@ class Node:
         self.host: Final = parts.hostname or ""
         self.port: Final = parts.port or (443 if self.is_tls else 80)
         self._prefix = quote(parts.path, safe=_RESERVED)
-        name = parts.netloc if parts.netloc.isascii() else parts.netloc.encode("idna").decode()
-        self._headers = f"Host: {name}\r\nAccept-Encoding: identity\r\n{headers}"
+        self._headers = f"Host: {_host_of(parts.netloc)}\r\nAccept-Encoding: identity\r\n{headers}"
         self._is_open = True
         # Taking from its end and giving to it is one step each: no lock.
         self._kept: list[Connection] = []
@@ -172,10 +175,21 @@ class Node:
     def close(self) -> None:
         """Close the kept connections, and keep no more."""
         self._is_open = False
-        while self._kept:
-            self._kept.pop().close()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._kept.pop().close()
+
+
+def _host_of(netloc: str) -> str:
+    """Return a host, and its port if there is one, as a header has them."""
+    if netloc.isascii():
+        return netloc
+    host, colon, port = netloc.partition(":")
+    return f"{host.encode('idna').decode()}{colon}{port}"
 
 
 def _close_all(nodes: dict[str, Node]) -> None:
-    while nodes:
-        nodes.popitem()[1].close()
+    # Another thread may close them as well.
+    with contextlib.suppress(KeyError):
+        while True:
+            nodes.popitem()[1].close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from types import FrameType
 from typing import Final
 
 import pytest
@@ -302,6 +304,46 @@ def test_a_stream_is_read_in_any_steps(form: str, seed: int) -> None:
         assert stream.closed
 
     assert (status, b"".join(read)) == (200, BODY)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError, ValueError])
+@pytest.mark.parametrize("callback", ["on_header", "on_headers_complete", "on_message_complete"])
+def test_what_a_signals_handler_raises_is_no_fault_of_the_answer(
+    callback: str, raised: type[BaseException]
+) -> None:
+    interrupt = raised("a signal came")
+
+    def handle(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == callback:
+            raise interrupt
+
+    # It raises where the handler of a signal would.
+    sys.setprofile(handle)
+    try:
+        with SplitSocket([LENGTH]) as split, pytest.raises(raised) as error:
+            Connection(split).exchange(REQUEST, None, timeout_s=5)
+    finally:
+        sys.setprofile(None)
+
+    assert error.value is interrupt
+
+
+def test_what_the_caller_handles_is_no_fault_of_the_answer() -> None:
+    with SplitSocket([REFUSED["version"]]) as split:
+        try:
+            raise RuntimeError("the caller's")
+        except RuntimeError:
+            with pytest.raises(BrokenConnectionError, match="is no HTTP: its version"):
+                Connection(split).exchange(REQUEST, None, timeout_s=5)
+
+
+def test_a_closed_stream_is_read_no_more() -> None:
+    with SplitSocket([LENGTH]) as split:
+        _, stream = Connection(split).open_stream(REQUEST, timeout_s=5)
+        stream.close()
+
+        with pytest.raises(BrokenConnectionError, match="the answer was closed"):
+            stream.read(1)
 
 
 def test_a_stream_that_breaks_off_says_so() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.client.connection import BrokenConnectionError
-from streamhouse.storage_service.client.connection_pool import CONNECTIONS_KEPT_MAX
+from streamhouse.storage_service.client.connection_pool import CONNECTIONS_KEPT_MAX, Node
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -361,6 +361,26 @@ def test_a_server_without_tls_is_told_apart(
         transport.close()
 
     assert says in error.value.message or isinstance(error.value, UnavailableError)
+
+
+def test_a_fingerprint_may_be_any_text(made: Certificates) -> None:
+    with ScriptedServer([OK], tls=_server_context(made)) as server:
+        transport = HttpTransport(f"{server.endpoint}#sha256=é", token=None, timeout_s=5)
+        with pytest.raises(InvalidRequestError, match="expected é, got"):
+            transport.request("GET", "/", is_repeatable=True)
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    ("netloc", "said"),
+    [("bücher.example:8765", b"xn--bcher-kva.example:8765"), ("a.bücher:1", b"a.xn--bcher-kva:1")],
+)
+def test_a_host_of_any_language_is_said_as_names_are(netloc: str, said: bytes) -> None:
+    head = Node(f"http://{netloc}", headers="").request_head(
+        "GET", "/", content_type="", length=None
+    )
+
+    assert b"\r\nHost: " + said + b"\r\n" in head
 
 
 def test_a_file_without_certificates_is_said_at_once(tmp_path: Path) -> None:
