@@ -28,6 +28,7 @@ from streamhouse.storage_service.model.partitioning import is_bucketable
 
 __all__ = [
     "FEW_ROWS",
+    "aligned",
     "buckets_for_rows",
     "buckets_of_few",
     "bytes_to_hash",
@@ -70,10 +71,23 @@ def buckets_for_rows(
     # The transform has no stubs and its package no pyiceberg: it costs 3 ms to import.
     from pyiceberg_core import transform
 
-    buckets = transform.bucket(key, bucket_count)
+    buckets = transform.bucket(aligned(key), bucket_count)
     if buckets.null_count:
         buckets = pc.fill_null(buckets, 0)
     return np.asarray(buckets.to_numpy(zero_copy_only=False), dtype=np.int32)
+
+
+def aligned(column: pa.Array) -> pa.Array:
+    """Return a column as Iceberg's library can read it, which panics at other addresses.
+
+    Arrow itself reads any, and columns that came in a message lie at any, decimals at multiples of
+    eight bytes as a rule.
+    """
+    bytes_ = 16 if pa.types.is_decimal(column.type) else 8
+    if all(buffer is None or buffer.address % bytes_ == 0 for buffer in column.buffers()):
+        return column
+    # Joined to nothing it is copied.
+    return pa.concat_arrays([column, column.slice(0, 0)])
 
 
 def buckets_of_few(columns: Sequence[pa.Array], bucket_count: int) -> list[int] | None:

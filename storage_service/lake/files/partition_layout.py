@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.storage_service.model.bucketing import aligned
 from streamhouse.storage_service.model.lake import LakeRole
 from streamhouse.storage_service.model.lake_limits import least_value, time_units
 from streamhouse.storage_service.model.partitioning import Clustering, is_bucketable
@@ -155,7 +156,7 @@ def _values(column: pa.ChunkedArray, field: LakePartitionField) -> pa.Array:
     source = column.combine_chunks()
     if isinstance(source, pa.ChunkedArray):
         source = pa.concat_arrays(source.chunks)
-    return _TRANSFORMS[field.transform](source, field.parameter)
+    return _TRANSFORMS[field.transform](aligned(source), field.parameter)
 
 
 def _identity(source: pa.Array, _: int | None) -> pa.Array:

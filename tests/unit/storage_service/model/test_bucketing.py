@@ -83,6 +83,36 @@ def test_split_by_bucket_keeps_every_row_and_their_order() -> None:
         assert part.column("n").to_pylist() == np.flatnonzero(buckets == bucket).tolist()
 
 
+@pytest.mark.parametrize("shift", [1, 4, 8])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([Decimal(n) for n in range(100)], pa.decimal128(38, 0)),
+        pa.array([None, *range(99)], pa.int64()),
+        pa.array(range(100), pa.date32()),
+        pa.array([f"{n}" for n in range(100)]),
+    ],
+    ids=["decimal", "integer", "date", "text"],
+)
+def test_rows_have_their_bucket_wherever_they_lie_in_memory(column: pa.Array, shift: int) -> None:
+    buffers = []
+    for buffer in column.buffers():
+        moved = None
+        if buffer is not None:
+            room = pa.allocate_buffer(buffer.size + shift)
+            np.frombuffer(room, dtype=np.uint8)[shift:] = np.frombuffer(buffer, dtype=np.uint8)
+            moved = room.slice(shift)
+        buffers.append(moved)
+    shifted = pa.Array.from_buffers(column.type, len(column), buffers)
+
+    for first in (0, 3):
+        found = buckets_for_rows(pa.record_batch({"k": shifted.slice(first)}), ["k"], 7)
+        assert (
+            found.tolist()
+            == buckets_for_rows(pa.record_batch({"k": column.slice(first)}), ["k"], 7).tolist()
+        )
+
+
 def test_split_by_bucket_of_no_rows_is_empty() -> None:
     assert split_by_bucket(pa.record_batch({"k": pa.array([], pa.int64())}), ["k"], 4) == {}
 
