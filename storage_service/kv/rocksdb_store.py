@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ _SIGNS_OF_DAMAGE: Final = ("No such file or directory",)
 # they are looked up here, every file costs a look.
 _FILES_BEFORE_COMPACTION: Final = 16
 _FILES_BEFORE_COMPACTION_IF_READ: Final = 4
+
+# How long to wait before closing what another thread is using is tried again.
+_BORROWED_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,15 +277,22 @@ class RocksdbStore:
             return {name: self._db.property_int_value(p) or 0 for name, p in names.items()}
 
     def close(self) -> None:
-        """Close without flushing: what is not durable comes back from the changelog."""
+        """Close without flushing: what is not durable comes back from the changelog.
+
+        Calls of other threads that are under way end first; new ones are refused. The files can be
+        opened again on return.
+        """
         if not self._closed:
             self._closed = True
-            with self._door():
-                self._db.close()
+            with self._door(is_closing=True):
+                while not _closes(self._db):
+                    time.sleep(_BORROWED_S)
 
     @contextlib.contextmanager
-    def _door(self) -> Iterator[None]:
+    def _door(self, *, is_closing: bool = False) -> Iterator[None]:
         """Turn what RocksDB raises into our errors."""
+        if self._closed and not is_closing:
+            raise UnavailableError(f"{self._path} is closed")
         try:
             yield
         except DbClosedError as error:
@@ -319,6 +330,17 @@ class RocksdbStore:
                 f" {self._identity[0]} of table {self._identity[1]}"
             )
         return Marker(applied_offset, row_count)
+
+
+def _closes(db: Rdict) -> bool:
+    """Close `db`; False, and it stays open, while a call of another thread is under way."""
+    try:
+        db.close()
+    except RuntimeError as error:
+        if str(error) != "Already borrowed":
+            raise
+        return False
+    return True
 
 
 def _fill(chunk: WriteBatch, keys: pa.Array, values: pa.Array) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,32 @@ def test_changes_of_one_key_in_one_run_happen_in_order(store: RocksdbStore) -> N
     store.write(keys, binary(None, b"1", b"2", None), marker=Marker(4, 1))
 
     assert store.get(binary(b"\x01a", b"\x01b")).to_pylist() == [b"1", None]
+
+
+def test_who_closes_waits_for_reads_under_way_and_lets_go_of_the_files(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    many = pa.array([b"\x01%08d" % i for i in range(20_000)], pa.binary())
+    store.write(many, many, marker=Marker(1, len(many)))
+    store.flush()
+    is_reading = threading.Event()
+
+    def read() -> None:
+        with contextlib.suppress(UnavailableError):
+            while True:
+                assert store.get(many).equals(many)
+                is_reading.set()
+
+    reading = [threading.Thread(target=read) for _ in range(2)]
+    for thread in reading:
+        thread.start()
+    assert is_reading.wait(20)
+
+    store.close()
+
+    for thread in reading:
+        thread.join(20)
+        assert not thread.is_alive()
+    RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).close()
 
 
 def test_only_what_is_flushed_is_claimed_durable(tmp_path: Path, store: RocksdbStore) -> None:
