@@ -219,6 +219,12 @@ class KvTablet:
             pass
         self._planned_rows = None
 
+    def abort_from(self, offset: int) -> None:
+        """Take back all that is planned from `offset` on, if anything is."""
+        while self._pending and self._pending[-1].base_offset >= offset:
+            self._pending.pop()
+        self._planned_rows = None
+
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
         """Apply changes of the log that are not applied yet; the batch starts at `base_offset`."""
         assert not self._pending
@@ -491,9 +497,11 @@ class KvTablet:
     def _all_planned(self) -> PlannedRows:
         """Return what is planned but not applied."""
         if self._planned_rows is None:
-            self._planned_rows = PlannedRows()
+            # Rows that are put in part are not kept: a plan would miss the others.
+            over = PlannedRows()
             for planned in self._pending:
-                self._planned_rows.put(planned.keys, planned.values)
+                over.put(planned.keys, planned.values)
+            self._planned_rows = over
         return self._planned_rows
 
     def _completed(self, keys: pa.Array, cached: CachedRows) -> pa.Array:

@@ -76,6 +76,7 @@ STEPS: Final = {
     ),
     "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "write_keys", _BETWEEN),
     "old-keys-read": Place(f"{_ENGINE}.upkeep.row_expiry", "older_keys", _BETWEEN),
+    "changes-accepting": Place("storage_service.kv.kv_tablet", "KvTablet.accept", _BUG),
     "changes-applying": Place("storage_service.kv.kv_tablet", "KvTablet.apply", _HELD),
     "changes-replaying": Place(
         "storage_service.kv.kv_tablet", "KvTablet.replay", "what a start replays is seen nowhere"

@@ -175,10 +175,10 @@ class KeyBucket:
 
     def fail(self, reason: str) -> None:
         """Take the rows out of use: durable changes could not be applied to them."""
-        _logger.error("event=rows_failed bucket=%r why=%r", self.where, reason)
         self._failure = self._failure or StorageFailedError(
             f"{self.where}: its rows are out of use, {reason}; restart the service"
         )
+        _logger.error("event=rows_failed bucket=%r why=%r", self.where, reason)
 
     def _damaged(self, error: CorruptDataError) -> CorruptDataError:
         """Take the rows out of use, for the next start as well; on any thread."""

@@ -196,17 +196,21 @@ class KeyPlanner:
             part or self._part(write, request, next(planned))
             for (write, request), part in zip(asked, known, strict=True)
         ]
-        accepted: list[tuple[int, PlannedWrite]] = []
+        writes = {part.bucket: part.write for part in parts if part.write is not None}
+        starts = [(rows[bucket], rows[bucket].planned_offset) for bucket in writes]
+        counts = [(request, len(request.parts)) for _, request in asked]
         try:
-            for bucket, write in {p.bucket: p.write for p in parts if p.write}.items():
-                rows[bucket].accept(write)
-                accepted.append((bucket, write))
+            for bucket, planned_write in writes.items():
+                rows[bucket].accept(planned_write)
+            for (_, request), part in zip(asked, parts, strict=True):
+                request.parts.append(part)
         except Exception:
-            for bucket, write in accepted:
-                rows[bucket].abort(write)
+            # However far it came: what stays planned is what the next plan begins after.
+            for of_bucket, start in starts:
+                of_bucket.abort_from(start)
+            for request, count in counts:
+                del request.parts[count:]
             raise
-        for (_, request), part in zip(asked, parts, strict=True):
-            request.parts.append(part)
 
     def _known(self, write: KeyWrite, request: KeyRequest) -> KeyPart | None:
         """Return what became of a repeated write; raises if the bucket takes none."""

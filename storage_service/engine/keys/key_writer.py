@@ -310,6 +310,7 @@ class KeyWriter:
     def _store(self) -> None:
         """Let the planned changes become durable, all as one unit."""
         assert self._planned is not None
+        self._check_continues(self._planned)
         stored, self._planned = self._planned, None
         self._stored = stored
         unit = [
@@ -330,6 +331,28 @@ class KeyWriter:
             self._submit(unit, on_done)
         except StreamhouseError as error:
             on_done(CommitOutcome((), error))
+
+    def _check_continues(self, planned: _Round) -> None:
+        """Raise unless the changes continue the logs, and nothing else is planned beside them.
+
+        A log that has anything else is no history, and nothing could take that back.
+        """
+        ends: dict[int, int] = {}
+        for part in (part for request in planned.requests for part in request.parts):
+            if part.changes is None:
+                continue
+            end = ends.get(part.bucket, self._buckets[part.bucket].log.log_end_offset)
+            if part.start != end or part.end - end != part.changes.row_count:
+                raise InternalError(
+                    f"{self._buckets[part.bucket].where}: changes are planned from offset"
+                    f" {part.start} to {part.end}, but its log ends at {end}"
+                )
+            ends[part.bucket] = part.end
+        for number, end in ends.items():
+            if self._buckets[number].rows.planned_offset != end:
+                raise InternalError(
+                    f"{self._buckets[number].where}: more is planned than what is stored next"
+                )
 
     async def _finish(self, stored: _Round, outcome: CommitOutcome) -> None:
         """Apply and publish what is durable of a round, and answer it."""
@@ -427,22 +450,24 @@ class KeyWriter:
                 if end > bucket.rows.applied_offset:
                     bucket.rows.apply(part.write)
                 ends[part.bucket] = (end, bucket.rows.row_count)
-            except (CorruptDataError, StorageFailedError):
+            except (CorruptDataError, StorageFailedError) as error:
                 if bucket.is_damaged:
                     # They are made again from what the log shows.
                     ends[part.bucket] = (end, bucket.row_count)
+                elif bucket.is_usable:
+                    bucket.fail(f"a durable change was not applied: {error.message}")
             except Exception as error:  # noqa: BLE001 - outermost: what is durable must not be lost
-                _report_bug(self._table, error)
                 bucket.fail(f"a durable change was not applied: {error!r}")
+                _report_bug(self._table, error)
         return ends
 
     def _give_up(self, error: Exception) -> None:
         """Let nothing more be written until a restart, after a bug."""
+        for bucket in self._buckets:
+            bucket.fail("a write met a bug; the service's log says which")
         _report_bug(self._table, error)
         self._is_loading = False
         self._untidy.clear()
-        for bucket in self._buckets:
-            bucket.fail("a write met a bug; the service's log says which")
         self._fail_rounds()
 
     def _fail_rounds(self) -> None:

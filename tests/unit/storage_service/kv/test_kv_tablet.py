@@ -50,6 +50,22 @@ def test_what_is_planned_is_seen_by_the_next_plan_but_not_by_lookups(bucket: Log
     assert bucket.lookup_all([(1,)])[(1,)]["name"] == "b"
 
 
+def test_the_next_plan_sees_all_that_is_planned_though_memory_ran_out(
+    bucket: LoggedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    bucket.plan(upserts(1, name="a"))
+    with monkeypatch.context() as patch:
+        around(patch, "planned-putting", failing)
+        with pytest.raises(MemoryError):
+            bucket.tablet.newest_few([b""])
+
+    again = bucket.plan(upserts(1, name="b"))
+    assert again.changelog.column("name").to_pylist() == ["a", "b"]
+
+
 def test_what_is_aborted_never_was(bucket: LoggedBucket) -> None:
     bucket.tablet.apply(bucket.plan(upserts(1, name="a")))
     kept = bucket.plan(upserts(2))

@@ -75,6 +75,38 @@ async def test_nothing_stays_of_a_plan_that_is_not_taken(
         assert [bucket.rows.planned_offset for bucket in table.key_buckets] == [0, 0]
 
 
+@pytest.mark.parametrize("failing_call", range(1, 5))
+async def test_nothing_stays_of_a_write_that_a_bug_meets_as_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    """It is met in a plan of one request or of two, and once more as they are planned again."""
+    calls = itertools.count(1)
+
+    def failing(accept: Any, *arguments: Any) -> None:
+        accept(*arguments)
+        if next(calls) in (failing_call, failing_call + 2):
+            raise MemoryError
+
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        planner = _planner(table)
+        requests = [
+            _request(*(KeyWrite(b, event_rows(50 * b + start, 50 * b + start + 4)) for b in (0, 1)))
+            for start in (0, 10, 20)
+        ]
+        around(monkeypatch, "changes-accepting", failing)
+
+        list(planner.plan(requests[:1]))
+        list(planner.plan(requests[1:]))
+
+        assert any(request.error for request in requests)
+        for bucket in (0, 1):
+            parts = [p for request in requests for p in request.parts if p.bucket == bucket]
+            assert [(p.start, p.end) for p in parts] == [(0, 4), (4, 8), (8, 12)][: len(parts)]
+            assert table.key_buckets[bucket].rows.planned_offset == 4 * len(parts)
+        planner.take_back(requests)
+
+
 class _Plans:
     """How many rows each plan had, of those that the event loop made and of the others."""
 

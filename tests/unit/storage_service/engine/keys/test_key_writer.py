@@ -16,6 +16,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.errors import (
     CorruptDataError,
+    InternalError,
     OutOfOrderSequenceError,
     RequestTooLargeError,
     SchemaMismatchError,
@@ -232,6 +233,42 @@ async def test_rows_that_cannot_be_applied_are_out_of_use_until_a_restart(
         table = next(iter(manager.open_tables()))
         assert _names(table, 0, range(2)) == ["x", "x"]
         assert (await _write(manager, table, write, writer_id=4)).ranges == {0: (2, 6)}
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+async def test_changes_that_do_not_continue_the_log_are_never_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    """A bug leaves something planned, before the changes or after them."""
+
+    def leave(bucket: Any) -> None:
+        bucket.rows.plan(event_rows(50, 52), base_offset=bucket.rows.planned_offset)
+
+    def leaving(accept: Any, rows: Any, planned: Any) -> None:
+        accept(rows, planned)
+        monkeypatch.undo()
+        leave(table.key_buckets[0])
+
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager, 2)
+        both = [KeyWrite(0, event_rows(0, 3)), KeyWrite(1, event_rows(3, 5))]
+        await _write(manager, table, *both)
+        if is_before:
+            leave(table.key_buckets[1])
+        else:
+            around(monkeypatch, "changes-accepting", leaving)
+        again = [KeyWrite(0, _named(range(3), "x")), KeyWrite(1, _named(range(3, 5), "x"))]
+
+        with pytest.raises(InternalError):
+            await _write(manager, table, *again)
+        with pytest.raises(StorageFailedError, match="out of use"):
+            await _write(manager, table, *again)
+
+        assert [tablet.log_end_offset for tablet in table.tablets] == [3, 2]
+    async with open_manager(tmp_path) as manager:
+        table = next(iter(manager.open_tables()))
+        assert (await _write(manager, table, *again)).ranges == {0: (3, 9), 1: (2, 6)}
+        assert _names(table, 1, range(3, 5)) == ["x", "x"]
 
 
 async def test_a_clean_stop_leaves_nothing_to_replay(
