@@ -1,4 +1,4 @@
-"""A world whose table may have a primary key, for rounds of all kinds."""
+"""A primary key table in a world of tiering; `world` is that of all unit tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.support.key_table_world import KeyTableWorld
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[KeyTableWorld]:
+def key_world(tmp_path: Path) -> Iterator[KeyTableWorld]:
     with KeyTableWorld(tmp_path) as opened:
         yield opened

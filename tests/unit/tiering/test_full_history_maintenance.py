@@ -21,34 +21,36 @@ PROPERTIES = {
 }
 
 
-def _rounds(world: KeyTableWorld, numbers: range, maintainer: Maintainer, **more: Any) -> None:
+def _rounds(key_world: KeyTableWorld, numbers: range, maintainer: Maintainer, **more: Any) -> None:
     for number in numbers:
         rows = ({"id": key, "region": "eu", "amount": float(number)} for key in range(6))
-        world.upsert(*rows)
-        world.delete({"id": number % 6, "region": None, "amount": None})
-        world.tiering.round(world.tiering.claim(), maintainer=maintainer, **more).run()
+        key_world.upsert(*rows)
+        key_world.delete({"id": number % 6, "region": None, "amount": None})
+        key_world.tiering.round(key_world.tiering.claim(), maintainer=maintainer, **more).run()
 
 
-def _check(world: KeyTableWorld) -> None:
-    assert world.history() == world.changes
-    assert world.in_lake() == world.live
-    lake = world.tiering.service.table_state("db.t").lake
+def _check(key_world: KeyTableWorld) -> None:
+    assert key_world.history() == key_world.changes
+    assert key_world.in_lake() == key_world.live
+    lake = key_world.tiering.service.table_state("db.t").lake
     assert lake.changelog is not None
     assert lake.changelog.tiered_offsets == lake.tiered_offsets
 
 
-def test_its_files_and_snapshots_stay_few(world: KeyTableWorld) -> None:
-    world.create_key_table(bucket_count=2, properties=PROPERTIES)
-    maintainer = world.tiering.maintainer()
+def test_its_files_and_snapshots_stay_few(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(bucket_count=2, properties=PROPERTIES)
+    maintainer = key_world.tiering.maintainer()
     for number in range(30):
-        _rounds(world, range(number, number + 1), maintainer)
+        _rounds(key_world, range(number, number + 1), maintainer)
         # Readers are always pointed at the newest snapshot, rewritten or not.
-        known = world.tiering.service.table_state("db.t").lake.changelog
+        known = key_world.tiering.service.table_state("db.t").lake.changelog
         assert known is not None
-        assert known.snapshot_id == world.tiering.lake_table(HISTORY).metadata.current_snapshot_id
-        _check(world)
+        assert (
+            known.snapshot_id == key_world.tiering.lake_table(HISTORY).metadata.current_snapshot_id
+        )
+        _check(key_world)
 
-    table = world.tiering.lake_table(HISTORY)
+    table = key_world.tiering.lake_table(HISTORY)
     assert len(table.inspect.files()) <= 2 * 12
     assert len(table.metadata.snapshots) <= 15
     operations = {s.summary.operation for s in table.metadata.snapshots if s.summary is not None}
@@ -57,18 +59,18 @@ def test_its_files_and_snapshots_stay_few(world: KeyTableWorld) -> None:
     assert offsets.null_count == 0
 
 
-def test_a_pinned_snapshot_of_it_stays(world: KeyTableWorld) -> None:
-    world.create_key_table(properties=PROPERTIES)
-    maintainer = world.tiering.maintainer()
-    _rounds(world, range(3), maintainer)
-    pinned = world.tiering.lake_table(HISTORY).metadata.current_snapshot_id
+def test_a_pinned_snapshot_of_it_stays(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(properties=PROPERTIES)
+    maintainer = key_world.tiering.maintainer()
+    _rounds(key_world, range(3), maintainer)
+    pinned = key_world.tiering.lake_table(HISTORY).metadata.current_snapshot_id
     assert pinned is not None
-    before = world.history()
-    world.tiering.service.pin_snapshot("db.t", pinned, holder="reader")
+    before = key_world.history()
+    key_world.tiering.service.pin_snapshot("db.t", pinned, holder="reader")
 
-    _rounds(world, range(3, 30), maintainer)
+    _rounds(key_world, range(3, 30), maintainer)
 
-    table = world.tiering.lake_table(HISTORY)
+    table = key_world.tiering.lake_table(HISTORY)
     assert len(table.metadata.snapshots) <= 16
     assert table.scan(snapshot_id=pinned).to_arrow().num_rows == len(before)
 
@@ -85,20 +87,24 @@ def _raising(step: str, error: BaseException) -> Callable[[str], None]:
     "step",
     ["rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"],
 )
-def test_a_worker_may_die_in_its_maintenance(world: KeyTableWorld, step: str) -> None:
-    world.create_key_table(properties=PROPERTIES)
-    _rounds(world, range(7), world.tiering.maintainer())
+def test_a_worker_may_die_in_its_maintenance(key_world: KeyTableWorld, step: str) -> None:
+    key_world.create_key_table(properties=PROPERTIES)
+    _rounds(key_world, range(7), key_world.tiering.maintainer())
     with pytest.raises(Killed):
-        _rounds(world, range(7, 8), world.tiering.maintainer(checkpoint=_raising(step, Killed())))
-    world.tiering.service.release("db.t")
+        _rounds(
+            key_world,
+            range(7, 8),
+            key_world.tiering.maintainer(checkpoint=_raising(step, Killed())),
+        )
+    key_world.tiering.service.release("db.t")
 
-    _rounds(world, range(8, 20), world.tiering.maintainer())
-    _check(world)
-    assert len(world.tiering.lake_table(HISTORY).inspect.files()) <= 12
+    _rounds(key_world, range(8, 20), key_world.tiering.maintainer())
+    _check(key_world)
+    assert len(key_world.tiering.lake_table(HISTORY).inspect.files()) <= 12
 
 
-def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTableWorld) -> None:
-    world.create_key_table(properties=PROPERTIES)
+def test_what_fails_for_one_lake_table_is_done_for_the_other(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(properties=PROPERTIES)
     steps: list[str] = []
 
     def fail_first(step: str) -> None:
@@ -106,9 +112,9 @@ def test_what_fails_for_one_lake_table_is_done_for_the_other(world: KeyTableWorl
         if len(steps) == 1:
             raise StorageFailedError("disk full")
 
-    _rounds(world, range(8), world.tiering.maintainer(checkpoint=fail_first))
+    _rounds(key_world, range(8), key_world.tiering.maintainer(checkpoint=fail_first))
 
     assert steps[0] == "rewrite-planned"
-    assert len(world.tiering.lake_table().inspect.data_files()) == 8
-    assert len(world.tiering.lake_table(HISTORY).inspect.data_files()) == 1
-    _check(world)
+    assert len(key_world.tiering.lake_table().inspect.data_files()) == 8
+    assert len(key_world.tiering.lake_table(HISTORY).inspect.data_files()) == 1
+    _check(key_world)

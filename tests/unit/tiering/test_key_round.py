@@ -21,128 +21,128 @@ def row(key: int, region: str | None = "eu", amount: float | None = 1.0) -> dict
     return {"id": key, "region": region, "amount": amount}
 
 
-def _operation(world: KeyTableWorld) -> Operation:
-    snapshot = world.tiering.lake_table().current_snapshot()
+def _operation(key_world: KeyTableWorld) -> Operation:
+    snapshot = key_world.tiering.lake_table().current_snapshot()
     assert snapshot is not None
     assert snapshot.summary is not None
     return snapshot.summary.operation
 
 
-def _files(world: KeyTableWorld) -> tuple[int, int]:
+def _files(key_world: KeyTableWorld) -> tuple[int, int]:
     """How many data files and delete files are live."""
-    entries = world.tiering.lake_table().inspect.files().to_pylist()
+    entries = key_world.tiering.lake_table().inspect.files().to_pylist()
     contents = [entry["content"] for entry in entries]
     deletes = contents.count(DataFileContent.POSITION_DELETES)
     return len(contents) - deletes, deletes
 
 
-def test_the_first_round_writes_the_surviving_versions_only(world: KeyTableWorld) -> None:
-    world.create_key_table()
-    world.upsert(row(1), row(2), row(3))
-    world.upsert(row(2, amount=2.0))
-    world.delete(row(3))
+def test_the_first_round_writes_the_surviving_versions_only(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(row(1), row(2), row(3))
+    key_world.upsert(row(2, amount=2.0))
+    key_world.delete(row(3))
 
-    result = world.tiering.tier()
+    result = key_world.tiering.tier()
 
-    assert world.in_lake() == world.live
+    assert key_world.in_lake() == key_world.live
     # +I x 3, -U, +U, -D.
     assert result.row_count == 6
     assert result.tiered_offsets == {0: 6}
-    assert _operation(world) is Operation.APPEND
-    assert _files(world) == (1, 0)
+    assert _operation(key_world) is Operation.APPEND
+    assert _files(key_world) == (1, 0)
 
 
-def test_updates_and_deletes_retract_rows_of_the_lake(world: KeyTableWorld) -> None:
-    world.create_key_table()
-    world.upsert(*(row(key) for key in range(10)))
-    world.tiering.tier()
-    world.upsert(row(3, amount=3.0), row(11))
-    world.delete(row(4), row(99))
+def test_updates_and_deletes_retract_rows_of_the_lake(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(*(row(key) for key in range(10)))
+    key_world.tiering.tier()
+    key_world.upsert(row(3, amount=3.0), row(11))
+    key_world.delete(row(4), row(99))
 
-    world.tiering.tier()
+    key_world.tiering.tier()
 
-    assert world.in_lake() == world.live
-    assert _operation(world) is Operation.OVERWRITE
-    assert _files(world) == (2, 1)
+    assert key_world.in_lake() == key_world.live
+    assert _operation(key_world) is Operation.OVERWRITE
+    assert _files(key_world) == (2, 1)
 
 
 @pytest.mark.parametrize("image", ["full", "after"])
 @pytest.mark.parametrize("buckets", [1, 3])
 def test_many_rounds_with_reinserts_and_idle_buckets(
-    world: KeyTableWorld, image: str, buckets: int
+    key_world: KeyTableWorld, image: str, buckets: int
 ) -> None:
-    world.create_key_table(bucket_count=buckets, properties={"table.changelog.image": image})
+    key_world.create_key_table(bucket_count=buckets, properties={"table.changelog.image": image})
     for number in range(8):
-        world.upsert(*(row(key, amount=float(number)) for key in range(number, 20, number + 1)))
-        world.delete(row(number), row(19 - number))
+        key_world.upsert(*(row(key, amount=float(number)) for key in range(number, 20, number + 1)))
+        key_world.delete(row(number), row(19 - number))
         if number % 3 == 2:
-            world.upsert(row(number))
-        world.tiering.tier()
-        assert world.in_lake() == world.live
+            key_world.upsert(row(number))
+        key_world.tiering.tier()
+        assert key_world.in_lake() == key_world.live
 
 
-def test_a_row_moves_between_lake_partitions(world: KeyTableWorld) -> None:
-    world.create_key_table(bucket_count=2, partitioned_by=["region"])
-    world.upsert(*(row(key, region="eu") for key in range(6)))
-    world.tiering.tier()
-    world.upsert(row(1, region="us"), row(2, region=None), row(3, region="eu", amount=2.0))
-    world.tiering.tier()
-    world.upsert(row(1, region="eu"), row(2, region="us"))
-    world.delete(row(0))
+def test_a_row_moves_between_lake_partitions(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(bucket_count=2, partitioned_by=["region"])
+    key_world.upsert(*(row(key, region="eu") for key in range(6)))
+    key_world.tiering.tier()
+    key_world.upsert(row(1, region="us"), row(2, region=None), row(3, region="eu", amount=2.0))
+    key_world.tiering.tier()
+    key_world.upsert(row(1, region="eu"), row(2, region="us"))
+    key_world.delete(row(0))
 
-    world.tiering.tier()
+    key_world.tiering.tier()
 
-    assert world.in_lake() == world.live
-    found = world.tiering.lake_table().scan("region = 'us'").to_arrow()
+    assert key_world.in_lake() == key_world.live
+    found = key_world.tiering.lake_table().scan("region = 'us'").to_arrow()
     assert found["id"].to_pylist() == [2]
 
 
-def test_a_round_whose_versions_all_died_in_it_still_advances(world: KeyTableWorld) -> None:
-    world.create_key_table()
-    world.upsert(row(1))
-    world.delete(row(1))
+def test_a_round_whose_versions_all_died_in_it_still_advances(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(row(1))
+    key_world.delete(row(1))
 
-    first = world.tiering.tier()
+    first = key_world.tiering.tier()
 
-    assert world.in_lake() == []
+    assert key_world.in_lake() == []
     assert first.tiered_offsets == {0: 2}
-    world.upsert(row(2))
-    world.tiering.tier()
-    world.upsert(row(3))
-    world.delete(row(3))
-    last = world.tiering.tier()
+    key_world.upsert(row(2))
+    key_world.tiering.tier()
+    key_world.upsert(row(3))
+    key_world.delete(row(3))
+    last = key_world.tiering.tier()
     assert last.tiered_offsets == {0: 5}
-    assert world.in_lake() == world.live
-    assert world.tiering.service.table_state("db.t").lake.tiered_offsets == {0: 5}
+    assert key_world.in_lake() == key_world.live
+    assert key_world.tiering.service.table_state("db.t").lake.tiered_offsets == {0: 5}
 
 
-def test_a_round_may_only_delete(world: KeyTableWorld) -> None:
-    world.create_key_table()
-    world.upsert(row(1), row(2))
-    world.tiering.tier()
-    world.delete(row(1), row(2))
+def test_a_round_may_only_delete(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(row(1), row(2))
+    key_world.tiering.tier()
+    key_world.delete(row(1), row(2))
 
-    world.tiering.tier()
+    key_world.tiering.tier()
 
-    assert world.in_lake() == []
-    assert _files(world) == (1, 1)
+    assert key_world.in_lake() == []
+    assert _files(key_world) == (1, 1)
 
 
-def test_a_bucket_cut_into_many_tasks_and_rounds(world: KeyTableWorld) -> None:
-    world.create_key_table(bucket_count=2)
+def test_a_bucket_cut_into_many_tasks_and_rounds(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(bucket_count=2)
     limits = PlanLimits(rows_max=40, key_bucket_rows_max=23, parallelism=4, split_rows_min=5)
     for number in range(6):
-        world.upsert(*(row(key % 13, amount=float(key + number)) for key in range(30)))
-        world.delete(*(row(key) for key in range(number, 13, 4)))
-        assert world.tiering.round(limits=limits).run().row_count <= 40
+        key_world.upsert(*(row(key % 13, amount=float(key + number)) for key in range(30)))
+        key_world.delete(*(row(key) for key in range(number, 13, 4)))
+        assert key_world.tiering.round(limits=limits).run().row_count <= 40
 
-    while world.lag:
-        world.tiering.round(limits=limits).run()
+    while key_world.lag:
+        key_world.tiering.round(limits=limits).run()
 
-    assert world.in_lake() == world.live
+    assert key_world.in_lake() == key_world.live
 
 
-def test_composite_keys_of_which_one_column_is_the_bucket_key(world: KeyTableWorld) -> None:
+def test_composite_keys_of_which_one_column_is_the_bucket_key(key_world: KeyTableWorld) -> None:
     schema = pa.schema(
         [
             pa.field("day", pa.date32(), nullable=False),
@@ -150,7 +150,7 @@ def test_composite_keys_of_which_one_column_is_the_bucket_key(world: KeyTableWor
             pa.field("count", pa.int16()),
         ]
     )
-    world.create_key_table(
+    key_world.create_key_table(
         schema,
         primary_key=("day", "name"),
         bucket_key=("name",),
@@ -159,121 +159,121 @@ def test_composite_keys_of_which_one_column_is_the_bucket_key(world: KeyTableWor
     )
     days = pa.array([0, 20, 40, 60], pa.date32()).to_pylist()
     for number in range(3):
-        world.upsert(
+        key_world.upsert(
             *({"day": d, "name": n, "count": number} for d in days[number:] for n in "abc")
         )
-        world.delete({"day": days[number], "name": "b", "count": None})
-        world.tiering.tier()
-        assert world.in_lake() == world.live
+        key_world.delete({"day": days[number], "name": "b", "count": None})
+        key_world.tiering.tier()
+        assert key_world.in_lake() == key_world.live
 
 
-def test_older_snapshots_keep_what_they_had(world: KeyTableWorld) -> None:
-    world.create_key_table(bucket_count=2, partitioned_by=["region"])
+def test_older_snapshots_keep_what_they_had(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(bucket_count=2, partitioned_by=["region"])
     had = []
     for number in range(5):
-        world.upsert(*(row(key, f"r{number % 2}", number / 2) for key in range(number, 9, 2)))
-        had.append((world.tiering.tier().snapshot_id, world.live))
+        key_world.upsert(*(row(key, f"r{number % 2}", number / 2) for key in range(number, 9, 2)))
+        had.append((key_world.tiering.tier().snapshot_id, key_world.live))
 
-    assert [world.in_lake(snapshot_id) for snapshot_id, _ in had] == [live for _, live in had]
+    assert [key_world.in_lake(snapshot_id) for snapshot_id, _ in had] == [live for _, live in had]
 
 
-def test_many_touched_files_of_a_partition_share_one_delete_file(world: KeyTableWorld) -> None:
-    world.create_key_table()
+def test_many_touched_files_of_a_partition_share_one_delete_file(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
     for key in range(20):
-        world.upsert(row(key))
-        world.tiering.tier()
-    assert _files(world) == (20, 0)
+        key_world.upsert(row(key))
+        key_world.tiering.tier()
+    assert _files(key_world) == (20, 0)
 
-    world.upsert(*(row(key, amount=2.0) for key in range(20)))
-    world.tiering.tier()
+    key_world.upsert(*(row(key, amount=2.0) for key in range(20)))
+    key_world.tiering.tier()
 
-    assert _files(world) == (21, 1)
-    assert world.in_lake() == world.live
+    assert _files(key_world) == (21, 1)
+    assert key_world.in_lake() == key_world.live
 
 
 @pytest.mark.parametrize("step", ROUND_STEPS)
-def test_a_worker_may_die_after_any_step(world: KeyTableWorld, step: str) -> None:
-    world.create_key_table(bucket_count=2)
-    world.upsert(*(row(key) for key in range(10)))
-    world.tiering.tier()
-    world.upsert(*(row(key, amount=2.0) for key in range(0, 10, 2)))
-    world.delete(row(1))
+def test_a_worker_may_die_after_any_step(key_world: KeyTableWorld, step: str) -> None:
+    key_world.create_key_table(bucket_count=2)
+    key_world.upsert(*(row(key) for key in range(10)))
+    key_world.tiering.tier()
+    key_world.upsert(*(row(key, amount=2.0) for key in range(0, 10, 2)))
+    key_world.delete(row(1))
 
     with pytest.raises(Killed):
-        world.tiering.round(checkpoint=dying_at(step)).run()
-    world.tiering.service.release("db.t")
-    world.upsert(row(3, amount=3.0), row(12))
+        key_world.tiering.round(checkpoint=dying_at(step)).run()
+    key_world.tiering.service.release("db.t")
+    key_world.upsert(row(3, amount=3.0), row(12))
 
-    world.catch_up()
+    key_world.catch_up()
 
-    assert world.in_lake() == world.live
+    assert key_world.in_lake() == key_world.live
 
 
-def test_files_of_a_round_that_fails_are_deleted(world: KeyTableWorld) -> None:
-    world.create_key_table()
-    world.upsert(row(1), row(2))
-    world.tiering.tier()
-    before = world.tiering.data_files()
-    world.upsert(row(1, amount=2.0))
-    assignment = world.tiering.claim()
+def test_files_of_a_round_that_fails_are_deleted(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(row(1), row(2))
+    key_world.tiering.tier()
+    before = key_world.tiering.data_files()
+    key_world.upsert(row(1, amount=2.0))
+    assignment = key_world.tiering.claim()
     # Retention took what the round wants to read.
-    world.tiering.service.expire_log("db.t", 0, 4)
+    key_world.tiering.service.expire_log("db.t", 0, 4)
 
     with pytest.raises(Exception, match="offset 2 of bucket 0"):
-        world.tiering.round(assignment).run()
+        key_world.tiering.round(assignment).run()
 
-    assert world.tiering.data_files() == before
+    assert key_world.tiering.data_files() == before
 
 
 def test_rows_that_another_engine_deleted_are_counted_not_missed(
-    world: KeyTableWorld, caplog: pytest.LogCaptureFixture
+    key_world: KeyTableWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.create_key_table()
-    world.upsert(*(row(key) for key in range(5)))
-    world.tiering.tier()
-    world.tiering.lake_table().delete("id >= 3")
-    world.upsert(row(3, amount=2.0), row(1, amount=2.0))
+    key_world.create_key_table()
+    key_world.upsert(*(row(key) for key in range(5)))
+    key_world.tiering.tier()
+    key_world.tiering.lake_table().delete("id >= 3")
+    key_world.upsert(row(3, amount=2.0), row(1, amount=2.0))
 
     with caplog.at_level(logging.WARNING):
-        world.tiering.tier()
+        key_world.tiering.tier()
 
     assert "1 retracted rows are in no live file" in caplog.text
-    assert sorted(entry[2][1][1][1][1] for entry in world.in_lake()) == [0, 1, 2, 3]
+    assert sorted(entry[2][1][1][1][1] for entry in key_world.in_lake()) == [0, 1, 2, 3]
 
 
 def test_a_compaction_that_comes_between_makes_the_round_start_over(
-    world: KeyTableWorld,
+    key_world: KeyTableWorld,
 ) -> None:
-    world.create_key_table()
-    world.upsert(*(row(key) for key in range(5)))
-    world.tiering.tier()
-    world.upsert(row(3, amount=2.0))
+    key_world.create_key_table()
+    key_world.upsert(*(row(key) for key in range(5)))
+    key_world.tiering.tier()
+    key_world.upsert(row(3, amount=2.0))
 
     def compact(step: str) -> None:
         if step == "files-written":
-            table = world.tiering.lake_table()
+            table = key_world.tiering.lake_table()
             table.overwrite(table.scan().to_arrow())
 
     with pytest.raises(UnavailableError, match="another engine rewrote 1 files"):
-        world.tiering.round(checkpoint=compact).run()
-    assert _files(world) == (1, 0)
+        key_world.tiering.round(checkpoint=compact).run()
+    assert _files(key_world) == (1, 0)
 
-    world.tiering.tier()
+    key_world.tiering.tier()
 
-    assert world.in_lake() == world.live
+    assert key_world.in_lake() == key_world.live
 
 
-def test_a_foreign_append_that_comes_between_does_not_disturb(world: KeyTableWorld) -> None:
-    world.create_key_table()
-    world.upsert(*(row(key) for key in range(5)))
-    world.tiering.tier()
-    world.upsert(row(3, amount=2.0))
+def test_a_foreign_append_that_comes_between_does_not_disturb(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(*(row(key) for key in range(5)))
+    key_world.tiering.tier()
+    key_world.upsert(row(3, amount=2.0))
 
     def touch(step: str) -> None:
         if step == "files-written":
-            table = world.tiering.lake_table()
+            table = key_world.tiering.lake_table()
             table.append(table.schema().as_arrow().empty_table())
 
-    world.tiering.round(checkpoint=touch).run()
+    key_world.tiering.round(checkpoint=touch).run()
 
-    assert world.in_lake() == world.live
+    assert key_world.in_lake() == key_world.live

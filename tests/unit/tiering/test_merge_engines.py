@@ -25,9 +25,9 @@ ENGINES: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("image", ["full", "after"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_lake_and_the_full_history_are_the_model(
-    world: KeyTableWorld, engine: str, image: str
+    key_world: KeyTableWorld, engine: str, image: str
 ) -> None:
-    world.create_key_table(
+    key_world.create_key_table(
         SCHEMA,
         bucket_count=2,
         partitioned_by=["truncate(1, text)"],
@@ -39,16 +39,20 @@ def test_the_lake_and_the_full_history_are_the_model(
         },
     )
     for number in range(5):
-        world.upsert(
+        key_world.upsert(
             *(
                 # Versions go up and down, texts move rows between partitions.
                 {"id": key, "version": (key * 7 + number * 5) % 11, "text": f"{number % 3}{key}"}
                 for key in range(number, number + 9)
             )
         )
-        world.change([("upsert", {"id": key, "version": 6}) for key in range(3)], ("id", "version"))
-        world.delete(*({"id": key, "version": None, "text": None} for key in range(number, 9, 4)))
-        world.catch_up()
-        assert world.in_lake() == world.live
-        assert world.history() == world.changes
-    assert world.live
+        key_world.change(
+            [("upsert", {"id": key, "version": 6}) for key in range(3)], ("id", "version")
+        )
+        key_world.delete(
+            *({"id": key, "version": None, "text": None} for key in range(number, 9, 4))
+        )
+        key_world.catch_up()
+        assert key_world.in_lake() == key_world.live
+        assert key_world.history() == key_world.changes
+    assert key_world.live
