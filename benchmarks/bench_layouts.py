@@ -26,7 +26,7 @@ from streamhouse.connector.plan.scan_schema import output_columns
 from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round.round_planner import PlanLimits

@@ -17,7 +17,7 @@ from pyiceberg.typedef import Record
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
 from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

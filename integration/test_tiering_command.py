@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 

@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
     LAKE_PATHS_PROPERTY,
     REST_CATALOG_PATH,

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
-from streamhouse.storage_service.model.lake import parse_catalog_properties
+from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
 
 __all__ = [
     "WITHHELD_PROPERTY",

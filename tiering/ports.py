@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import (
     TableState,

@@ -34,7 +34,7 @@ from streamhouse.storage_service.lake.opened_table import (
     open_table,
 )
 from streamhouse.storage_service.lake.snapshots.live_files import DeleteIndex, ManifestFiles
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = ["SourceTable", "open_source_table"]

@@ -18,7 +18,7 @@ from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.opened_table import OpenedTable, SnapshotFiles
 from streamhouse.storage_service.lake.snapshots.live_files import DeleteIndex, ManifestFiles
-from streamhouse.storage_service.model.lake import LAKE_CHANGE_TYPE_FIELD, LAKE_SYSTEM_FIELDS
+from streamhouse.storage_service.model.lake.facts import LAKE_CHANGE_TYPE_FIELD, LAKE_SYSTEM_FIELDS
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,

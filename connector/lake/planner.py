@@ -16,13 +16,13 @@ from streamhouse.connector.scan.scan import LakeFile
 from streamhouse.storage_service.errors import CorruptDataError, SnapshotNotFoundError
 from streamhouse.storage_service.lake.errors import metadata_errors
 from streamhouse.storage_service.lake.opened_table import OpenedTable, open_table
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets, offsets_said_by
+from streamhouse.storage_service.model.lake.facts import (
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
     LakeRole,
     tiered_offsets_from_property,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, offsets_said_by
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,

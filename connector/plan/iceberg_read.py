@@ -18,7 +18,7 @@ from streamhouse.connector.scan.scan import ScanColumn, ScanContext
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SnapshotNotFoundError, UnknownColumnError
 from streamhouse.storage_service.lake.files.lake_filesystem import lake_file_properties
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.schema import RESERVED_COLUMNS, Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.model.table_state import TableState

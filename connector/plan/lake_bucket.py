@@ -20,7 +20,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.table import TableInfo

@@ -15,7 +15,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     LakeRole,
     LakeState,

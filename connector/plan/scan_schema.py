@@ -15,7 +15,7 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 from streamhouse.storage_service.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
-from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Column, Schema
 from streamhouse.storage_service.model.table_state import TableState
 

@@ -27,7 +27,7 @@ from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SnapshotNotFoundError
 from streamhouse.storage_service.lake.files.lake_filesystem import lake_file_properties
 from streamhouse.storage_service.lake.files.partition_layout import lake_clustering
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 

@@ -38,7 +38,7 @@ from streamhouse.connector.where.text import parse_date, parse_double, parse_tim
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.lake.files.bounds import PlainValue
 from streamhouse.storage_service.model.calendar import DAY_US, days_of
-from streamhouse.storage_service.model.lake_limits import decimal_of
+from streamhouse.storage_service.model.lake.limits import decimal_of
 
 __all__ = [
     "DateOf",

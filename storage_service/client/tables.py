@@ -22,8 +22,8 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.lake import LakeCatalog
-from streamhouse.storage_service.model.lake_coverage import LakeDivergence
+from streamhouse.storage_service.model.lake.coverage import LakeDivergence
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from streamhouse.storage_service.model.offsets import BucketPositions, offsets_from_json
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema, canonical_type, type_to_json

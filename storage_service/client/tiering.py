@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.model.lake import LakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport

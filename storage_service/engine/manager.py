@@ -60,7 +60,7 @@ from streamhouse.storage_service.log.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 __all__ = ["Appended", "TabletManager"]

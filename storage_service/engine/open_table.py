@@ -27,7 +27,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake import LakeState, SideLakeState
+from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo, TablePath

@@ -59,7 +59,7 @@ from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.segment_format import LogIdentity
 from streamhouse.storage_service.log.segment_roll import begin_log
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = [

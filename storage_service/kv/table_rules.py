@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streamhouse.storage_service.model.lake_limits import NO_LIMITS, LakeLimits
+from streamhouse.storage_service.model.lake.limits import NO_LIMITS, LakeLimits
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 

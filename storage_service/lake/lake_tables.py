@@ -26,7 +26,7 @@ from streamhouse.storage_service.lake.landing import pause
 from streamhouse.storage_service.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.storage_service.lake.tables.creation import create_lake_table, lake_identifier
 from streamhouse.storage_service.lake.tables.evolution import evolve_lake_table, evolve_partitioning
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     SERVICE_ID_PROPERTY,
     LakeCatalog,
     LakeRole,

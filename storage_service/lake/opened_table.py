@@ -38,7 +38,7 @@ from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
 from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
 from streamhouse.storage_service.lake.tables.column_types import readable_columns
 from streamhouse.storage_service.lake.tables.partition_labels import partition_labels
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.schema import Column
 from streamhouse.storage_service.secret_sources import withheld_explained
 

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from streamhouse.storage_service.errors import (
-    ForbiddenError,
-    InvalidNameError,
-    InvalidRequestError,
+from streamhouse.storage_service.errors import ForbiddenError, InvalidNameError, InvalidRequestError
+from streamhouse.storage_service.model.lake.facts import (
+    CATALOG_TIMEOUT_PROPERTY,
+    LAKE_PATHS_PROPERTY,
 )
-from streamhouse.storage_service.model.lake import CATALOG_TIMEOUT_PROPERTY, LAKE_PATHS_PROPERTY
 
 __all__ = [
     "KEPT_PROPERTIES",

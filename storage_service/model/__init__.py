@@ -3,6 +3,6 @@
 - a table: `table`, `schema`, `schema_change`, `partitioning`, `properties`, `merge_engine`
 - where it stands: `offsets`, `table_state`, `transaction`
 - its rows: `conform` (rows that fit the schema), `bucketing`, `changelog`, `calendar`
-- its lake tables: `lake`, `lake_coverage` (offsets they have), `lake_limits` (what they can hold)
+- its lake tables: the room `lake/`
 - `units` reads what people write, `sorted_values` is a set of integers as an array
 """

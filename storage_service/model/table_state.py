@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from streamhouse.storage_service.model.lake import LakeDebt, LakeRole, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake.facts import (
+    LakeDebt,
+    LakeRole,
+    LakeState,
+    SideLakeState,
+)
 from streamhouse.storage_service.model.offsets import (
     BucketPositions,
     buckets_to_json,

@@ -26,7 +26,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_keys import check_rows_by_key
 from streamhouse.storage_service.operations.check_log import check_log

@@ -17,7 +17,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
 

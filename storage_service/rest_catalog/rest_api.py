@@ -18,7 +18,7 @@ from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.storage_service.lake.catalogs.rest_catalog import passed_through
 from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
 from streamhouse.storage_service.rest_catalog.routes import (

@@ -23,7 +23,7 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.lake import REST_CATALOG_PATH
+from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,

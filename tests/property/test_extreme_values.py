@@ -19,7 +19,7 @@ from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.calendar import date_text, timestamp_text
-from streamhouse.storage_service.model.lake_limits import LakeLimits
+from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.examples import examples

@@ -26,7 +26,7 @@ from streamhouse.storage_service.kv.plan.write_input import check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_NONE
-from streamhouse.storage_service.model.lake_limits import LakeLimits, decimal_limits
+from streamhouse.storage_service.model.lake.limits import LakeLimits, decimal_limits
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.kv_model import Change

@@ -26,7 +26,7 @@ from integration.judges.duckdb_read import connect
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits

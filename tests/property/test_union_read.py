@@ -23,7 +23,7 @@ from streamhouse.connector.plan.scan_schema import output_columns
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_plan import plan_stream_range
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from tests.support.examples import examples
 from tests.support.union_world import ModelRow, Tiers, UnionWorld
 

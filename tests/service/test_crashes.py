@@ -10,7 +10,7 @@ import pytest
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import SideLakeState
+from streamhouse.storage_service.model.lake.facts import SideLakeState
 from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.service_process import ServiceProcess
 

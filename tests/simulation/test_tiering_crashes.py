@@ -23,7 +23,7 @@ from pyiceberg.table import Table
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError, UnknownOutcomeError
 from streamhouse.storage_service.lake.snapshots.coverage import covered_offsets
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS, TieringRound
 from tests.support.examples import examples

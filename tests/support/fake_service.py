@@ -22,12 +22,12 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
 )
 from streamhouse.storage_service.model.conform import conform
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     LakeDebt,
     LakeState,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
 from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import (

@@ -20,7 +20,7 @@ from streamhouse.connector.plan.union_read import read_table
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.tiering_world import lake_in_folder
 

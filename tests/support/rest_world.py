@@ -23,7 +23,7 @@ from requests.adapters import BaseAdapter
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.control.iceberg_route import iceberg_error

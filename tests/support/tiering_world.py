@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath

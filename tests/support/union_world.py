@@ -21,7 +21,7 @@ from streamhouse.connector.plan.union_read import plan_batch_read, read_table
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round_planner import PlanLimits

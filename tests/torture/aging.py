@@ -21,7 +21,7 @@ from streamhouse.storage_service.errors import (
     SnapshotNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.table_state import TableState
 from tests.support.tier_once import tier_once
 from tests.support.union_world import read_layouts

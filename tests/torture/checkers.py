@@ -15,7 +15,7 @@ import pyarrow as pa
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from tests.torture.ledger import AppendLedger, KeyLedger, RowId, SchemaLedger
 from tests.torture.writers import KEYS_ONLY, KEYS_PER_WRITER, TransactionWriter
 

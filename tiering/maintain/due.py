@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamhouse.storage_service.lake.snapshots.inventory import Head, Inventory, InventoryReader
-from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeRole
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 

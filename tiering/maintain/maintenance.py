@@ -36,7 +36,11 @@ from streamhouse.storage_service.lake.snapshots.inventory import (
     LiveFile,
 )
 from streamhouse.storage_service.lake.tables.schema import METADATA_PROPERTIES
-from streamhouse.storage_service.model.lake import ORPHANS_REMOVED_PROPERTY, LakeDebt, LakeRole
+from streamhouse.storage_service.model.lake.facts import (
+    ORPHANS_REMOVED_PROPERTY,
+    LakeDebt,
+    LakeRole,
+)
 from streamhouse.storage_service.model.offsets import further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.maintain.due import (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from streamhouse.storage_service.errors import CorruptDataError, FencedError
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.model.lake import LakeState, SideLakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 
 __all__ = ["base_offsets"]
 

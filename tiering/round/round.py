@@ -35,8 +35,8 @@ from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake import LakeDebt, LakeState, SideLakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import truncated_offsets
 from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 from streamhouse.tiering.maintain.maintenance import Maintainer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake.facts import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import BucketPositions, further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TieringReport

@@ -15,7 +15,7 @@ from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.parquet_writer import clustered_format
 from streamhouse.storage_service.lake.snapshots.inventory import InventoryReader, LiveFile
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy

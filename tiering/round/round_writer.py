@@ -13,7 +13,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable, LakeCommit
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake import LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.tiering.ports import RoundObserver, TaskRunner
 from streamhouse.tiering.round.lease import Lease

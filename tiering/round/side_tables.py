@@ -14,8 +14,8 @@ from typing import Final
 
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake import LakeRole, SideLakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeRole, SideLakeState
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.round.lake_base import base_offsets
 from streamhouse.tiering.round.round_planner import (

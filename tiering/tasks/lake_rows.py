@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.errors import CorruptDataError, UnsupportedError
 from streamhouse.storage_service.model.changelog import change_type_names, fold_tail
-from streamhouse.storage_service.model.lake import LAKE_SYSTEM_FIELDS
-from streamhouse.storage_service.model.lake_limits import decimal_limits
+from streamhouse.storage_service.model.lake.facts import LAKE_SYSTEM_FIELDS
+from streamhouse.storage_service.model.lake.limits import decimal_limits
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,

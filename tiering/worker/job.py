@@ -18,7 +18,7 @@ import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.secret_sources import catalog_properties_from, read_secret
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX

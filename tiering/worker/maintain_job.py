@@ -16,7 +16,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer

@@ -8,7 +8,7 @@ import click
 
 from streamhouse.cli.connection import endpoint_option, token_file_option
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.lake_coverage import BucketDivergence, LakeDivergence
+from streamhouse.storage_service.model.lake.coverage import BucketDivergence, LakeDivergence
 from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]

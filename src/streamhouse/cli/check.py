@@ -14,7 +14,7 @@ from rich.table import Table
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts

@@ -18,7 +18,7 @@ import click
 from streamhouse.cli.connection import endpoint_option, token_file_option
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
-from streamhouse.storage_service.model.lake import parse_catalog_properties
+from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.secret_sources import read_secret
 

@@ -18,7 +18,7 @@ from streamhouse.storage_service.config import (
     ConfigOption,
     ServiceConfig,
 )
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     LakeState,
     s3_properties_from_environment,

@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     TableDamagedError,
 )
-from streamhouse.storage_service.model.lake import LakeRole, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake.facts import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_state import TableSizes, TableState
 
 __all__ = ["command"]

@@ -12,7 +12,7 @@ from streamhouse.storage_service.engine.directory.data_directory import DataDire
 from streamhouse.storage_service.engine.directory.service_state import KnownTable
 from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["load_lake_state", "load_table", "read_table", "save_lake_state", "write_table"]

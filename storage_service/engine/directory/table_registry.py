@@ -48,7 +48,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
     suggestion,
 )
-from streamhouse.storage_service.model.lake_limits import check_lake_schema
+from streamhouse.storage_service.model.lake.limits import check_lake_schema
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import (

@@ -30,7 +30,7 @@ from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
-from streamhouse.storage_service.model.lake_limits import LakeLimits
+from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 

@@ -32,7 +32,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 

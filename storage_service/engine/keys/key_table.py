@@ -12,7 +12,7 @@ from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["KeyTable"]

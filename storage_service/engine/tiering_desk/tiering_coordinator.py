@@ -53,8 +53,8 @@ from streamhouse.storage_service.errors import (
     HistoryDivergedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.lake import LakeState, SideLakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 from streamhouse.storage_service.model.offsets import further
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import (

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
-from streamhouse.storage_service.model.lake import LakeState, SideLakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 from streamhouse.storage_service.model.table import TablePath
 
 __all__ = [

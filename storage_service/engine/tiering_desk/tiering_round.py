@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.model.lake import LakeDebt
+from streamhouse.storage_service.model.lake.facts import LakeDebt
 from streamhouse.storage_service.model.table_state import TieringAssignment
 
 __all__ = ["ClaimAnswer", "RoundProgress", "SeenWorkers", "TieringRound"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.transaction import TransactionStatus
 
 __all__ = ["disagreements"]

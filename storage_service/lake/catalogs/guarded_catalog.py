@@ -60,7 +60,7 @@ from streamhouse.storage_service.lake.policy import (
     place_of,
     places_of,
 )
-from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY
+from streamhouse.storage_service.model.lake.facts import LAKE_PATHS_PROPERTY
 
 __all__ = [
     "GuardedCatalog",

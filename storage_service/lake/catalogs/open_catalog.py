@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.lake.catalogs.sql_catalog import open_catalog
 from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.model.lake import VIA_HEADER, LakeCatalog, is_rest_catalog
+from streamhouse.storage_service.model.lake.facts import VIA_HEADER, LakeCatalog, is_rest_catalog
 
 __all__ = ["OpenCatalog"]
 

@@ -39,7 +39,7 @@ from pyiceberg.table import CommitTableRequest
 from requests import ConnectTimeout, HTTPError, PreparedRequest, ReadTimeout, Response, Session
 from requests.adapters import BaseAdapter
 
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
     VIA_HEADER,
     is_rest_catalog,

@@ -35,7 +35,7 @@ from sqlalchemy.orm import Session
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
 from streamhouse.storage_service.lake.catalogs.rest_catalog import with_rest_catalog
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 
 __all__ = ["LakeSqlCatalog", "open_catalog"]
 

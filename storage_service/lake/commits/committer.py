@@ -44,7 +44,7 @@ from streamhouse.storage_service.lake.snapshots.live_files import (
 )
 from streamhouse.storage_service.lake.tables.creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.storage_service.lake.tables.schema import description_properties
-from streamhouse.storage_service.model.lake import LakeDebt, LakeRole
+from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["IcebergLakeTable", "LakeCommit"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.model.lake_limits import decimal_of
+from streamhouse.storage_service.model.lake.limits import decimal_of
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

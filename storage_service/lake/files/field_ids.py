@@ -16,14 +16,14 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     CHANGE_TYPE_FIELD_ID,
     LAKE_CHANGE_TYPE_FIELD,
     LAKE_SYSTEM_FIELDS,
     SYSTEM_FIELD_ID_FIRST,
     LakeRole,
 )
-from streamhouse.storage_service.model.lake_limits import NESTED_FIELD_ID_FIRST
+from streamhouse.storage_service.model.lake.limits import NESTED_FIELD_ID_FIRST
 from streamhouse.storage_service.model.schema import Schema
 
 __all__ = [

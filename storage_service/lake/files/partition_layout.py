@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.model.bucketing import aligned
-from streamhouse.storage_service.model.lake import LakeRole
-from streamhouse.storage_service.model.lake_limits import least_value, time_units
+from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.storage_service.model.lake.limits import least_value, time_units
 from streamhouse.storage_service.model.partitioning import Clustering, is_bucketable
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN
 from streamhouse.storage_service.model.table import TableDescriptor

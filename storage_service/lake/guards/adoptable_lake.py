@@ -49,7 +49,8 @@ from streamhouse.storage_service.lake.tables.description import (
     description_of,
     table_described_by,
 )
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets, offsets_said_by
+from streamhouse.storage_service.model.lake.facts import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
     SYSTEM_FIELD_ID_FIRST,
@@ -58,7 +59,6 @@ from streamhouse.storage_service.model.lake import (
     LakeState,
     SideLakeState,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, offsets_said_by
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 __all__ = ["AdoptableLake", "find_adoptable"]

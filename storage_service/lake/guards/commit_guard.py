@@ -25,7 +25,8 @@ from streamhouse.storage_service.errors import FencedError, ForbiddenError, Unsu
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.lake.snapshots.coverage import ancestors_of, covered_for, facts_of
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, table_described_by
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets, offsets_said_by
+from streamhouse.storage_service.model.lake.facts import (
     EXPIRED_OFFSETS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     LOG_FINGERPRINTS_PROPERTY,
@@ -37,7 +38,6 @@ from streamhouse.storage_service.model.lake import (
     TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
 )
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets, offsets_said_by
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 

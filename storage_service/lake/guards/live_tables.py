@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["LiveTable", "LiveTables"]

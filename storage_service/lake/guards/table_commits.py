@@ -55,7 +55,7 @@ from streamhouse.storage_service.lake.guards.commit_guard import (
 )
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
 from streamhouse.storage_service.lake.snapshots.table_files import check_new_files
-from streamhouse.storage_service.model.lake import SERVICE_ID_PROPERTY
+from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
 
 __all__ = ["LakeMetadata", "TableCommits", "check_new_table", "commit_request"]
 

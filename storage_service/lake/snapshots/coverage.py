@@ -1,6 +1,6 @@
 """Which offsets a lake table covers: read from its snapshots, the one truth about the lake.
 
-The rule is `model/lake_coverage.py`'s; here is what a round writes, and how it is found.
+The rule is `model/lake/coverage.py`'s; here is what a round writes, and how it is found.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
-from streamhouse.storage_service.model import lake_coverage
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake import coverage as rule
+from streamhouse.storage_service.model.lake.coverage import (
+    CoveredOffsets,
+    SnapshotFacts,
+    begin_properties,
+)
+from streamhouse.storage_service.model.lake.facts import (
     COMMIT_USER,
     COMMIT_USER_PROPERTY,
     EXPIRED_OFFSETS_PROPERTY,
@@ -24,11 +29,6 @@ from streamhouse.storage_service.model.lake import (
     TRUNCATED_OFFSETS_PROPERTY,
     LakeRole,
     tiered_offsets_to_property,
-)
-from streamhouse.storage_service.model.lake_coverage import (
-    CoveredOffsets,
-    SnapshotFacts,
-    begin_properties,
 )
 
 __all__ = [
@@ -127,7 +127,7 @@ def covered_for(
     snapshot: Snapshot | None = None,
 ) -> CoveredOffsets | None:
     """Return what a snapshot covers, as `covered_offsets`, of an owner told by properties."""
-    return lake_coverage.covered_offsets(
+    return rule.covered_offsets(
         (facts_of(found) for found in ancestors_of(metadata, snapshot)),
         metadata.properties,
         is_owner=is_owner,

@@ -30,7 +30,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
 from streamhouse.storage_service.lake.snapshots.live_files import SystemBounds, path_bounds
 from streamhouse.storage_service.lake.snapshots.manifests import live_entries, manifests_of
-from streamhouse.storage_service.model.lake import ORPHANS_REMOVED_PROPERTY
+from streamhouse.storage_service.model.lake.facts import ORPHANS_REMOVED_PROPERTY
 
 __all__ = [
     "Head",

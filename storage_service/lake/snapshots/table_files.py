@@ -45,7 +45,7 @@ from streamhouse.storage_service.lake.policy import (
     location_of,
 )
 from streamhouse.storage_service.lake.snapshots.manifests import entries_of, manifests_of
-from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY
+from streamhouse.storage_service.model.lake.facts import LAKE_PATHS_PROPERTY
 
 __all__ = [
     "OwnFiles",

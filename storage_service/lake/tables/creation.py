@@ -46,7 +46,7 @@ from streamhouse.storage_service.lake.tables.schema import (
     lake_schema,
     lake_sort_order,
 )
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
+from streamhouse.storage_service.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.table import TableInfo
 

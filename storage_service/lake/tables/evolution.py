@@ -38,7 +38,7 @@ from streamhouse.storage_service.lake.tables.schema import (
     lake_partition_spec,
     lake_schema,
 )
-from streamhouse.storage_service.model.lake import SYSTEM_FIELD_ID_FIRST, LakeRole
+from streamhouse.storage_service.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["evolve_lake_table", "evolve_partitioning"]

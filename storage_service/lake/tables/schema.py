@@ -24,7 +24,7 @@ from streamhouse.storage_service.lake.files.field_ids import FieldPath, lake_arr
 from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
 from streamhouse.storage_service.lake.tables.column_types import iceberg_field, nested_fields
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
     LakeRole,

@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake_coverage import LakeDivergence
+from streamhouse.storage_service.model.lake.coverage import LakeDivergence
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.iceberg_route import ServiceTables

@@ -23,7 +23,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     SERVICE_ID_PROPERTY,
 )
 from streamhouse.storage_service.secret_sources import without_secrets

@@ -33,7 +33,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
-from streamhouse.storage_service.model.lake import REST_CATALOG_PATH, VIA_HEADER
+from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH, VIA_HEADER
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,

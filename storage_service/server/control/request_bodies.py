@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = [

@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.bucketing import (
 )
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.storage_service.model.conform import conform
-from streamhouse.storage_service.model.lake_limits import LakeLimits
+from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.sorted_values import distinct

@@ -10,7 +10,7 @@ import pytest
 
 from streamhouse.storage_service.errors import HistoryDivergedError
 from streamhouse.storage_service.lake.commits.committer import LakeCommit
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from tests.support.tiering_world import rows
 from tests.support.union_world import UnionWorld
 

@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     EXPIRED_OFFSETS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
 )

@@ -9,7 +9,7 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     NotFoundError,
 )
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
 

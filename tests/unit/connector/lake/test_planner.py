@@ -22,7 +22,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.lake.snapshots.live_files import DeleteEntry, data_files
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from streamhouse.storage_service.model.offsets import OffsetRange
 from tests.support.foreign_deletes import (
     commit_delete_files,
@@ -368,7 +368,7 @@ def test_planning_loads_neither_pandas_nor_datasets(world: UnionWorld) -> None:
 import json, sys
 from streamhouse.connector.lake.planner import open_lake_table
 from streamhouse.connector.lake.pruning import LakeQuery
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from streamhouse.storage_service.model.schema import Schema
 import pyarrow as pa
 lake = open_lake_table(LakeCatalog.from_json({catalog.to_json()!r}), "db.t")

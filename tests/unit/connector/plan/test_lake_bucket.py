@@ -11,7 +11,7 @@ from pyiceberg.typedef import Record
 
 from streamhouse.connector.plan.lake_bucket import lake_bucket_rows
 from streamhouse.storage_service.errors import SnapshotNotFoundError
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.union_world import UnionWorld
 

@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.lake import LakeState, SideLakeState
+from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 from tests.support.in_process_service import ClaimWorld, claim_world
 
 PARTITION = "table.datalake.batch-layout.partition"

@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.segment_format import segment_path
 from streamhouse.storage_service.log.segment_scan import open_segment
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from tests.support.held_step import around
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor

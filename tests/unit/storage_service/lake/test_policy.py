@@ -28,7 +28,7 @@ from streamhouse.storage_service.lake.policy import (
     places_of,
     why_refused,
 )
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     LAKE_PATHS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,

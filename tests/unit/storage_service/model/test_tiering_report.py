@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from streamhouse.storage_service.model.lake import LakeDebt, SideLakeState
+from streamhouse.storage_service.model.lake.facts import LakeDebt, SideLakeState
 from streamhouse.storage_service.model.table_state import TieringReport
 
 WHOLE = TieringReport(

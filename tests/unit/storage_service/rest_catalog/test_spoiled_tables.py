@@ -20,7 +20,7 @@ from streamhouse.storage_service.lake.guards.adoptable_lake import find_adoptabl
 from streamhouse.storage_service.lake.opened_table import load_table
 from streamhouse.storage_service.lake.snapshots.live_files import data_files
 from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
-from streamhouse.storage_service.model.lake import LAKE_PATHS_PROPERTY, LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LAKE_PATHS_PROPERTY, LakeCatalog
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.hostile_metadata import rewrite_metadata
 from tests.support.rest_world import RestWorld

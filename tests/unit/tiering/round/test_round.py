@@ -19,7 +19,7 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake_coverage import offsets_said_by
+from streamhouse.storage_service.model.lake.coverage import offsets_said_by
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from streamhouse.tiering.worker.thread_runner import ThreadRunner

@@ -30,7 +30,7 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.held_step import around
 from tests.support.in_process_service import (

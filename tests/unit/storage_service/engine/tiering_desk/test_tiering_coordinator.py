@@ -17,8 +17,8 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake import SideLakeState
-from streamhouse.storage_service.model.lake_coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import SideLakeState
 from tests.support.in_process_service import ClaimWorld, claim_world, table_descriptor
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention, retain
-from streamhouse.storage_service.model.lake import SideLakeState
+from streamhouse.storage_service.model.lake.facts import SideLakeState
 from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import (
     event_rows,

@@ -22,7 +22,7 @@ from streamhouse.storage_service.lake.catalogs.rest_catalog import (
 )
 from streamhouse.storage_service.lake.catalogs.sql_catalog import open_catalog
 from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
     LakeCatalog,
     is_rest_catalog,

@@ -20,7 +20,7 @@ from streamhouse.storage_service.lake.commits.staged_snapshot import (
     stage_snapshot,
 )
 from streamhouse.storage_service.lake.landing import StagedChange
-from streamhouse.storage_service.model.lake import LakeCatalog
+from streamhouse.storage_service.model.lake.facts import LakeCatalog
 
 NAME = "db.t"
 

@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.lake.commits.committer import LakeCommit
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake import LakeCatalog, LakeState
+from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,

@@ -29,7 +29,7 @@ from streamhouse.storage_service.lake.guards.adoptable_lake import (
 )
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.faulty_catalog import missing_files
 from tests.support.held_step import lower

@@ -14,7 +14,7 @@ from pyiceberg.types import LongType, StringType
 
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from tests.support.tiering_world import TieringWorld, rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.model.lake import LakeState
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from tests.support.in_process_service import (

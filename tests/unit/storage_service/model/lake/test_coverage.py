@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from streamhouse.storage_service.model.lake_coverage import (
+from streamhouse.storage_service.model.lake.coverage import (
     CoveredOffsets,
     SnapshotFacts,
     covered_offsets,

@@ -14,7 +14,7 @@ from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import LongType
 
 from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.lake_limits import LakeLimits, time_units
+from streamhouse.storage_service.model.lake.limits import LakeLimits, time_units
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath

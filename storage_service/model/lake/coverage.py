@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamhouse.storage_service.model.lake import (
+from streamhouse.storage_service.model.lake.facts import (
     EXPIRED_OFFSETS_PROPERTY,
     LOG_FINGERPRINTS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.model.lake_limits import check_lake_schema
+from streamhouse.storage_service.model.lake.limits import check_lake_schema
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Column, Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
