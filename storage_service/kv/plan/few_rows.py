@@ -46,14 +46,20 @@ from streamhouse.storage_service.model.merge_engine import (
     MergeEngine,
 )
 
-__all__ = ["FEW_ROWS_MAX", "FewBucketRows", "FewRowsPlan", "few_rows_plan"]
+__all__ = ["FewBucketRows", "FewRowsPlan", "few_rows_max", "few_rows_plan"]
 
-FEW_ROWS_MAX: Final = 64
-"""More rows are planned sooner by vectorised code."""
-
+# Vectorised code takes as long for few rows as for many, and longer for each bucket.
+_ROWS_MAX: Final = 48
+_ROWS_MAX_A_BUCKET: Final = 24
+_ROWS_MAX_ALTOGETHER: Final = 256
 _FEW_BYTES_MAX: Final = 1 << 20
 _KIND_TYPE, _RETRACTS_TYPE = (field.type for field in CHANGELOG_FIELDS)
 _BINARY: Final = pa.binary()
+
+
+def few_rows_max(bucket_count: int) -> int:
+    """Return how many rows of so many buckets are planned sooner here than by vectorised code."""
+    return min(_ROWS_MAX + _ROWS_MAX_A_BUCKET * bucket_count, _ROWS_MAX_ALTOGETHER)
 
 
 class FewBucketRows(NamedTuple):
@@ -147,7 +153,8 @@ class FewRowsPlan:
         columns: Sequence[str] | None,
     ) -> tuple[list[PlannedWrite], list[int]] | None:
         """Return what `check_rows` and `plan_rows` give for these rows; None: ask them."""
-        if not 0 < rows.num_rows <= FEW_ROWS_MAX or rows.get_total_buffer_size() > _FEW_BYTES_MAX:
+        is_few = 0 < rows.num_rows <= few_rows_max(len(buckets))
+        if not is_few or rows.get_total_buffer_size() > _FEW_BYTES_MAX:
             return None
         try:
             given = self._read(rows, operations, columns)

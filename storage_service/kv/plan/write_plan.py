@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.kv.plan.few_rows import (
-    FEW_ROWS_MAX,
     FewBucketRows,
     FewRowsPlan,
+    few_rows_max,
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import check_rows
@@ -153,10 +153,10 @@ def _few(
     """Plan few rows one by one; None if they are too many, or not for that."""
     few_rows = buckets[writes[0].bucket].few_rows
     row_ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
-    is_conditional = any(write.versions is not None for write in writes)
-    if few_rows is None or row_ends[-1] > FEW_ROWS_MAX or is_conditional:
-        return None
     last = {write.bucket: end for write, end in zip(writes, row_ends, strict=True)}
+    is_conditional = any(write.versions is not None for write in writes)
+    if few_rows is None or row_ends[-1] > few_rows_max(len(last)) or is_conditional:
+        return None
     made = few_rows.plan(
         _rows(writes),
         _operations(writes),
