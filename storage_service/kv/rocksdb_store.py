@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+from weakref import WeakSet
 
 import pyarrow as pa
 from rocksdict import (
@@ -135,6 +137,9 @@ class RocksdbStore:
         """Told, on whatever thread, of each damage that is met; returns what is raised."""
         self._closed = False
         self._reads_expected = False
+        # Held by whoever uses a cursor. They hold the interpreter meanwhile: nobody waits longer.
+        self._scanning: Final = threading.Lock()
+        self._cursors: Final[WeakSet[_Cursor]] = WeakSet()
         path.mkdir(parents=True, exist_ok=True)
         with self._door():
             problem = problem_of(path)
@@ -218,38 +223,24 @@ class RocksdbStore:
         """
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(end)
-        with self._door():
+        with self._door(), self._scanning:
             # An iterator is a view of its moment. A Snapshot would forget its own for our bounds.
-            rows = self._db.iter(bounds)
-            rows.seek(start)
-        return self._chunks(rows, bounds, chunk_rows)
+            cursor = _Cursor(self._db.iter(bounds), bounds)
+            self._cursors.add(cursor)
+            cursor.seek(start)
+        return self._chunks(cursor, chunk_rows)
 
-    def _chunks(
-        self, rows: RdictIter, bounds: ReadOptions, chunk_rows: int
-    ) -> Iterator[tuple[pa.Array, pa.Array]]:
-        # RocksDB reads the upper bound where `bounds` keeps it: it must live as long as the rows.
-        assert bounds is not None
-        key_here, value_here, advance = rows.key, rows.value, rows.next
+    def _chunks(self, cursor: _Cursor, chunk_rows: int) -> Iterator[tuple[pa.Array, pa.Array]]:
         try:
             while True:
-                keys: list[bytes] = []
-                values: list[bytes] = []
-                with self._door():
-                    for _ in range(chunk_rows):
-                        key = key_here()
-                        if key is None:
-                            # An error ends the rows just as their end does.
-                            rows.status()
-                            break
-                        keys.append(key)
-                        values.append(value_here())
-                        advance()
+                with self._door(), self._scanning:
+                    keys, values = cursor.read(chunk_rows)
                 if not keys:
                     return
                 yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
         finally:
-            # They keep the files open, and an error keeps this frame.
-            del rows, key_here, value_here, advance
+            # An error keeps this frame.
+            cursor.let_go()
 
     def expect_reads(self, expected: bool) -> None:
         """Say whether rows will be looked up here often: then files are compacted early."""
@@ -279,12 +270,14 @@ class RocksdbStore:
     def close(self) -> None:
         """Close without flushing: what is not durable comes back from the changelog.
 
-        Calls of other threads that are under way end first; new ones are refused. The files can be
-        opened again on return.
+        Calls of other threads that are under way end first; new ones are refused, and so is the
+        rest of a scan. The files can be opened again on return.
         """
         if not self._closed:
             self._closed = True
-            with self._door(is_closing=True):
+            with self._door(is_closing=True), self._scanning:
+                for cursor in self._cursors:
+                    cursor.let_go()
                 while not _closes(self._db):
                     time.sleep(_BORROWED_S)
 
@@ -330,6 +323,47 @@ class RocksdbStore:
                 f" {self._identity[0]} of table {self._identity[1]}"
             )
         return Marker(applied_offset, row_count)
+
+
+class _Cursor:
+    """Where a scan is. It keeps the files open, also those of a closed store, until let go."""
+
+    def __init__(self, rows: RdictIter, bounds: ReadOptions) -> None:
+        self._rows: RdictIter | None = rows
+        # RocksDB reads the upper bound where they keep it: they must live as long as the rows.
+        self._bounds: Final = bounds
+
+    def seek(self, start: bytes) -> None:
+        """Go to the first key from `start` on."""
+        assert self._rows is not None
+        self._rows.seek(start)
+
+    def read(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        """Return the next keys and values, `count` or up to the end."""
+        rows = self._rows
+        if rows is None:
+            raise DbClosedError
+        key_here, value_here, advance = rows.key, rows.value, rows.next
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        try:
+            for _ in range(count):
+                key = key_here()
+                if key is None:
+                    # An error ends the rows just as their end does.
+                    rows.status()
+                    break
+                keys.append(key)
+                values.append(value_here())
+                advance()
+        finally:
+            # An error keeps this frame.
+            del rows, key_here, value_here, advance
+        return keys, values
+
+    def let_go(self) -> None:
+        """End the scan."""
+        self._rows = None
 
 
 def _closes(db: Rdict) -> bool:

@@ -78,6 +78,23 @@ def test_who_closes_waits_for_reads_under_way_and_lets_go_of_the_files(tmp_path:
     RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).close()
 
 
+def test_a_scan_that_is_not_read_to_its_end_keeps_no_files_of_a_closed_store(
+    tmp_path: Path,
+) -> None:
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+    many = pa.array([b"\x01%04d" % i for i in range(100)], pa.binary())
+    store.write(many, many, marker=Marker(1, len(many)))
+    begun, untouched = store.scan(chunk_rows=10), store.scan()
+    next(begun)
+
+    store.close()
+
+    RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).close()
+    for scan in (begun, untouched):
+        with pytest.raises(UnavailableError, match="is closed"):
+            next(scan)
+
+
 def test_only_what_is_flushed_is_claimed_durable(tmp_path: Path, store: RocksdbStore) -> None:
     store.write(binary(b"\x01a"), binary(b"1"), marker=Marker(1, 1))
     assert store.flushed_marker == Marker(0, 0)
