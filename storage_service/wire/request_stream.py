@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
@@ -44,31 +45,51 @@ class RequestBatch(NamedTuple):
 class RequestStream:
     """A body whose messages are within the limits.
 
-    A schema that `is_kept` is the very object that the next body with the same schema has.
+    A schema that `is_kept` is the very object that the next body with the same schema has. It has
+    strings and binaries where the body has views of them.
     """
 
     schema: pa.Schema
     is_kept: bool
+    _sent: pa.Schema
     _foreign_head: bytes | None
     """The schema's message, if the batches after it are not little-endian."""
     _messages: Sequence[ipc_message.IpcMessage]
     _what: str
+    _batch_bytes_max: int
 
     def batches(self) -> Iterator[RequestBatch]:
         """Yield every batch, validated; raises `InvalidRequestError` for a malformed one."""
         head = self._foreign_head
+        is_as_sent = head is None and self._sent is self.schema
         for message in self._messages:
-            batch = _read_batch(message.data, self.schema, head, what=self._what)
+            batch = _read_batch(message.data, self._sent, head, what=self._what)
+            if self._sent is not self.schema:
+                batch = self._without_views(batch)
             yield RequestBatch(
                 bucket=_number(message.custom, b"bucket", what=self._what),
                 sequence=_number(message.custom, b"sequence", what=self._what) or 0,
                 batch=batch,
-                payload=message.data if head is None else memoryview(batch.serialize()).cast("B"),
+                payload=message.data if is_as_sent else memoryview(batch.serialize()).cast("B"),
             )
+
+    def _without_views(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch with the columns of `schema`; Arrow's kernels know few of views."""
+        pairs = list(zip(batch.columns, self.schema.types, strict=True))
+        # Any number of views may be of the same bytes.
+        size = sum(_viewed_bytes(column, t) for column, t in pairs)
+        if size > self._batch_bytes_max:
+            raise RequestTooLargeError(
+                f"{self._what}: a record batch has {size} bytes of strings and binaries;"
+                f" at most {self._batch_bytes_max}, send smaller batches"
+            )
+        columns = [column if column.type == t else column.cast(t) for column, t in pairs]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 class _ReadSchema(NamedTuple):
-    schema: pa.Schema
+    sent: pa.Schema
+    plain: pa.Schema
     is_little_endian: bool
 
 
@@ -101,10 +122,13 @@ def open_request(
     head = bytes(found[0].data)
     is_kept = len(head) <= _KNOWN_SCHEMA_BYTES_MAX
     try:
-        schema, is_little_endian = (_known_schema if is_kept else _read_schema)(head, what)
+        read = (_known_schema if is_kept else _read_schema)(head, what)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable schema: {error}") from error
-    return RequestStream(schema, is_kept, None if is_little_endian else head, found[1:], what)
+    foreign_head = None if read.is_little_endian else head
+    return RequestStream(
+        read.plain, is_kept, read.sent, foreign_head, found[1:], what, batch_bytes_max
+    )
 
 
 def _read_schema(head: bytes, what: str) -> _ReadSchema:
@@ -114,21 +138,28 @@ def _read_schema(head: bytes, what: str) -> _ReadSchema:
     names = schema.names
     if len(names) > COLUMNS_MAX:
         raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
-    for t in schema.types:
-        if t.num_fields or pa.types.is_timestamp(t) or not pa.types.is_primitive(t):
-            _read_texts(t, what=what, depth=1)
+    plain = [
+        t
+        if pa.types.is_primitive(t) and not pa.types.is_timestamp(t)
+        else _plain_type(t, what=what, depth=1)
+        for t in schema.types
+    ]
+    as_plain = schema
+    if plain != schema.types:
+        as_plain = pa.schema([f.with_type(t) for f, t in zip(schema, plain, strict=True)])
     # The schema is this machine's, whatever the message says of the batches.
-    return _ReadSchema(schema, ipc_message.is_little_endian(head))
+    return _ReadSchema(schema, as_plain, ipc_message.is_little_endian(head))
 
 
 # Most bodies begin with the very bytes that another one began with.
 _known_schema = functools.lru_cache(maxsize=_KNOWN_SCHEMAS_MAX)(_read_schema)
 
 
-def _read_texts(t: pa.DataType, *, what: str, depth: int) -> None:
-    """Read every text in a type: names of fields and time zones, which may be none.
+def _plain_type(t: pa.DataType, *, what: str, depth: int) -> pa.DataType:
+    """Return a type without views, once every text in it is read, which may be none.
 
-    Raises `UnicodeDecodeError`, or `InvalidRequestError` for a type that nobody would walk.
+    Texts are names of fields and time zones. Raises `UnicodeDecodeError`, or `InvalidRequestError`
+    for a type that nobody would walk, or whose rows Arrow's kernels cannot move.
     """
     if depth > DEPTH_MAX:
         raise InvalidRequestError(
@@ -136,15 +167,61 @@ def _read_texts(t: pa.DataType, *, what: str, depth: int) -> None:
         )
     if pa.types.is_timestamp(t):
         assert t.tz is None or t.tz
-    elif isinstance(t, pa.BaseExtensionType):
-        _read_texts(t.storage_type, what=what, depth=depth + 1)
+        return t
+    if pa.types.is_string_view(t):
+        return pa.string()
+    if pa.types.is_binary_view(t):
+        return pa.binary()
+    if isinstance(t, pa.BaseExtensionType):
+        inside = [pa.field("", t.storage_type)]
     elif pa.types.is_dictionary(t) or pa.types.is_run_end_encoded(t):
-        _read_texts(t.value_type, what=what, depth=depth + 1)
+        inside = [pa.field("", t.value_type)]
     else:
-        for position in range(t.num_fields):
-            field = t.field(position)
-            assert field.name is not None
-            _read_texts(field.type, what=what, depth=depth + 1)
+        inside = [t.field(position) for position in range(t.num_fields)]
+    plain = []
+    for field in inside:
+        assert field.name is not None
+        plain.append(field.with_type(_plain_type(field.type, what=what, depth=depth + 1)))
+    if plain == inside and not pa.types.is_run_end_encoded(t):
+        return t
+    made = _with_fields(t, plain)
+    if made is None:
+        raise InvalidRequestError(f"{what}: columns of type {t} are not accepted; send plain ones")
+    return made
+
+
+def _with_fields(t: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType | None:
+    """Return the nested type `t` with other fields; None for kinds that no table has."""
+    if pa.types.is_struct(t):
+        return pa.struct(fields)
+    if pa.types.is_map(t):
+        return pa.map_(*fields[0].type, keys_sorted=t.keys_sorted)
+    if pa.types.is_list(t):
+        return pa.list_(fields[0])
+    if pa.types.is_large_list(t):
+        return pa.large_list(fields[0])
+    if pa.types.is_fixed_size_list(t):
+        return pa.list_(fields[0], t.list_size)
+    return None
+
+
+def _viewed_bytes(column: pa.Array, plain: pa.DataType) -> int:
+    """Return how many bytes the views in a column, whose type without them is `plain`, are of."""
+    t = column.type
+    if t == plain:
+        return 0
+    if pa.types.is_string_view(t) or pa.types.is_binary_view(t):
+        views = np.frombuffer(column.buffers()[1], np.int32).reshape(-1, 4)
+        lengths = views[column.offset : column.offset + len(column), 0]
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        return int(lengths.sum(where=valid, dtype=np.int64))
+    if pa.types.is_struct(t):
+        fields = range(t.num_fields)
+        return sum(_viewed_bytes(column.field(i), plain.field(i).type) for i in fields)
+    if pa.types.is_map(t):
+        keys = _viewed_bytes(column.keys, plain.key_type)
+        return keys + _viewed_bytes(column.items, plain.item_type)
+    return _viewed_bytes(column.values, plain.value_type)
 
 
 def _check_messages(

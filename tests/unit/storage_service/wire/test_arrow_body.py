@@ -7,7 +7,9 @@ import io
 import random
 import struct
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from streamhouse.storage_service.errors import (
@@ -117,6 +119,65 @@ def test_dictionary_batches_are_refused() -> None:
 
     with pytest.raises(InvalidRequestError, match="dictionary-encoded columns are not accepted"):
         _decode(_stream(encoded))
+
+
+_TEXT: pa.DataType = pa.string()
+_VIEW: pa.DataType = pa.string_view()
+
+
+@pytest.mark.parametrize(
+    ("viewed", "plain", "values"),
+    [
+        (_VIEW, _TEXT, ["a", None, "b" * 20]),
+        (pa.binary_view(), pa.binary(), [b"a", None, b"b" * 20]),
+        (pa.list_(_VIEW), pa.list_(_TEXT), [["a"], None, ["b" * 20, None]]),
+        (pa.large_list(_VIEW), pa.large_list(_TEXT), [["a"], None, ["b" * 20]]),
+        (pa.list_(_VIEW, 2), pa.list_(_TEXT, 2), [["a", "b"], None, ["c" * 20, None]]),
+        (pa.struct([("x", _VIEW)]), pa.struct([("x", _TEXT)]), [{"x": "a"}, None, {"x": "b" * 20}]),
+        (pa.map_(_TEXT, _VIEW), pa.map_(_TEXT, _TEXT), [[("a", "b" * 20)], None, []]),
+    ],
+    ids=str,
+)
+def test_views_are_read_as_what_they_are_views_of(
+    viewed: pa.DataType, plain: pa.DataType, values: list[object]
+) -> None:
+    column = pa.array(values, plain).cast(viewed)
+    rows = pa.RecordBatch.from_arrays([column, pa.array([1, 2, 3])], names=["v", "n"])
+    limits = {"rows_max": 10, "batch_bytes_max": 1_000, "batches_max": 1}
+
+    stream = open_request(memoryview(_stream(rows)), what="x", **limits)
+
+    (read,) = stream.batches()
+    assert stream.schema.types == read.batch.schema.types == [plain, pa.int64()]
+    assert read.batch.to_pydict() == rows.to_pydict()
+    assert decode_payload(read.payload, stream.schema).equals(read.batch)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_views_of_more_bytes_than_a_batch_may_have_are_refused(is_nested: bool) -> None:
+    # Many views of the same bytes: no text that long can be made of them.
+    count, size = 5_000, 1 << 20
+    views = np.zeros((count, 4), np.int32)
+    views[:, 0] = size
+    views[:, 1] = int.from_bytes(b"xxxx", "little")
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(b"x" * size)]
+    column = pa.Array.from_buffers(pa.string_view(), count, buffers)
+    if is_nested:
+        column = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), column)
+    body = _stream(pa.record_batch({"name": column}))
+    stream = open_request(
+        memoryview(body), what="x", rows_max=count, batch_bytes_max=2 * size, batches_max=1
+    )
+
+    with pytest.raises(RequestTooLargeError, match="has 5242880000 bytes of strings"):
+        list(stream.batches())
+
+
+def test_columns_that_cannot_be_moved_are_refused() -> None:
+    column = pc.run_end_encode(pa.array(["a", "a", "b"]))
+
+    with pytest.raises(InvalidRequestError, match=r"columns of type run_end_encoded.* send plain"):
+        _decode(_stream(pa.record_batch({"id": [1, 2, 3], "name": column})))
 
 
 def test_a_null_in_a_required_column_is_refused_even_when_the_stream_allows_it() -> None:
