@@ -34,7 +34,7 @@ async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
         "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
         "answer_bytes": (
             "Bytes held by answers that are being built or have not left.",
-            service.answers.bytes_held,
+            service.answers.held,
         ),
         "answers_waiting": (
             "Requests waiting for memory for answers.",

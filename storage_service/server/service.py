@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
-from streamhouse.storage_service.server.http.fair_turns import FairTurns
+from streamhouse.storage_service.server.http.fair_shares import FairTurns
 from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
     HttpExchange,
@@ -88,8 +88,8 @@ class Service:
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
         self.memory_return = MemoryReturn(
-            held=lambda: self.answers.bytes_held + self.body_memory.bytes_held,
-            ever=lambda: self.answers.bytes_ever,
+            held=lambda: self.answers.held + self.body_memory.bytes_held,
+            ever=lambda: self.answers.held_ever,
         )
         self.open_requests = 0
         self._requests_by_share: Counter[str] = Counter()

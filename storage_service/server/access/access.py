@@ -34,7 +34,7 @@ from streamhouse.storage_service.server.caller import (
     Level,
     Need,
 )
-from streamhouse.storage_service.server.http.fair_turns import SHARE
+from streamhouse.storage_service.server.http.fair_shares import SHARE
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 
 __all__ = ["AccessControl", "ForeignRequests"]

@@ -50,16 +50,16 @@ async def _hold_until_refused(memory: AnswerMemory, share: str, size: int) -> li
 async def test_one_caller_gets_half_and_each_other_one_as_much_as_is_left_after_it() -> None:
     memory = AnswerMemory(ALL, wait_s=0.001)
     greedy = await _hold_until_refused(memory, "a", 100 * KIB)
-    assert memory.bytes_held == 500 * KIB
+    assert memory.held == 500 * KIB
 
     await _hold_until_refused(memory, "b", 100 * KIB)
-    assert memory.bytes_held == 700 * KIB
+    assert memory.held == 700 * KIB
     # However many there are: who holds nothing gets what it needs, if it is there.
     await memory.hold(Request("c"), 300 * KIB)
-    assert memory.bytes_held == 1_000 * KIB
+    assert memory.held == 1_000 * KIB
     for request in greedy:
         request.done()
-    assert memory.bytes_held == 500 * KIB
+    assert memory.held == 500 * KIB
 
 
 async def test_who_waits_gets_room_in_order_and_callers_take_turns() -> None:
@@ -84,7 +84,7 @@ async def test_who_waits_gets_room_in_order_and_callers_take_turns() -> None:
 
     assert came.index("a1") < came.index("a2")
     assert came.index("b1") < came.index("a2")
-    assert (memory.bytes_held, memory.waiting_count) == (0, 0)
+    assert (memory.held, memory.waiting_count) == (0, 0)
 
 
 async def test_a_client_that_goes_away_while_it_waits_holds_nothing_and_no_place() -> None:
@@ -100,7 +100,7 @@ async def test_a_client_that_goes_away_while_it_waits_holds_nothing_and_no_place
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert memory.waiting_count == 0
-    assert memory.bytes_held == 0
+    assert memory.held == 0
 
 
 async def test_what_turns_out_larger_is_built_again_once_there_is_room() -> None:
@@ -116,12 +116,12 @@ async def test_what_turns_out_larger_is_built_again_once_there_is_room() -> None
     building = asyncio.ensure_future(memory.build(request, 1, build))
     while not memory.waiting_count:
         await asyncio.sleep(0)
-    assert memory.bytes_held == ALL // 2
+    assert memory.held == ALL // 2
     other.done()
 
     assert await building == "answer"
     assert expected == [1, ALL]
-    assert memory.bytes_held == ALL
+    assert memory.held == ALL
 
 
 async def test_too_many_that_wait_are_refused_at_once_and_told_why() -> None:
@@ -152,14 +152,14 @@ async def test_what_is_held_is_what_requests_hold_and_never_too_much(
             held.append(request)
         except OverloadedError:
             assert memory.waiting_count == 0
-        assert memory.bytes_held == sum(r.hold.byte_count for r in held if r.hold)
+        assert memory.held == sum(r.hold.byte_count for r in held if r.hold)
         # One answer alone may be larger than all: it could never be had otherwise.
-        assert memory.bytes_held <= max([ALL, *(r.hold.byte_count for r in held if r.hold)])
+        assert memory.held <= max([ALL, *(r.hold.byte_count for r in held if r.hold)])
         if is_first_done and held:
             held.pop(0).done()
     for request in held:
         request.done()
-    assert memory.bytes_held == 0
+    assert memory.held == 0
 
 
 async def test_small_answers_are_not_counted() -> None:
@@ -167,7 +167,7 @@ async def test_small_answers_are_not_counted() -> None:
     request = Request("a")
     await memory.hold(request, SMALL_ANSWER_BYTES)
     memory.hold_built(request, SMALL_ANSWER_BYTES)
-    assert (request.hold, memory.bytes_held) == (None, 0)
+    assert (request.hold, memory.held) == (None, 0)
 
 
 def test_memory_goes_back_once_after_a_burst_and_not_while_it_lasts() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from streamhouse.storage_service.server.http.fair_turns import SHARE, FairTurns
+from streamhouse.storage_service.server.http.fair_shares import SHARE, FairTurns
 
 
 async def _call(turns: FairTurns, share: str, done: list[str], ends: asyncio.Event) -> None:
@@ -30,6 +30,21 @@ async def test_a_caller_leaves_one_place_and_callers_take_turns() -> None:
 
     assert done.index("c") < 5
     assert len(done) == 23
+
+
+async def test_a_place_that_is_free_while_the_next_one_goes_is_given_to_the_one_after_it() -> None:
+    turns, done, ends = FairTurns(1), [], asyncio.Event()
+    tasks = [asyncio.ensure_future(_call(turns, "a", done, ends)) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    # It is called before it has left the line.
+    tasks[1].cancel()
+    await asyncio.wait(tasks[:2])
+    ends.set()
+    await asyncio.wait_for(tasks[2], 10)
+
+    assert all(task.cancelled() for task in tasks[:2])
+    assert done == ["a"]
 
 
 async def test_who_is_cancelled_leaves_no_place_taken() -> None:
