@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from streamhouse.storage_service.engine.backup import (
-    STAGING,
-    clear_staging,
-    stage_running,
-)
+from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_running
 from streamhouse.storage_service.errors import (
     ForbiddenError,
-    InternalError,
     InvalidRequestError,
     NotFoundError,
-    StreamhouseError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.lake.facts import (
-    SERVICE_ID_PROPERTY,
-)
+from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
-from streamhouse.storage_service.server.control.request_bodies import (
-    CreateDatabase,
-    TakeBackup,
-)
+from streamhouse.storage_service.server.control.request_bodies import CreateDatabase, TakeBackup
 from streamhouse.storage_service.server.control.table_routes import state_routes, table_routes
 from streamhouse.storage_service.server.control.tiering_routes import (
     lake_pin_routes,
     tiering_routes,
 )
 from streamhouse.storage_service.server.control.transaction_routes import transaction_routes
-from streamhouse.storage_service.server.http.http_exchange import (
-    HttpExchange,
-    error_to_json,
-    exchange_of,
-)
+from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import METRICS_CONTENT_TYPE
 from streamhouse.storage_service.server.status.status import status_page
@@ -70,7 +55,8 @@ def build_control_plane(service: Service) -> FastAPI:
     tiering_routes(routes, service)
     _backup_routes(routes, service)
     routes.check_complete()
-    _answer_errors(app, service)
+    for kind in (RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _raise_ours)
     return app
 
 
@@ -169,35 +155,18 @@ def _backup_routes(routes: ControlRoutes, service: Service) -> None:
         await manager.runtime.run(clear_staging, manager.directory)
 
 
-def _answer_errors(app: FastAPI, service: Service) -> None:
-    """Make the application answer every error in the one form there is."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        exchange: HttpExchange = exchange_of(request)
-        ours = _translated(error, exchange)
-        # A bug is logged with its trace where the exception ends up, in app.py.
-        service.report(exchange, ours)
-        return JSONResponse(
-            error_to_json(ours, request_id=exchange.request_id), status_code=ours.http_status
-        )
-
-    for kind in (StreamhouseError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, answer)
-
-
-def _translated(error: Exception, exchange: HttpExchange) -> StreamhouseError:
-    path = exchange.path[:200]
-    if isinstance(error, StreamhouseError):
-        return error
+async def _raise_ours(request: Request, error: Exception) -> NoReturn:
+    """Raise what FastAPI has found as an error of ours, which app.py answers as all others."""
+    path = request.scope["path"][:200]
     if isinstance(error, RequestValidationError):
-        return InvalidRequestError(f"{path}: {_sentence(error)}")
-    if isinstance(error, HTTPException) and error.status_code == 404:
-        return NotFoundError(f"there is no route {path}; /docs lists them")
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        return InvalidRequestError(f"{path}: method {exchange.method} is not allowed here")
-    if isinstance(error, HTTPException) and error.status_code < 500:
-        return InvalidRequestError(f"{path}: {error.detail}")
-    return InternalError("the service met a bug; its log has the details under this request id")
+        raise InvalidRequestError(f"{path}: {_sentence(error)}")
+    if not isinstance(error, HTTPException) or error.status_code >= 500:
+        raise error
+    if error.status_code == 404:
+        raise NotFoundError(f"there is no route {path}; /docs lists them")
+    if error.status_code == 405:
+        raise InvalidRequestError(f"{path}: method {request.method} is not allowed here")
+    raise InvalidRequestError(f"{path}: {error.detail}")
 
 
 def _sentence(error: RequestValidationError) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from streamhouse.storage_service.errors import OverloadedError
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     InProcessService,
     event_rows,
@@ -224,3 +226,24 @@ async def test_a_tiering_round_over_http(tmp_path: Path) -> None:
         assert 0 < status["pause_left_ms"] <= 1_000
         unknown = await post("claim", worker_id="w", tables=["nope"])
         assert unknown["error"]["code"] == "table_not_found"
+
+
+async def test_an_error_of_a_control_route_is_counted_once_and_says_when_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        errors: list[Exception] = [KeyError("a bug"), OverloadedError("too much; try again later")]
+
+        def refuse(*_: object) -> None:
+            raise errors.pop()
+
+        around(monkeypatch, "table-found", refuse)
+        refused = await service.call("GET", "/v1/tables/events")
+        assert refused.error()[:2] == (503, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert (await service.call("GET", "/v1/tables/events")).error()[:2] == (500, "internal")
+        metrics = (await service.call("GET", "/metrics")).body.decode()
+
+        assert 'streamhouse_errors_total{code="overloaded"} 1.0' in metrics
+        assert 'streamhouse_errors_total{code="internal"} 1.0' in metrics
