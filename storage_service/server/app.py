@@ -51,6 +51,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Scope,
     Send,
 )
+from streamhouse.storage_service.server.http.own_task import own_task
 from streamhouse.storage_service.server.routes import (
     HEALTH_PATH,
     STATUS_PAGE_PATH,
@@ -148,12 +149,14 @@ class ServiceApp:
             service.end_request(share)
 
     async def _dispatch(self, exchange: HttpExchange, found: Found | None) -> None:
+        if found is not None and found.route.answer is Answer.DATA:
+            exchange.route = found.route.name
+            await DATA_ANSWERS[exchange.route](exchange, self._service, **found.parameters)
+            return
+        await own_task()
         if found is None:
             # Nobody without a token has a body read.
             await self._hand_over(exchange, b"")
-        elif found.route.answer is Answer.DATA:
-            exchange.route = found.route.name
-            await DATA_ANSWERS[exchange.route](exchange, self._service, **found.parameters)
         elif found.route.answer is Answer.CATALOG:
             exchange.route = found.route.name
             await self._iceberg.answer(exchange)

@@ -37,7 +37,7 @@ from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
-__all__ = ["run_service"]
+__all__ = ["http_config", "run_service"]
 
 _logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ async def _serve(
         gc.freeze()
         manager.upkeep.start(service.jobs())
         server = _Server(
-            _uvicorn_config(config, app, service.connections), service.connections, context
+            http_config(config, app, service.connections), service.connections, context
         )
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         await server.is_listening.wait()
@@ -206,9 +206,10 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=sockets)
 
 
-def _uvicorn_config(
+def http_config(
     config: ServiceConfig, app: ServiceApp, connections: OpenConnections
 ) -> uvicorn.Config:
+    """Return how uvicorn serves `app` to these connections."""
     return uvicorn.Config(
         app,
         loop="uvloop",

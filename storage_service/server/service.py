@@ -40,6 +40,7 @@ from streamhouse.storage_service.server.http.memory_return import (
     give_back,
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.own_task import own_task
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
@@ -130,6 +131,7 @@ class Service:
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function` on a worker thread, when it is the caller's turn."""
+        await own_task()
         handed_over = time.perf_counter()
 
         def run() -> _T:
@@ -216,6 +218,7 @@ class Service:
     async def rows_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; its memory is `held`."""
         self.manager.disk_budget.check()
+        await own_task()
         body = await self.read_body(exchange, held)
         self.metrics.received_bytes.inc(len(body))
         return body

@@ -200,6 +200,10 @@ class HeldBody:
         """Say how to end the reading of this body at once."""
         self._end_reading = end_reading
 
+    def adds_at_once(self, byte_count: int) -> bool:
+        """Count bytes that have arrived if there is room for them now."""
+        return self._memory.add(self, byte_count)
+
     async def add(self, byte_count: int) -> None:
         """Count bytes that have arrived; waits for room."""
         if not self._memory.add(self, byte_count):

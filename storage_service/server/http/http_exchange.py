@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level, Need
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.body_memory import HeldBody
+from streamhouse.storage_service.server.http.own_task import own_task
 
 __all__ = [
     "ARROW_STREAM",
@@ -44,11 +45,16 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Piece: TypeAlias = bytes | memoryview
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 ABORT_KEY: Final = "streamhouse.abort"
+BODY_KEY: Final = "streamhouse.body"
+"""The whole body, where it came with the head."""
 EXCHANGE_KEY: Final = "streamhouse.exchange"
 FLOW_KEY: Final = "streamhouse.flow"
+WRITE_KEY: Final = "streamhouse.write"
+"""What writes a whole answer, given its status, headers and body."""
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 _JOIN_BYTES_MAX: Final = 128 << 10
 # What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
@@ -130,9 +136,11 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
+        self._write: Callable[[int, Headers, Piece], None] | None = scope.get(WRITE_KEY)
 
     async def send(self, message: Message) -> None:
         """Pass an ASGI message on, with the request id among the headers."""
+        await own_task()
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [
@@ -198,29 +206,20 @@ class HttpExchange:
         `RequestTooLargeError` as soon as the limit is known to be passed, `OverloadedError` when
         there is no room for it, `ClientGone` when it never ends.
         """
-        length = self.content_length()
+        whole: bytearray | None = self.scope.get(BODY_KEY)
+        length = self.content_length() if whole is None else len(whole)
         if length is not None and length > bytes_max:
             raise self._too_large(bytes_max)
-        chunks: list[bytes] = []
-        received = 0
+        if whole is not None and held.adds_at_once(len(whole)):
+            held.end()
+            if whole:
+                self._check_content_type(self.body.content_type)
+            return bytes(whole)
+        await own_task()
         try:
             async with asyncio.timeout(timeout_ms / 1000) as limit:
                 held.begin(lambda: None if limit.expired() else limit.reschedule(0))
-                while True:
-                    message = await self.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    chunk = message.get("body", b"")
-                    if chunk:
-                        if not chunks:
-                            self._check_content_type(self.body.content_type)
-                        received += len(chunk)
-                        if received > bytes_max:
-                            raise self._too_large(bytes_max)
-                        await held.add(len(chunk))
-                        chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        break
+                chunks = await self._chunks(held, bytes_max)
         except TimeoutError:
             if held.is_refused:
                 raise held.refusal() from None
@@ -230,6 +229,25 @@ class HttpExchange:
             ) from None
         held.end()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _chunks(self, held: HeldBody, bytes_max: int) -> list[bytes]:
+        chunks: list[bytes] = []
+        received = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            if chunk:
+                if not chunks:
+                    self._check_content_type(self.body.content_type)
+                received += len(chunk)
+                if received > bytes_max:
+                    raise self._too_large(bytes_max)
+                await held.add(len(chunk))
+                chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks
 
     def _check_content_type(self, wanted: bytes) -> None:
         """Refuse what a web page may send anywhere without asking: forms, text, untyped bytes."""
@@ -255,6 +273,7 @@ class HttpExchange:
 
         Only after the body was read: until `close` this is the only reader of the connection.
         """
+        await own_task()
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
         self._waiting = waiter
@@ -293,6 +312,7 @@ class HttpExchange:
 
     async def _drained(self, flow: AnswerFlow) -> None:
         """Wait until what was sent has left; cuts the connection of a client that reads nothing."""
+        await own_task()
         unsent = flow.unsent_bytes()
         while flow.write_paused:
             try:
@@ -311,15 +331,12 @@ class HttpExchange:
         *,
         content_type: bytes,
         length: int | None,
-        close: bool = False,
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         """Send the status line and headers; without a `length` the body is chunked."""
         headers = [(b"content-type", content_type), *headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
-        if close:
-            headers.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def answer(
@@ -332,6 +349,18 @@ class HttpExchange:
     ) -> None:
         """Send a whole answer made of `pieces`; large ones are not copied."""
         total = sum(map(len, pieces))
+        if self._write is not None and total <= _JOIN_BYTES_MAX:
+            if self._flow is not None and self._flow.write_paused:
+                await self._drained(self._flow)
+            self.status = status
+            fields = [
+                (b"content-type", content_type),
+                *headers,
+                (b"content-length", b"%d" % total),
+                (b"x-request-id", self.request_id.encode()),
+            ]
+            self._write(status, fields, b"".join(pieces))
+            return
         await self.start(status, content_type=content_type, length=total, headers=headers)
         if total <= _JOIN_BYTES_MAX:
             await self._send_piece(b"".join(pieces), is_last=True)
@@ -384,24 +413,15 @@ class HttpExchange:
         """Send a JSON answer."""
         await self.answer(status, b"application/json", [json.dumps(value).encode()])
 
-    async def answer_error(self, error: StreamhouseError, *, close: bool = False) -> None:
-        """Send `error` as every route does; `close` after a request that was not read fully."""
+    async def answer_error(self, error: StreamhouseError) -> None:
+        """Send `error` as every route does."""
         body = json.dumps(error_to_json(error, request_id=self.request_id)).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *self.error_headers,
-        ]
-        if close:
-            headers.append((b"connection", b"close"))
+        headers = [*self.error_headers]
         if isinstance(error, UnauthorizedError):
             headers.append((b"www-authenticate", b"Bearer"))
         if error.retriable:
             headers.append((b"retry-after", b"1"))
-        await self.send(
-            {"type": "http.response.start", "status": error.http_status, "headers": headers}
-        )
-        await self._send_piece(body, is_last=True)
+        await self.answer(error.http_status, b"application/json", [body], headers=headers)
 
 
 def exchange_of(request: Request) -> HttpExchange:

@@ -7,11 +7,18 @@ that send a request line for ever, ones that do not speak HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -20,10 +27,15 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.server.http.http_exchange import (
     ABORT_KEY,
+    BODY_KEY,
     FLOW_KEY,
+    WRITE_KEY,
+    Headers,
+    Piece,
     error_to_json,
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.http.own_task import go_on
 
 __all__ = ["bounded_protocol"]
 
@@ -110,6 +122,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._head_bytes = 0
+        # Of what came in one piece one request only begins at once: others have their turn.
+        self._may_begin = False
+        self._unbegun: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._joining = _HeadJoiningTransport(transport, self.loop)
@@ -139,7 +154,13 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._may_begin = not self.flow.write_paused
         super().data_received(data)
+        self._may_begin = False
+        if self._unbegun is not None:
+            # Its body has not arrived yet.
+            super()._start_asgi_task(self._unbegun, self.app)
+            self._unbegun = None
         if not self._is_in_head:
             return
         if self._head_timer is None and not self.transport.is_closing():
@@ -154,14 +175,65 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         # A stalled answer is given up by cutting the connection: closing would wait for the peer.
-        self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-        self.scope[FLOW_KEY] = self._answer_flow  # type: ignore[typeddict-unknown-key]
+        scope: Any = self.scope
+        scope[ABORT_KEY] = self.transport.abort
+        scope[FLOW_KEY] = self._answer_flow
         self._begin_head()
 
     def on_headers_complete(self) -> None:
         self._end_head()
         self.open_connections.in_use(self)
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        scope: Any = cycle.scope
+        scope[WRITE_KEY] = partial(self._write_whole, cycle)
+        if self._may_begin:
+            self._may_begin = False
+            self._unbegun = cycle
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        cycle, self._unbegun = self._unbegun, None
+        if cycle is not None:
+            self._begin(cycle)
+
+    def _begin(self, cycle: RequestResponseCycle) -> None:
+        """Answer a request that is whole; it gets a task when it waits, see `own_task`."""
+        scope: Any = cycle.scope
+        scope[BODY_KEY] = cycle.body
+        app: Any = self.app
+        answering: Coroutine[Any, None, None] = app(scope, cycle.receive, cycle.send)
+        context = contextvars.copy_context()
+        try:
+            context.run(answering.send, None)
+        except StopIteration:
+            return
+        task = self.loop.create_task(cycle.run_asgi(lambda *_: go_on(answering)), context=context)
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _write_whole(
+        self, cycle: RequestResponseCycle, status: int, headers: Headers, body: Piece
+    ) -> None:
+        """Do what `cycle.send` does with an answer, in one piece."""
+        if cycle.disconnected:
+            return
+        lines: list[Piece] = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        if cycle.scope["method"] != "HEAD":
+            lines.append(body)
+        self.transport.write(b"".join(lines))
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
 
     def on_response_complete(self) -> None:
         self._joining.flush()

@@ -1,0 +1,251 @@
+"""Requests that are answered where they arrive: the same answers as by a task, in one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from uvicorn.server import ServerState
+
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+from streamhouse.storage_service.server.listener import http_config
+from tests.support.in_process_service import (
+    EVENTS,
+    InProcessService,
+    append_body,
+    event_rows,
+    in_process_service,
+    until,
+)
+
+KEYS = "/v1/tables/keyed"
+DATE = (b"date", b"Sun, 22 Nov 2026 20:00:00 GMT")
+
+
+class _Transport(asyncio.Transport):
+    """What a connection writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closed
+        self.sent += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class _Connection:
+    """One connection to a service. Bytes are received as by the event loop: outside of any task."""
+
+    def __init__(self, world: InProcessService) -> None:
+        config = http_config(
+            world.service.config,
+            world.app,
+            OpenConnections(connections_max=10, address_connections_max=10),
+        )
+        config.load()
+        state = ServerState()
+        state.default_headers = [DATE]
+        protocol: Any = config.http_protocol_class
+        self.protocol = protocol(config=config, server_state=state, app_state={})
+        self.transport = _Transport()
+        self.protocol.connection_made(self.transport)
+
+    async def receive(self, data: bytes) -> bytes:
+        """Return what is answered by the time that all of `data` is looked at."""
+        looked_at = asyncio.get_running_loop().create_future()
+
+        def receive() -> None:
+            self.protocol.data_received(data)
+            looked_at.set_result(self.take())
+
+        asyncio.get_running_loop().call_soon(receive)
+        answered: bytes = await looked_at
+        return answered
+
+    async def answers(self, data: bytes) -> bytes:
+        """Return all that is answered to `data`."""
+        answered = await self.receive(data)
+        await until(lambda: not self.protocol.tasks)
+        return answered + self.take()
+
+    def take(self) -> bytes:
+        sent, self.transport.sent = self.transport.sent, b""
+        return sent
+
+
+@contextlib.asynccontextmanager
+async def _world(tmp_path: Path, **config: Any) -> AsyncIterator[InProcessService]:
+    async with in_process_service(tmp_path / "data", **config) as world:
+        await world.create_table("keyed", primary_key=("id",), bucket_count=2)
+        await world.create_table("events")
+        body = append_body(EVENTS, [(None, 0, event_rows(0, 50))])
+        assert (await world.call("POST", f"{KEYS}/upsert", body=body)).status == 200
+        yield world
+
+
+def _request(
+    method: str, target: str, *headers: str, body: bytes = b"", version: str = "1.1"
+) -> bytes:
+    lines = [f"{method} {target} HTTP/{version}", "host: localhost", "x-request-id: mine"]
+    if body:
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+def _get(target: str, *headers: str, version: str = "1.1") -> bytes:
+    return _request("GET", target, *headers, version=version)
+
+
+def _keys(*ids: int) -> bytes:
+    keys = pa.record_batch([pa.array(ids, pa.int64())], ["id"])
+    return append_body(keys.schema, [(None, 0, keys)])
+
+
+ARROW = "content-type: application/vnd.apache.arrow.stream"
+HEALTH = _get("/health")
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(_keys(1)), _keys(1))
+
+AT_ONCE = {
+    "row": _get(f"{KEYS}/rows/7"),
+    "no row": _get(f"{KEYS}/rows/77"),
+    "no key": _get(f"{KEYS}/rows/x"),
+    "no query": _get(f"{KEYS}/rows/7?a=1"),
+    "no table": _get("/v1/tables/nobody/rows/7"),
+    "no name": _get("/v1/tables/a.b.c/rows/7"),
+    "no key table": _get("/v1/tables/events/rows/7"),
+    "escaped": _get("/v1/tables/key%65d/rows/%37"),
+    "foreign page": _get(f"{KEYS}/rows/7", "origin: http://evil.example"),
+    "foreign host": _get(f"{KEYS}/rows/7", "host: evil.example"),
+    "close": _get(f"{KEYS}/rows/7", "connection: close"),
+    "old": _get(f"{KEYS}/rows/7", version="1.0"),
+    "old kept": _get(f"{KEYS}/rows/7", "connection: keep-alive", version="1.0"),
+    "absolute": _get(f"http://localhost{KEYS}/rows/7"),
+    "upgrade": _get(f"{KEYS}/rows/7", "connection: upgrade", "upgrade: h2c"),
+    "count": _get(f"{KEYS}/count"),
+    "fetch": _get("/v1/tables/events/buckets/0/fetch?offset=0"),
+    "fetch too far": _get("/v1/tables/events/buckets/0/fetch?offset=9"),
+    "lookup": _request("POST", f"{KEYS}/lookup", ARROW, body=_keys(3, 99, 4)),
+    "lookup columns": _request("POST", f"{KEYS}/lookup?columns=name", ARROW, body=_keys(3)),
+    "lookup of nothing": _request("POST", f"{KEYS}/lookup", ARROW),
+    "lookup chunked": _request("POST", f"{KEYS}/lookup", ARROW, "transfer-encoding: chunked")
+    + CHUNKED,
+    "lookup of rubbish": _request("POST", f"{KEYS}/lookup", ARROW, body=b"rubbish"),
+    "lookup too large": _request("POST", f"{KEYS}/lookup", ARROW, body=b"x" * 40_000),
+    "lookup untyped": _request("POST", f"{KEYS}/lookup", body=_keys(3)),
+    "health": HEALTH,
+}
+BY_TASK = {
+    "head": _request("HEAD", f"{KEYS}/rows/7"),
+    "control": _get(KEYS),
+    "nothing there": _get("/nothing"),
+    "catalog": _get("/iceberg/v1/config"),
+    "prefixes": _request("POST", f"{KEYS}/prefix_lookup", ARROW, body=_keys(3)),
+    "upsert": _request(
+        "POST",
+        f"{KEYS}/upsert",
+        "content-type: text/plain",
+        body=append_body(EVENTS, [(None, 0, event_rows(0, 2))]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*AT_ONCE, *BY_TASK])
+async def test_both_ways_give_the_same_bytes_and_count_once(tmp_path: Path, name: str) -> None:
+    request = AT_ONCE.get(name) or BY_TASK[name]
+    async with _world(tmp_path, body_bytes_max=32_768, batch_bytes_max=32_768) as world:
+        counted = world.service.metrics.registry
+
+        def answered() -> float:
+            samples = [s for m in counted.collect() for s in m.samples]
+            return sum(s.value for s in samples if s.name == "streamhouse_requests_total")
+
+        alone, second, before = _Connection(world), _Connection(world), answered()
+
+        first_turn = await alone.receive(request)
+        assert bool(first_turn) == (name in AT_ONCE)
+        at_once = first_turn + await alone.answers(b"")
+        assert answered() == before + 1
+
+        # Of one packet only the first request is answered where it arrives.
+        health = await _Connection(world).answers(HEALTH)
+        both = await second.answers(HEALTH + request)
+        assert both == health + at_once
+        assert alone.transport.is_closed == second.transport.is_closed
+        assert world.service.open_requests == 0
+        assert world.service.body_memory.bytes_held == 0
+
+
+async def test_requests_of_one_packet_are_answered_in_their_order(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        requests = [_get(f"{KEYS}/rows/{number}") for number in range(5)]
+
+        at_once = await connection.receive(b"".join(requests))
+        rest = await connection.answers(b"")
+
+        assert at_once.count(b'"id"') == 1
+        places = [(at_once + rest).index(b'{"id": %d,' % number) for number in range(5)]
+        assert places == sorted(places)
+
+
+async def test_a_request_in_pieces_is_answered_once_it_is_whole(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        request = AT_ONCE["lookup"]
+        whole = await _Connection(world).answers(request)
+
+        for cut in range(20, len(request), 37):
+            connection = _Connection(world)
+            assert await connection.receive(request[:cut]) == b""
+            assert await connection.answers(request[cut:]) == whole
+
+
+async def test_what_waits_goes_on_in_a_task(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection, gone = _Connection(world), _Connection(world)
+        request = _get("/v1/tables/events/buckets/0/fetch?offset=0&max_wait_ms=60000")
+
+        assert await connection.receive(request) == b""
+        assert await gone.receive(request) == b""
+        await until(lambda: world.service.open_requests == 2)
+        gone.protocol.connection_lost(None)
+        await until(lambda: world.service.open_requests == 1)
+        await world.append([(0, 0, event_rows(0, 3))])
+
+        assert (await connection.answers(b"")).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert await connection.receive(AT_ONCE["row"]) != b""
+
+
+async def test_who_reads_nothing_is_answered_by_a_task(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        connection.protocol.pause_writing()
+
+        assert await connection.receive(AT_ONCE["row"]) == b""
+        connection.protocol.resume_writing()
+
+        assert b'{"id": 7,' in await connection.answers(b"")
