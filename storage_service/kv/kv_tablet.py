@@ -54,6 +54,7 @@ from streamhouse.storage_service.kv.plan.few_rows import few_rows_plan
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_replay, plan_restore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
+from streamhouse.storage_service.kv.rows.byte_runs import binary_parts
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
 
@@ -528,8 +529,9 @@ class KvTablet:
 
     def _saw_rows(self, values: pa.Array) -> None:
         if values.nbytes > self.row_bytes_max:
-            longest = pc.max(pc.binary_length(values)).as_py() or 0
-            self.row_bytes_max = max(self.row_bytes_max, longest)
+            # Without kernels, which let go of the interpreter and wait for it again.
+            _, offsets = binary_parts(values)
+            self.row_bytes_max = max(self.row_bytes_max, int(np.diff(offsets).max(initial=0)))
 
     def _report_memory(self) -> None:
         if self._share is not None:
