@@ -17,7 +17,7 @@ Promises:
 Threads: what changes something (`plan`, `accept`, `apply`, `abort`, `keep_up`, `replay`, `restore`,
 `load_some`, `flush`, `checkpoint`, `close`) is called by one thread at a time; `find*`, `lookup`
 and the like, and the properties may be called by any. Few rows are planned and applied without a
-wait for the disk while `plans_at_once` and `applies_at_once` say so.
+wait for the disk while `writes_at_once` says so.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
@@ -404,14 +404,13 @@ class KvTablet:
         """Raise OverloadedError while so much waits for RocksDB that nothing more is planned."""
         self._behind.check()
 
-    @property
-    def plans_at_once(self) -> bool:
-        """Whether a plan reads no file and hands nothing over."""
-        return self._cache.complete and not self._behind.is_too_much
+    def writes_at_once(self, row_count: int) -> bool:
+        """Whether so many rows can be planned and applied without a file, and without moving rows.
 
-    def applies_at_once(self, row_count: int) -> bool:
-        """Whether so many rows can be applied without moving those that are there."""
-        return self._cache.has_room(row_count)
+        Those included that are planned and not applied yet.
+        """
+        cache = self._cache
+        return cache.complete and not self._behind.is_too_much and cache.has_room(row_count)
 
     @property
     def needs_upkeep(self) -> bool:

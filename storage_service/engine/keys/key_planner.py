@@ -94,7 +94,7 @@ class KeyPlanner:
         self._frame_bytes_max = frame_bytes_max
 
     def is_short(self, requests: Iterable[KeyRequest]) -> bool:
-        """Whether `SHORT_PLANS` of them take little and wait for no disk."""
+        """Whether `SHORT_PLANS` of them, and applying all, take little and wait for no disk."""
         writes = values = size = 0
         counts: dict[int, int] = {}
         for write in (write for request in requests for write in request.writes):
@@ -107,30 +107,16 @@ class KeyPlanner:
         planned = met = 0
         for number, count in counts.items():
             rows = self._buckets[number].rows
-            if not rows.plans_at_once:
+            count += rows.planned_row_count
+            if not rows.writes_at_once(count):
                 return False
             planned += rows.planned_row_count
-            met += (count + rows.planned_row_count) * rows.row_bytes_max
+            met += count * rows.row_bytes_max
         return (
             writes <= _SHORT_WRITES
             and max(sum(counts.values()), planned) <= _SHORT_ROWS
             and values <= _SHORT_VALUES
             and max(size, met) <= _SHORT_BYTES
-        )
-
-    def is_short_to_apply(self, requests: Iterable[KeyRequest]) -> bool:
-        """Whether to apply what was planned takes little."""
-        parts = (part for request in requests for part in request.parts)
-        planned = {id(part.write): (part.bucket, part.write) for part in parts if part.write}
-        counts: dict[int, int] = {}
-        size = 0
-        for bucket, write in planned.values():
-            counts[bucket] = counts.get(bucket, 0) + len(write.keys)
-            size += write.values.nbytes
-        return (
-            sum(counts.values()) <= _SHORT_ROWS
-            and size <= _SHORT_BYTES
-            and all(self._buckets[b].rows.applies_at_once(count) for b, count in counts.items())
         )
 
     def plan(self, requests: Sequence[KeyRequest]) -> Iterator[None]:

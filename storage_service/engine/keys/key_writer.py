@@ -84,6 +84,7 @@ class _Round:
 
     def __init__(self, requests: Sequence[KeyRequest]) -> None:
         self.requests = requests
+        self.is_short = False
         self.outcome: CommitOutcome | None = None
 
     @property
@@ -299,11 +300,12 @@ class KeyWriter:
 
     async def _plan(self) -> None:
         """Plan a round, on top of the one that is stored if there is one."""
-        self._planned = _Round(self._take())
-        requests = self._planned.requests
+        requests = self._take()
+        self._planned = planned = _Round(requests)
         async with self._turn:
+            planned.is_short = self._planner.is_short(requests)
             plans = self._planner.plan(requests)
-            count = SHORT_PLANS if self._planner.is_short(requests) else 0
+            count = SHORT_PLANS if planned.is_short else 0
             if sum(1 for _ in itertools.islice(plans, count + 1)) > count:
                 await self._loop.run_in_executor(self._executor, deque, plans, 0)
 
@@ -370,7 +372,7 @@ class KeyWriter:
                 assert result.base_offset == part.start, "nobody else appends to these logs"
                 part.timestamp_us = result.timestamp_us
             async with self._turn:
-                if self._planner.is_short_to_apply(requests):
+                if stored.is_short:
                     ends = self._apply(requests)
                 else:
                     ends = await self._loop.run_in_executor(self._executor, self._apply, requests)

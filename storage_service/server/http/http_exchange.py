@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
@@ -59,6 +60,15 @@ MESSAGE_CHARACTERS_MAX: Final = 2_000
 _JOIN_BYTES_MAX: Final = 128 << 10
 # What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
 _PROGRESS_BYTES_MIN: Final = 64 << 10
+
+
+def _parameters(query: bytes) -> Sequence[tuple[str, str]]:
+    return tuple(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+
+
+# A writer's requests all have the same.
+_SHORT_QUERY_BYTES: Final = 256
+_known_parameters = functools.lru_cache(maxsize=1_024)(_parameters)
 
 
 class AnswerFlow(Protocol):
@@ -158,9 +168,10 @@ class HttpExchange:
 
     def query(self, known: Iterable[str]) -> dict[str, str]:
         """Return the query parameters; raises for one that is not `known` or given twice."""
-        if not self.scope["query_string"]:
+        query: bytes = self.scope["query_string"]
+        if not query:
             return {}
-        pairs = parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        pairs = (_known_parameters if len(query) <= _SHORT_QUERY_BYTES else _parameters)(query)
         found = dict(pairs)
         allowed = set(known)
         for name in found:
