@@ -131,11 +131,8 @@ class AnswerMemory(FairShares):
         share = exchange.share
         if len(self._waiting.get(share, ())) >= _WAITING_MAX:
             raise self._no_room(share)
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self.take_in_turn(share, byte_count, exchange.wait)
-        except TimeoutError:
-            raise self._no_room(share) from None
+        if not await self.take_in_turn(share, byte_count, exchange.wait, wait_s=self._wait_s):
+            raise self._no_room(share)
         exchange.hold = AnswerHold(self, share, byte_count)
 
     def hold_built(self, exchange: Answered, byte_count: int, *, is_done: bool = False) -> None:

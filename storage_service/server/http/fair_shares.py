@@ -60,20 +60,27 @@ class FairShares(ABC):
         share: str,
         amount: int,
         wait: Callable[[asyncio.Future[None]], Awaitable[None]],
-    ) -> None:
-        """Take so much as soon as it fits and others have had their turn.
+        *,
+        wait_s: float | None = None,
+    ) -> bool:
+        """Take so much once it fits and others have had their turn; False after `wait_s`.
 
-        `wait` awaits what it is given; the place in the line is given up when it raises.
+        `wait` awaits what it is given; when it raises, the place in the line is given up.
         """
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
         self._waiting.setdefault(share, {})[future] = amount
+        given_up = None if wait_s is None else loop.call_later(wait_s, _resolve, future)
         is_taken = False
         try:
             await wait(future)
-            is_taken = True
+            is_taken = future not in self._waiting.get(share, ())
         finally:
+            if given_up is not None:
+                given_up.cancel()
             if not is_taken:
                 self._leave(share, future, amount)
+        return is_taken
 
     def give_back(self, share: str, amount: int) -> None:
         """Count what the caller has no more."""
@@ -111,8 +118,7 @@ class FairShares(ABC):
                     self._waiting[share] = line
                 self.take(share, amount)
                 # One that is just going gives it back.
-                if not future.done():
-                    future.set_result(None)
+                _resolve(future)
 
 
 class FairTurns(FairShares):
@@ -136,3 +142,8 @@ class FairTurns(FairShares):
 
 async def _awaited(future: asyncio.Future[None]) -> None:
     await future
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
