@@ -1,19 +1,128 @@
-"""What metrics report of the moment: how full each thing is that has a limit."""
+"""What metrics report of the moment: how full what has a limit is, and how the tables stand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["read_gauges"]
+__all__ = ["read_state"]
+
+OTHER_TABLES: Final = "(other)"
+"""The label of all tables beyond `metrics_tables_max`."""
+
+# Of a table, by name: the help, and how it is read.
+_TABLE_GAUGES: Final[Mapping[str, tuple[str, Callable[[OpenTable, TieringCoordinator], float]]]] = {
+    "rows": (
+        "Rows ever appended: the sum of the buckets' high watermarks.",
+        lambda table, _: sum(tablet.high_watermark for tablet in table.tablets),
+    ),
+    "untiered_rows": (
+        "Rows in the log that the lake does not have.",
+        lambda table, _: table.untiered_rows,
+    ),
+    "log_bytes": (
+        "Bytes of the table's log files.",
+        lambda table, _: sum(tablet.size_bytes for tablet in table.tablets),
+    ),
+    "tiering_epoch": ("Tiering rounds ever claimed.", lambda table, _: table.lake.tiering_epoch),
+    "lag_seconds": (
+        "Age of the oldest row that the lake does not have; 0 when it has all.",
+        lambda table, tiering: tiering.lag_ms(table) / 1000,
+    ),
+    "freshness_seconds": (
+        "The lag wanted: table.datalake.freshness; 0 without a lake.",
+        lambda table, _: (
+            table.properties.datalake_freshness_ms / 1000
+            if table.properties.datalake_enabled
+            else 0
+        ),
+    ),
+    "last_round_seconds": (
+        "Time of the last tiering round.",
+        lambda table, tiering: tiering.round_of(table).last_round_ms / 1000,
+    ),
+    "tiering_failures": (
+        "Tiering rounds failed in a row.",
+        lambda table, tiering: tiering.round_of(table).failures,
+    ),
+}
 
 
-async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
-    """Return name -> help, value. Event loop only."""
+async def read_state(service: Service) -> list[Metric]:
+    """Return all of it. Event loop only."""
+    gauges = await _gauges(service)
+    rounds = CounterMetricFamily(
+        "streamhouse_tiering_rounds",
+        "Tiering rounds ended: in_time (within the freshness), late or failed.",
+        labels=["how"],
+    )
+    for how in ("in_time", "late", "failed"):
+        rounds.add_metric([how], service.manager.tiering.rounds_ended[how])
+    return [
+        *(
+            GaugeMetricFamily(f"streamhouse_{name}", text, value=value)
+            for name, (text, value) in gauges.items()
+        ),
+        rounds,
+        _damaged_tables(service),
+        *await _tables(service),
+    ]
+
+
+def _damaged_tables(service: Service) -> Metric:
+    family = GaugeMetricFamily(
+        "streamhouse_damaged_table",
+        "1 for a table that is not served, by the code of what was met when it was opened.",
+        labels=["table", "code"],
+    )
+    counts = Counter(
+        (_label(service, damaged.path, number), damaged.code)
+        for number, damaged in enumerate(service.manager.damaged_tables())
+    )
+    for labels, count in counts.items():
+        family.add_metric(labels, count)
+    return family
+
+
+async def _tables(service: Service) -> list[Metric]:
+    found: dict[str, dict[str, float]] = {name: {} for name in _TABLE_GAUGES}
+    number = 0
+    tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
+    async for table in in_slices(tables):
+        if table.is_dropped:
+            continue
+        label = _label(service, table.path, number)
+        number += 1
+        for name, (_, read) in _TABLE_GAUGES.items():
+            values, value = found[name], read(table, service.manager.tiering)
+            # Of many tables together: the sum of what is counted, the worst of what is timed.
+            join = max if name.endswith("_seconds") else sum
+            values[label] = join((values[label], value)) if label in values else value
+    families: list[Metric] = []
+    for name, (text, _) in _TABLE_GAUGES.items():
+        family = GaugeMetricFamily(f"streamhouse_table_{name}", text, labels=["table"])
+        for label, value in found[name].items():
+            family.add_metric([label], value)
+        families.append(family)
+    return families
+
+
+def _label(service: Service, path: TablePath, number: int) -> str:
+    return str(path) if number < service.config.metrics_tables_max else OTHER_TABLES
+
+
+async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
+    """Return name -> help, value."""
     manager = service.manager
     key_memory_bytes = await _key_memory_bytes(manager.open_tables())
     # From here on nothing is awaited: the others are of one moment.
@@ -41,7 +150,7 @@ async def read_gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.answers.waiting_count,
         ),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
-        "disk_bytes": ("What rows take of --disk-max.", service.manager.disk_budget.bytes_used),
+        "disk_bytes": ("What rows take of --disk-max.", manager.disk_budget.bytes_used),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
             sum(table.key_writer.waiting_count for table in key_tables),
@@ -86,9 +195,7 @@ async def _key_memory_bytes(tables: Iterable[OpenTable]) -> int:
         if isinstance(table, KeyTable) and not table.is_dropped:
             # Those out of use may just be closed.
             usable = [keys.rows for keys in table.key_buckets if keys.is_usable]
-            total += sum(_memory(rows.memory_bytes()) for rows in usable)
+            for rows in usable:
+                by_place = rows.memory_bytes()
+                total += sum(by_place.values()) - by_place["files"]
     return total
-
-
-def _memory(by_place: dict[str, int]) -> int:
-    return sum(size for place, size in by_place.items() if place != "files")

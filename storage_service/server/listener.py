@@ -30,7 +30,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
-from streamhouse.storage_service.server.gauges import read_gauges
+from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
@@ -89,13 +89,7 @@ async def _serve(
     service = Service(config, manager, workers, metrics)
     app = ServiceApp(service)
     try:
-        metrics.watch(
-            tables=manager.open_tables,
-            damaged_tables=manager.damaged_tables,
-            tiering=manager.tiering,
-            gauges=functools.partial(read_gauges, service),
-            tables_max=config.metrics_tables_max,
-        )
+        metrics.watch(functools.partial(read_state, service))
         # What lives as long as the process need not be walked by every collection.
         gc.collect()
         gc.freeze()

@@ -77,15 +77,7 @@ class Service:
         )
         self.foreign_requests = ForeignRequests(config)
         self.access = AccessControl(config)
-        self.status = StatusSampler(
-            tables=manager.open_tables,
-            damaged_tables=manager.damaged_tables,
-            strangers=manager.strangers,
-            coordinator=manager.tiering,
-            runtime=manager.runtime,
-            interval_ms=STATUS_INTERVAL_MS,
-            tables_max=config.metrics_tables_max,
-        )
+        self.status = StatusSampler(manager, tables_max=config.metrics_tables_max)
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
         self.memory_return = MemoryReturn(

@@ -37,7 +37,7 @@ from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.app import ServiceApp
-from streamhouse.storage_service.server.gauges import read_gauges
+from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -182,13 +182,7 @@ async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InP
         manager = await TabletManager.open(settings, runtime=runtime)
         try:
             service = Service(settings, manager, executor, metrics)
-            metrics.watch(
-                tables=manager.open_tables,
-                damaged_tables=manager.damaged_tables,
-                tiering=manager.tiering,
-                gauges=functools.partial(read_gauges, service),
-                tables_max=settings.metrics_tables_max,
-            )
+            metrics.watch(functools.partial(read_state, service))
             yield InProcessService(service)
         finally:
             await manager.close()

@@ -11,20 +11,18 @@ import asyncio
 import base64
 import hashlib
 import importlib.resources
+import itertools
 import json
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from fastapi.responses import Response
 
-from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
+from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -50,66 +48,38 @@ class _Sample(NamedTuple):
     lag_ms: tuple[int, ...]
 
 
-@dataclass
-class _History:
-    samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-
-    def rate(self, name: str) -> float:
-        """Rows a second between the last two samples."""
-        if len(self.samples) < 2:
-            return 0.0
-        before, now = self.samples[-2], self.samples[-1]
-        seconds = now.at_s - before.at_s
-        return (getattr(now, name) - getattr(before, name)) / seconds if seconds > 0 else 0.0
-
-    def rates(self, name: str) -> list[float]:
-        """Rows a second between all samples that follow each other."""
-        pairs = zip(self.samples, list(self.samples)[1:], strict=False)
-        return [
-            round((getattr(now, name) - getattr(before, name)) / max(now.at_s - before.at_s, 1e-3))
-            for before, now in pairs
-        ]
+def _rates(samples: Iterable[_Sample], name: str) -> list[float]:
+    """Rows a second between all samples that follow each other."""
+    return [
+        (getattr(now, name) - getattr(before, name)) / max(now.at_s - before.at_s, 1e-3)
+        for before, now in itertools.pairwise(samples)
+    ]
 
 
 class StatusSampler:
-    """Samples the tables of one service. Event loop only."""
+    """Samples the tables of one service, `tables_max` of them. Event loop only."""
 
-    def __init__(
-        self,
-        *,
-        tables: Callable[[], Iterable[OpenTable]],
-        damaged_tables: Callable[[], Iterable[DamagedTable]],
-        strangers: Sequence[str],
-        coordinator: TieringCoordinator,
-        runtime: Runtime,
-        interval_ms: int,
-        tables_max: int,
-    ) -> None:
-        self._tables = tables
-        self._damaged_tables = damaged_tables
-        self._strangers = strangers
-        self._coordinator = coordinator
-        self._runtime = runtime
-        self._interval_ms = interval_ms
+    def __init__(self, manager: TabletManager, *, tables_max: int) -> None:
+        self._manager = manager
         self._tables_max = tables_max
-        self._histories: dict[int, _History] = {}
+        # By table id, the oldest first.
+        self._samples: dict[int, deque[_Sample]] = {}
         self._writing: asyncio.Future[str] | None = None
 
     async def sample(self) -> None:
         """Take one sample of every table; those beyond the limit are left out."""
-        tables = self._sampled()
+        runtime, tables = self._manager.runtime, self._sampled()
         unread = [table for table in tables if not table.is_age_known]
         if unread:
-            await self._runtime.run(_read_ages, unread)
-        now_s, now_us = self._runtime.monotonic_s(), self._runtime.clock_us()
+            await runtime.run(_read_ages, unread)
+        now_s, now_us = runtime.monotonic_s(), runtime.clock_us()
         kept = {}
         async for table in in_slices(tables):
-            if table.is_dropped:
-                continue
-            history = self._histories.get(table.info.table_id) or _History()
-            history.samples.append(_sample(table, now_s=now_s, now_us=now_us))
-            kept[table.info.table_id] = history
-        self._histories = kept
+            if not table.is_dropped:
+                samples = self._samples_of(table)
+                samples.append(_sample(table, now_s=now_s, now_us=now_us))
+                kept[table.info.table_id] = samples
+        self._samples = kept
 
     async def text(self) -> str:
         """Return everything that is known, as JSON; callers at the same time share it."""
@@ -124,46 +94,51 @@ class StatusSampler:
             async for table in in_slices(self._sampled())
             if not table.is_dropped
         ]
-        every = list(self._tables())
+        manager = self._manager
+        every = list(manager.open_tables())
         rest = {
-            "now_us": self._runtime.clock_us(),
-            "sample_interval_ms": self._interval_ms,
+            "now_us": manager.runtime.clock_us(),
+            "sample_interval_ms": STATUS_INTERVAL_MS,
             "table_count": len(every),
-            "damaged_tables": [damaged.to_json() for damaged in self._damaged_tables()],
-            "strangers": list(self._strangers),
+            "damaged_tables": [damaged.to_json() for damaged in manager.damaged_tables()],
+            "strangers": list(manager.strangers),
             "workers": [
                 {"worker_id": status["worker_id"], "table": str(table.path)}
                 | {name: status[name] for name in _ROUND_FACTS}
                 for table in every
-                if (status := self._coordinator.status(table))["lease_left_ms"]
+                if (status := manager.tiering.status(table))["lease_left_ms"]
             ],
             "idle_workers": [
                 {"worker_id": worker, "reason": reason}
-                for worker, reason in sorted(self._coordinator.idle_workers().items())
+                for worker, reason in sorted(manager.tiering.idle_workers().items())
             ],
         }
         begin = json.dumps(rest, separators=_SEPARATORS)[:-1]
         return f'{begin},"tables":[{",".join(tables)}]}}'
 
     def _sampled(self) -> list[OpenTable]:
-        return sorted(self._tables(), key=lambda table: table.path)[: self._tables_max]
+        tables = sorted(self._manager.open_tables(), key=lambda table: table.path)
+        return tables[: self._tables_max]
+
+    def _samples_of(self, table: OpenTable) -> deque[_Sample]:
+        return self._samples.get(table.info.table_id) or deque(maxlen=SAMPLES_MAX)
 
     def _table(self, table: OpenTable) -> dict[str, Any]:
-        history = self._histories.get(table.info.table_id) or _History()
-        properties = table.properties
-        lags = history.samples[-1].lag_ms if history.samples else ()
+        samples = self._samples_of(table)
+        written, read = _rates(samples, "written_rows"), _rates(samples, "read_rows")
+        lags = samples[-1].lag_ms if samples else ()
         return {
             "table": str(table.path),
             "is_primary_key_table": table.info.is_primary_key_table,
             "row_count": table.row_count,
             "log_bytes": sum(tablet.size_bytes for tablet in table.tablets),
-            "written_rows_per_s": history.rate("written_rows"),
-            "read_rows_per_s": history.rate("read_rows"),
-            "is_tiered": properties.datalake_enabled,
-            "freshness_ms": properties.datalake_freshness_ms,
+            "written_rows_per_s": written[-1] if written else 0.0,
+            "read_rows_per_s": read[-1] if read else 0.0,
+            "is_tiered": table.properties.datalake_enabled,
+            "freshness_ms": table.properties.datalake_freshness_ms,
             "lag_ms": max(lags, default=0),
             "lake_snapshot_id": table.lake.snapshot_id and str(table.lake.snapshot_id),
-            "tiering": self._coordinator.status(table),
+            "tiering": self._manager.tiering.status(table),
             "unusable": table.failures,
             "buckets": [
                 {
@@ -176,9 +151,9 @@ class StatusSampler:
                 for bucket, positions in table.positions().items()
             ],
             "history": {
-                "written_rows_per_s": history.rates("written_rows"),
-                "read_rows_per_s": history.rates("read_rows"),
-                "lag_ms": [list(sample.lag_ms) for sample in history.samples],
+                "written_rows_per_s": list(map(round, written)),
+                "read_rows_per_s": list(map(round, read)),
+                "lag_ms": [list(sample.lag_ms) for sample in samples],
             },
         }
 
