@@ -338,9 +338,10 @@ class KvTablet:
         values, unknown = found
         if unknown and not reads_files:
             return None
+        size = 0
         if unknown:
             self._behind.wait()
-        size = 0
+            size = sum(len(value) for value in values if value is not None)
         for start in range(0, len(unknown), _FIRST_STEP_ROWS):
             positions = unknown[start : start + _FIRST_STEP_ROWS]
             stored = self._store.get(pa.array([keys[p] for p in positions], pa.binary()))

@@ -20,6 +20,8 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
@@ -314,6 +316,23 @@ def test_wrong_prefixes_are_refused(
 def test_one_wrong_key_is_refused(composite: KvTablet, key: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):
         found_alone(composite, key)
+
+
+def test_rows_of_memory_and_of_files_count_together_in_one_answer(bucket: LoggedBucket) -> None:
+    text = "x" * 1_000
+    bucket.write(upserts(1, name=text))
+    bucket.tablet.flush()
+    bucket.reopen()
+    tablet = bucket.tablet
+    tablet.apply(bucket.plan(upserts(2, name=text)))
+    rows = SingleRows(tablet.rules, tablet.codec)
+    keys = [rows.encode_key({"id": i}) for i in (1, 2)]
+    hashes = PROCESS_HASHER.few(keys)
+
+    assert tablet.find_few(keys, hashes, bytes_max=4_000, reads_files=False) is None
+    assert tablet.find_few(keys, hashes, bytes_max=4_000, reads_files=True) is not None
+    with pytest.raises(RequestTooLargeError):
+        tablet.find_few(keys, hashes, bytes_max=1_500, reads_files=True)
 
 
 def test_a_run_that_was_ended_by_others_does_not_end_the_next(tmp_path: Path) -> None:
