@@ -9,6 +9,7 @@ repeats it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import os
@@ -28,6 +29,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.errors import (
@@ -35,9 +37,10 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.changelog import (
+    DELETE,
     INSERT,
     OPERATION_DELETE,
     OPERATION_UPSERT,
@@ -48,7 +51,7 @@ from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.examples import examples
 from tests.support.held_step import around, lower
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
-from tests.support.kv_model import identity
+from tests.support.kv_model import Entry, identity
 from tests.support.kv_world import entries_of, fold_log
 
 _BUCKETS: Final = 3
@@ -199,10 +202,29 @@ async def _commit(manager: TabletManager, table: KeyTable, random: Random) -> No
     await transactions.commit(begun, [part], wait_s=_WAIT_S)
 
 
+async def _expire(manager: TabletManager, table: KeyTable, random: Random) -> None:
+    """Delete what has a version below some offset by the time it is its turn."""
+    number = random.randrange(_BUCKETS)
+    bucket = table.key_buckets[number]
+    end = random.randint(0, bucket.log.high_watermark)
+    bytes_max = random.choice((1 << 10, 1 << 20))
+    pieces = older_keys(table.key_writer, bucket.rows, end, bytes_max=bytes_max)
+    with contextlib.suppress(*_REFUSED, UnknownOutcomeError):
+        async with contextlib.aclosing(pieces):
+            async for keys in pieces:
+                if keys.num_rows:
+                    write = delete_of(number, keys, written_below=end)
+                    answer = await manager.write_keys(table, [write], columns=None, writer_id=0)
+                    for line in _entries(table, number, *answer.ranges[number]):
+                        assert line.change_type == DELETE
+                        assert line.retracts is not None
+                        assert line.retracts < end
+
+
 _Act = Callable[[TabletManager, KeyTable, Random], Coroutine[Any, Any, None]]
-_ON_ANY_DISK: Final[tuple[_Act, ...]] = (_flush, _alter, _add_column)
+_ON_ANY_DISK: Final[tuple[_Act, ...]] = (_flush, _alter, _add_column, _expire)
 # A transaction that is decided waits until the disk takes it.
-_ON_A_GOOD_DISK: Final[tuple[_Act, ...]] = (_flush, _alter, _add_column, _commit)
+_ON_A_GOOD_DISK: Final[tuple[_Act, ...]] = (*_ON_ANY_DISK, _commit)
 
 
 async def _live(folder: Path, writers: list[_Writer], random: Random, *, is_faulty: bool) -> None:
@@ -242,16 +264,23 @@ async def _live(folder: Path, writers: list[_Writer], random: Random, *, is_faul
                 _check(table, writers)
 
 
+def _entries(table: KeyTable, bucket: int, start: int, end: int) -> list[Entry]:
+    """Return the lines of a bucket's changelog at the offsets [start, end)."""
+    entries: list[Entry] = []
+    position = start
+    while position < end:
+        for frame in table.key_buckets[bucket].log.read(position, bytes_max=1 << 20):
+            rows = read_stored(frame.payload, table.info, stored_as=frame.schema_id)
+            entries += entries_of(rows, frame.base_offset)
+            position = frame.base_offset + frame.row_count
+    return [entry for entry in entries if start <= entry.offset < end]
+
+
 def _check(table: KeyTable, writers: list[_Writer]) -> None:
     """The log is one history, and leads to the rows that are there."""
     for number, bucket in enumerate(table.key_buckets):
         assert bucket.is_usable
-        log = bucket.log
-        entries = []
-        while len(entries) < log.high_watermark:
-            for frame in log.read(len(entries), bytes_max=1 << 20):
-                rows = read_stored(frame.payload, table.info, stored_as=frame.schema_id)
-                entries += entries_of(rows, frame.base_offset)
+        entries = _entries(table, number, 0, bucket.log.high_watermark)
         state = fold_log(entries, ("id",))
         assert bucket.row_count == len(state) == bucket.rows.row_count
         keys = pa.record_batch([pa.array([key for (key,) in state], pa.int64())], names=["id"])

@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
 from streamhouse.storage_service.kv.plan.few_rows import (
     FewBucketRows,
     few_rows_plan,
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
-from streamhouse.storage_service.kv.plan.write_input import check_rows
+from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_NONE
@@ -268,6 +269,36 @@ def bytes_of(changelog: pa.RecordBatch) -> bytes:
 @given(st.integers(0, 1 << 32))
 def test_few_rows_are_planned_as_many_are(seed: int) -> None:
     check(seed)
+
+
+@pytest.mark.parametrize("key_type", [pa.string(), pa.binary()], ids=str)
+@pytest.mark.parametrize("is_too_long", [False, True])
+def test_a_key_is_as_long_as_it_may_be_among_few_and_many(
+    key_type: pa.DataType, is_too_long: bool
+) -> None:
+    fields = [pa.field("k", key_type, nullable=False), pa.field("n", pa.int8(), nullable=False)]
+    rules = TableRules(
+        table="db.t",
+        schema=Schema.from_arrow(pa.schema(fields)),
+        primary_key=("k", "n"),
+        merge=MergeRules(),
+    )
+    codec = RowCodec(rules.schema, schema_id=0, table=rules.table)
+    # The marks of two parts, the end of the first, the second, and a zero, which takes two bytes.
+    key = b"\0" + b"x" * (KEY_BYTES_MAX - 7 + is_too_long)
+    columns = [pa.array([key]).cast(key_type), pa.array([-128], pa.int8())]
+    rows = pa.RecordBatch.from_arrays(columns, schema=rules.schema.to_arrow())
+    asked = Asked(rows, None, None, [1])
+
+    few = plan_few(asked, [Store()], rules, codec)
+
+    if is_too_long:
+        assert few is None
+        with pytest.raises(InvalidRequestError, match=f"has {KEY_BYTES_MAX + 1} bytes; at most"):
+            plan_many(asked, [Store()], rules, codec)
+    else:
+        assert few is not None
+        check_same(few, plan_many(asked, [Store()], rules, codec))
 
 
 def test_what_small_writes_mostly_are_is_planned_one_by_one() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -177,19 +177,23 @@ def found_alone(tablet: KvTablet, key: Mapping[str, Any]) -> dict[str, Any] | No
     return None if value is None else dict(zip(names, rows.decode_values(value), strict=True))
 
 
+_EXACT = Context(prec=40, traps=[Inexact])
 _UTC = pa.timestamp("us", tz="UTC")
 KEY_TYPES = (
     pa.bool_(),
     pa.int8(),
+    pa.int16(),
     pa.int32(),
     pa.int64(),
     pa.string(),
     pa.binary(),
     pa.date32(),
     _UTC,
+    pa.timestamp("us"),
     pa.decimal128(20, 3),
+    pa.decimal128(38, 38),
 )
-FLAT_TYPES = (*KEY_TYPES, pa.int16(), pa.float32(), pa.float64(), pa.timestamp("us"))
+FLAT_TYPES = (*KEY_TYPES, pa.float32(), pa.float64())
 NESTED_TYPES = tuple(
     canonical_type(t, where="nested")
     for t in (
@@ -213,7 +217,7 @@ def values(t: pa.DataType) -> st.SearchStrategy[Any]:
         return st.sampled_from([0.0, -0.0, 1.5, float("nan")]) | st.floats(width=t.bit_width)
     if pa.types.is_decimal(t):
         most = 10**t.precision - 1
-        return st.integers(-most, most).map(lambda n: Decimal(n).scaleb(-t.scale))
+        return st.integers(-most, most).map(lambda n: _EXACT.scaleb(Decimal(n), -t.scale))
     if pa.types.is_string(t):
         return st.sampled_from(["", "a", "b\x00", "ü"]) | st.text(max_size=6)
     if pa.types.is_binary(t):
@@ -335,11 +339,14 @@ def random_value(random: Random, t: pa.DataType) -> Any:
     if pa.types.is_boolean(t):
         return random.random() < 0.5
     if pa.types.is_integer(t):
-        return random.choice([0, 1, -1, random.randrange(-100, 100)])
+        limit = 1 << (t.bit_width - 1)
+        return random.choice([0, 1, -1, -limit, limit - 1, random.randrange(-100, 100)])
     if pa.types.is_floating(t):
         return random.choice([0.0, -0.0, 1.5, float("nan"), float(random.randrange(100))])
     if pa.types.is_decimal(t):
-        return Decimal(random.randrange(-999, 999)).scaleb(-t.scale)
+        most = 10**t.precision - 1
+        unscaled = random.choice([most, -most, random.randrange(-999, 999)])
+        return _EXACT.scaleb(Decimal(unscaled), -t.scale)
     if pa.types.is_string(t):
         return random.choice(["", "a\x00", "ü", "long " * 9, str(random.randrange(1000))])
     if pa.types.is_binary(t):

@@ -25,7 +25,7 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from tests.support.held_step import around, lower
 from tests.support.in_process_service import (
@@ -421,31 +421,81 @@ async def test_what_was_planned_on_rows_that_were_not_stored_is_planned_again(
         assert _names(table, 0, range(3)) == [None] * 3
 
 
+class _FullDisk:
+    """The next write waits until `go`, and finds no room then; those after it do."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.is_writing = threading.Event()
+        self._may_go = threading.Event()
+        self._patch = patch
+        patch.setattr(os, "pwritev", self._write)
+
+    def _write(self, *_: Any) -> int:
+        self.is_writing.set()
+        assert self._may_go.wait(20)
+        self._patch.undo()
+        raise OSError(28, "No space left on device")
+
+    def go(self) -> None:
+        self._may_go.set()
+
+
 async def test_a_full_disk_takes_back_what_was_planned_on_top(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write, is_writing = threading.Event(), threading.Event()
-
-    def full(*_: Any) -> int:
-        is_writing.set()
-        assert may_write.wait(20)
-        monkeypatch.undo()
-        raise OSError(28, "No space left on device")
-
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
-        monkeypatch.setattr(os, "pwritev", full)
+        disk = _FullDisk(monkeypatch)
         first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, event_rows(0, 3))))
-        await until(is_writing.is_set)
+        await until(disk.is_writing.is_set)
         second = await _planned_on_top(manager, table, KeyWrite(0, _named(range(2_000), "b")))
 
-        may_write.set()
+        disk.go()
 
         with pytest.raises(StorageFailedError):
             await first
         # Nothing of the first is there: these are new rows, at its offsets.
         assert (await second).ranges == {0: (0, 2_000)}
         assert table.key_buckets[0].row_count == 2_000
+
+
+async def test_rows_that_are_written_meanwhile_are_not_deleted_for_their_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        await _write(manager, table, KeyWrite(0, _named(range(1_000), "old")))
+        syncs = _HeldSyncs(monkeypatch)
+        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(400), "b"))))
+        await until(syncs.are_under_way.is_set)
+
+        keys = _named(range(1_000), "").select(["id"])
+        expired = await _planned_on_top(manager, table, delete_of(0, keys, written_below=1_000))
+        syncs.go()
+
+        assert (await first).ranges == {0: (1_000, 1_800)}
+        assert (await expired).ranges == {0: (1_800, 2_400)}
+        assert _names(table, 0, range(1_000)) == ["b"] * 400 + [None] * 600
+
+
+async def test_rows_are_as_old_as_they_were_when_what_was_written_meanwhile_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_manager(tmp_path) as manager:
+        table = await _table(manager)
+        await _write(manager, table, KeyWrite(0, _named(range(1_000), "old")))
+        disk = _FullDisk(monkeypatch)
+        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(400), "b"))))
+        await until(disk.is_writing.is_set)
+
+        keys = _named(range(1_000), "").select(["id"])
+        expired = await _planned_on_top(manager, table, delete_of(0, keys, written_below=1_000))
+        disk.go()
+
+        with pytest.raises(StorageFailedError):
+            await first
+        assert (await expired).ranges == {0: (1_000, 2_000)}
+        assert _names(table, 0, range(1_000)) == [None] * 1_000
 
 
 async def test_small_writes_go_on_while_every_thread_is_busy_elsewhere(tmp_path: Path) -> None:
