@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
@@ -38,9 +40,9 @@ from streamhouse.storage_service.wire.arrow_body import (
 __all__ = [
     "FETCH_BYTES_DEFAULT",
     "LogBatch",
-    "RowLookups",
     "fetch",
     "lookup",
+    "lookup_one",
     "offsets_to_text",
     "prefix_lookup",
     "read_range",
@@ -246,53 +248,54 @@ def prefix_lookup(
     return answer.replace_schema_metadata(None)
 
 
-class RowLookups:
-    """The lookups of single rows of one client in all its tables. Thread-safe."""
-
-    def __init__(self, transport: HttpTransport) -> None:
-        self._transport = transport
-        self._forms: dict[int, JsonRows] = {}
-
-    def find(
-        self, table: TableInfo, key: Mapping[str, Any], *, describe: Callable[[], TableInfo]
-    ) -> dict[str, Any] | None:
-        """See `StorageClient.lookup_one`; `describe` is called when `table` is no longer so."""
-        name = str(table.path)
-        _check_key(table, key)
-        form = self._forms.get(table.table_id)
-        if form is None or form.table is not table:
-            form = self._forms[table.table_id] = JsonRows(table)
-        part = form.url_part(key)
+def lookup_one(
+    transport: HttpTransport,
+    table: TableInfo,
+    key: Mapping[str, Any],
+    *,
+    describe: Callable[[], TableInfo],
+) -> dict[str, Any] | None:
+    """See `StorageClient.lookup_one`; `describe` is called when `table` is no longer so."""
+    name = str(table.path)
+    _check_key(table, key)
+    form = _form_of(Same(table))
+    part = form.url_part(key)
+    if part is None:
+        keys = _key_of(table, key)
+        part = form.url_part_of_plain(keys)
         if part is None:
-            keys = _key_of(table, key)
-            part = form.url_part_of_plain(keys)
-            if part is None:
-                return self._find_by_batch(name, keys, key)
-        url = f"/v1/tables/{name}/rows/{part}"
-        answer = self._transport.ask("GET", url, is_repeatable=True, passed=(_NOT_FOUND,))
-        if answer.headers.get(VERSION_HEADER) != table.version:
-            # As another version has it, the URL may name another row, a value may be another one.
-            table = describe()
-            _check_key(table, key)
-            return self._find_by_batch(name, _key_of(table, key), key)
-        if answer.status == _NOT_FOUND:
-            return None
-        try:
-            return form.row(answer.data)
-        except OutsideOfPythonError as error:
-            raise _outside_of_python(name, key) from error
-        except (ValueError, TypeError) as error:
-            raise CorruptDataError(f"{url}: the answer is no row of the table: {error}") from error
+            return _found_by_batch(transport, name, keys, key)
+    url = f"/v1/tables/{name}/rows/{part}"
+    answer = transport.ask("GET", url, is_repeatable=True, passed=(_NOT_FOUND,))
+    if answer.headers.get(VERSION_HEADER) != table.version:
+        # As another version has it, the URL may name another row, a value may be another one.
+        table = describe()
+        _check_key(table, key)
+        return _found_by_batch(transport, name, _key_of(table, key), key)
+    if answer.status == _NOT_FOUND:
+        return None
+    try:
+        return form.row(answer.data)
+    except OutsideOfPythonError as error:
+        raise _outside_of_python(name, key) from error
+    except (ValueError, TypeError) as error:
+        raise CorruptDataError(f"{url}: the answer is no row of the table: {error}") from error
 
-    def _find_by_batch(
-        self, name: str, keys: pa.RecordBatch, key: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        found = lookup(self._transport, name, keys)
-        try:
-            row: dict[str, Any] = found.to_pylist()[0]
-        except (OverflowError, ValueError) as error:
-            raise _outside_of_python(name, key) from error
-        return row if row.pop(FOUND_COLUMN) else None
+
+def _found_by_batch(
+    transport: HttpTransport, name: str, keys: pa.RecordBatch, key: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    found = lookup(transport, name, keys)
+    try:
+        row: dict[str, Any] = found.to_pylist()[0]
+    except (OverflowError, ValueError) as error:
+        raise _outside_of_python(name, key) from error
+    return row if row.pop(FOUND_COLUMN) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _form_of(table: Same) -> JsonRows:
+    return JsonRows(table.value)
 
 
 def _check_key(table: TableInfo, key: Mapping[str, Any]) -> None:

@@ -65,7 +65,6 @@ class StorageClient(TableCalls, TieringCalls):
             )
         )
         self._writes = TableWrites(self._transport)
-        self._row_lookups = reads.RowLookups(self._transport)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -283,8 +282,8 @@ class StorageClient(TableCalls, TieringCalls):
         """Return the row with this key, as in `lookup_one("airlines", carrier="UA")`, or None."""
         return self._with_table(
             path,
-            lambda table: self._row_lookups.find(
-                table, key, describe=lambda: self.describe_table(path)
+            lambda table: reads.lookup_one(
+                self._transport, table, key, describe=lambda: self.describe_table(path)
             ),
         )
 

@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _SPREAD_ROWS_MIN: Final = 8_192
+# Who writes to more tables in turn has them checked again; those dropped are not kept for ever.
+_CHECKS_KEPT_MAX: Final = 256
 _WHAT_NEEDS_A_KEY: Final = {
     TransactionOperation.UPSERT: "upsert into",
     TransactionOperation.DELETE: "delete from",
@@ -100,6 +102,8 @@ class ColumnChecks:
             or not last.schema.equals(given)
         ):
             _check_columns(table, given, operation, columns)
+            if len(self._last) >= _CHECKS_KEPT_MAX:
+                self._last.clear()
             checked = _Checked(table, chosen, given.remove_metadata())
             self._last[table.table_id, operation] = checked
 

@@ -207,7 +207,7 @@ def check(seed: int) -> int:
     rules = random_table(random)
     codec = RowCodec(rules.schema, schema_id=rules.schema_id, table=rules.table)
     keys = random_keys(random, rules, random.choice([4, 8, 24]))
-    count = random.choice([1, 1, 2, min(4, len(keys))])
+    count = min(random.choice([1, 1, 2, 4]), len(keys))
     of_bucket = [keys[number::count] for number in range(count)]
     stores = [Store() for _ in range(count)]
     planned = 0

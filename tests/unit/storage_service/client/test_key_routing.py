@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.writes import TableWrites
+from streamhouse.storage_service.client.writes import ColumnChecks, TableWrites
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
 from streamhouse.storage_service.model.schema import Schema
@@ -113,3 +114,16 @@ def test_what_was_checked_is_checked_again_when_anything_of_it_changes() -> None
         assert not write(1, wide, ["id"])
         assert write(1, wide, ["id", "name"])
         assert write(1, wide)
+
+
+def test_no_more_is_remembered_than_of_some_tables() -> None:
+    checks = ColumnChecks()
+    rows = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    descriptor = table_descriptor("db.remembered", primary_key=("id",))
+
+    for table_id in range(1, 1_001):
+        table = TableInfo(descriptor=descriptor, table_id=table_id, created_at_us=0)
+        checks.check(table, rows, TransactionOperation.UPSERT, None)
+
+    kept = [o for o in gc.get_objects() if isinstance(o, TableInfo) and o.descriptor is descriptor]
+    assert len(kept) <= 256

@@ -459,6 +459,17 @@ async def test_a_full_disk_takes_back_what_was_planned_on_top(
         assert table.key_buckets[0].row_count == 2_000
 
 
+async def _some_written_while_old(
+    manager: TabletManager, table: OpenTable, is_held: threading.Event
+) -> tuple[asyncio.Future[Appended], asyncio.Future[Appended]]:
+    """Begin to write 400 of 1,000 rows again, and plan on top to delete those that are old."""
+    first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(400), "b"))))
+    await until(is_held.is_set)
+    keys = _named(range(1_000), "").select(["id"])
+    expired = await _planned_on_top(manager, table, delete_of(0, keys, written_below=1_000))
+    return first, expired
+
+
 async def test_rows_that_are_written_meanwhile_are_not_deleted_for_their_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,11 +477,8 @@ async def test_rows_that_are_written_meanwhile_are_not_deleted_for_their_age(
         table = await _table(manager)
         await _write(manager, table, KeyWrite(0, _named(range(1_000), "old")))
         syncs = _HeldSyncs(monkeypatch)
-        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(400), "b"))))
-        await until(syncs.are_under_way.is_set)
+        first, expired = await _some_written_while_old(manager, table, syncs.are_under_way)
 
-        keys = _named(range(1_000), "").select(["id"])
-        expired = await _planned_on_top(manager, table, delete_of(0, keys, written_below=1_000))
         syncs.go()
 
         assert (await first).ranges == {0: (1_000, 1_800)}
@@ -485,11 +493,8 @@ async def test_rows_are_as_old_as_they_were_when_what_was_written_meanwhile_was_
         table = await _table(manager)
         await _write(manager, table, KeyWrite(0, _named(range(1_000), "old")))
         disk = _FullDisk(monkeypatch)
-        first = asyncio.ensure_future(_write(manager, table, KeyWrite(0, _named(range(400), "b"))))
-        await until(disk.is_writing.is_set)
+        first, expired = await _some_written_while_old(manager, table, disk.is_writing)
 
-        keys = _named(range(1_000), "").select(["id"])
-        expired = await _planned_on_top(manager, table, delete_of(0, keys, written_below=1_000))
         disk.go()
 
         with pytest.raises(StorageFailedError):
