@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ _MIXES: Final = (
     (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31),
     (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33),
 )
+_MIX_COLUMNS: Final = tuple(
+    np.array(pair, np.uint64)[:, None] for pair in zip(*_MIXES, strict=True)
+)
+# By count, a mask of the lowest bytes of a word.
+_LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(9)], dtype=np.uint64)
 # Every key starts with the byte of a part that is not null.
 _SKIPPED_BYTES: Final = 1
 # From here on arrays are quicker than numbers one by one.
@@ -46,27 +51,30 @@ class KeyHasher:
     def many(self, keys: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Return both hashes of every key of a binary array without nulls."""
         data, offsets = binary_parts(keys)
-        starts = offsets[:-1].astype(np.int64) + _SKIPPED_BYTES
-        lengths = np.diff(offsets).astype(np.int64) - _SKIPPED_BYTES
-        hashes = [np.full(len(keys), seed, dtype=np.uint64) for seed in self.seeds]
+        starts = offsets[:-1] + np.int64(_SKIPPED_BYTES)
+        lengths = offsets[1:] - starts
+        hashes = np.empty((2, len(keys)), dtype=np.uint64)
+        hashes[0], hashes[1] = self.seeds
         if len(keys) == 0:
             return hashes[0], hashes[1]
         # The last word of the last key must be readable in full.
         padded = np.empty(int(offsets[-1]) + 16, dtype=np.uint8)
         padded[: offsets[-1]] = data[: offsets[-1]]
-        everything: Any = slice(None)
         shortest, longest = int(lengths.min()), int(lengths.max())
         for position in range(0, max(longest, 1), 8):
-            chosen = everything if position < shortest else np.flatnonzero(lengths > position)
+            if position + 8 <= shortest:
+                hashes ^= gather_at(padded, starts + position, _WORD)
+                _mix(hashes)
+                continue
+            chosen = np.flatnonzero(lengths > position) if position else np.arange(len(keys))
             words = gather_at(padded, starts[chosen] + position, _WORD)
-            if position + 8 > shortest:
-                rest = np.minimum(lengths[chosen] - position, 8).astype(np.uint64)
-                words &= _low_bytes(rest)
-            for hash_, mix in zip(hashes, _MIXES, strict=True):
-                hash_[chosen] = _mixed(hash_[chosen] ^ words, mix)
-        sizes = lengths.astype(np.uint64)
-        first, second = (_mixed(h ^ sizes, mix) for h, mix in zip(hashes, _MIXES, strict=True))
-        return first, second
+            words &= _LOW_BYTES[np.minimum(lengths[chosen] - position, 8)]
+            part = hashes.take(chosen, axis=1) ^ words
+            _mix(part)
+            hashes[0][chosen], hashes[1][chosen] = part
+        hashes ^= lengths.view(np.uint64)
+        _mix(hashes)
+        return hashes[0], hashes[1]
 
     def few(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
         """Return both hashes of each of few keys as plain numbers."""
@@ -102,19 +110,11 @@ PROCESS_HASHER: Final = KeyHasher()
 """What all buckets of this process hash by, so that keys of many are hashed at once."""
 
 
-def _low_bytes(count: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return masks of the lowest `count` bytes, 0 to 8."""
-    masks = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
-    return masks[count.astype(np.int64)]
-
-
-def _mixed(
-    x: npt.NDArray[np.uint64], mix: tuple[int, int, int, int, int]
-) -> npt.NDArray[np.uint64]:
-    a, f, b, g, c = (np.uint64(number) for number in mix)
-    x ^= x >> a
-    x *= f
-    x ^= x >> b
-    x *= g
-    x ^= x >> c
-    return x
+def _mix(hashes: npt.NDArray[np.uint64]) -> None:
+    """Mix first hashes, in row 0, and second ones, in row 1, each in its own way."""
+    a, f, b, g, c = _MIX_COLUMNS
+    hashes ^= hashes >> a
+    hashes *= f
+    hashes ^= hashes >> b
+    hashes *= g
+    hashes ^= hashes >> c
