@@ -50,6 +50,7 @@ _INTEGERS: Final = frozenset(t.id for t in (pa.int8(), pa.int16(), pa.int32(), p
 _BYTES: Final = frozenset((pa.string().id, pa.binary().id))
 _TIMES: Final = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
 """What a date or a time is stored as."""
+_SIGN_BITS: Final = {size: np.array(1 << (size * 8 - 1), f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def buckets_for_rows(
@@ -253,7 +254,7 @@ def _encode_column(column: pa.Array) -> pa.Array:
         encoded = pc.binary_join_element_wise(_PRESENT, body, b"\x00\x00", b"")
     else:
         encoded = _fixed_width(column)
-    return pc.fill_null(encoded, _NULL)
+    return pc.fill_null(encoded, _NULL) if column.null_count else encoded
 
 
 def _fixed_width(column: pa.Array) -> pa.Array:
@@ -261,21 +262,23 @@ def _fixed_width(column: pa.Array) -> pa.Array:
     if pa.types.is_boolean(t):
         values = np.asarray(column.cast(pa.uint8()).fill_null(0).to_numpy()).reshape(-1, 1)
     elif pa.types.is_decimal(t):
-        values = _raw_values(column, "V16").view(np.uint8).reshape(-1, 16)[:, ::-1].copy()
+        values = _raw_values(column, np.dtype("V16")).view(np.uint8).reshape(-1, 16)[:, ::-1].copy()
         values[:, 0] ^= 0x80
     else:
         values = _big_endian(column)
     rows = np.empty((len(column), values.shape[1] + 1), dtype=np.uint8)
     rows[:, 0] = _PRESENT[0]
     rows[:, 1:] = values
-    fixed = pa.Array.from_buffers(pa.binary(rows.shape[1]), len(column), [None, pa.py_buffer(rows)])
-    encoded = fixed.cast(pa.binary())
+    offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    encoded = pa.Array.from_buffers(
+        pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    )
     if column.null_count == 0:
         return encoded
     return pc.if_else(column.is_valid(), encoded, pa.scalar(None, pa.binary()))
 
 
-def _raw_values(column: pa.Array, dtype: str) -> npt.NDArray[np.generic]:
+def _raw_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[np.generic]:
     """Return the values as stored, whatever lies under nulls included."""
     data = column.buffers()[1]
     if data is None:
@@ -285,16 +288,16 @@ def _raw_values(column: pa.Array, dtype: str) -> npt.NDArray[np.generic]:
 
 def _big_endian(column: pa.Array) -> npt.NDArray[np.uint8]:
     size = column.type.bit_width // 8
-    sign = np.array(1 << (size * 8 - 1), dtype=f"u{size}")
+    sign = _SIGN_BITS[size]
     if pa.types.is_floating(column.type):
-        floats = _raw_values(column, f"f{size}")
+        floats = _raw_values(column, np.dtype(f"f{size}"))
         # -0.0 and 0.0 are one key, and so are all NaNs.
         floats = np.where(floats == 0, np.zeros_like(floats), floats)
-        bits = np.where(np.isnan(floats), np.full_like(floats, np.nan), floats).view(f"u{size}")
+        bits = np.where(np.isnan(floats), np.full_like(floats, np.nan), floats).view(sign.dtype)
         bits = np.where(bits & sign, ~bits, bits ^ sign)
     else:
-        bits = _raw_values(column, f"u{size}") ^ sign
-    return bits.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+        bits = _raw_values(column, sign.dtype) ^ sign
+    return bits.astype(sign.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, size)
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

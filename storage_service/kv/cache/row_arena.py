@@ -27,6 +27,8 @@ __all__ = ["SEGMENT_BYTES_MAX", "RowArena"]
 _POSITION_BITS: Final = 24
 _SEGMENT_SHIFT: Final = 48
 _LOW_24: Final = (1 << 24) - 1
+_POSITION: Final = np.uint64(_LOW_24 << _POSITION_BITS)
+_TO_HIGH_HALF: Final = np.uint64(32 - _POSITION_BITS)
 SEGMENT_BYTES_MAX: Final = 1 << _POSITION_BITS
 _SEGMENT_BYTES_MIN: Final = 256 << 10
 _HUGE_PAGE_BYTES: Final = 2 << 20
@@ -226,10 +228,11 @@ def _private_memory(size: int) -> mmap.mmap:
 
 
 def _copied(segments: Segments, locations: Locations) -> pa.Array:
-    # Arrow's views point into buffers; only values of up to 12 bytes would lie in the view.
-    views = np.zeros((len(locations), 4), dtype=np.int32)
-    views[:, 0] = locations & _LOW_24
-    views[:, 2] = locations >> _SEGMENT_SHIFT
-    views[:, 3] = (locations >> _POSITION_BITS) & _LOW_24
+    # Arrow's views point into buffers; only values of up to 12 bytes would lie in the view. Each is
+    # length u32, four bytes that nobody reads, buffer u32, position in it u32.
+    views = np.empty((len(locations), 2), dtype=np.uint64)
+    np.bitwise_and(locations, _LOW_24, out=views[:, 0])
+    positions = (locations & _POSITION) << _TO_HIGH_HALF
+    np.bitwise_or(locations >> _SEGMENT_SHIFT, positions, out=views[:, 1])
     buffers = [validity_buffer(locations != 0), pa.py_buffer(views), *segments]
     return pa.Array.from_buffers(pa.binary_view(), len(locations), buffers).cast(pa.binary())

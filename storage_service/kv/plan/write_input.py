@@ -107,7 +107,8 @@ def check_keys(
 ) -> pa.Array:
     """Return the encoded keys of `rows`, whose key columns are there, without nulls."""
     keys = encode_key([rows.column(name) for name in rules.primary_key])
-    longest = int(np.diff(binary_parts(keys)[1]).max(initial=0))
+    _, offsets = binary_parts(keys)
+    longest = int((offsets[1:] - offsets[:-1]).max(initial=0))
     if longest > KEY_BYTES_MAX:
         row = pc.index(pc.binary_length(keys), longest).as_py()
         number = row if row_numbers is None else int(row_numbers[row])

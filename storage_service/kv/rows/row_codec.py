@@ -85,9 +85,9 @@ class RowCodec:
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
         """Return the rows of `values`, none of which is null, in the current version."""
-        ids = self._schema_ids(values)
+        ids, shortest = self._schema_ids(values)
         if (ids == self.schema_id).all():
-            return self._decode_own(values)
+            return self._decode_own(values, shortest)
         order = np.argsort(ids, kind="stable")
         parts = []
         for other in np.unique(ids):
@@ -96,7 +96,8 @@ class RowCodec:
                 raise CorruptDataError(
                     f"table '{self._table}': a stored row has schema {other}, which is not known"
                 )
-            rows = codec._decode_own(values.take(pa.array(np.flatnonzero(ids == other))))
+            own = values.take(pa.array(np.flatnonzero(ids == other)))
+            rows = codec._decode_own(own, codec._schema_ids(own)[1])
             parts.append(convert_rows(rows, codec.schema, self.schema, table=self._table))
         return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
 
@@ -108,7 +109,7 @@ class RowCodec:
         if not self._earlier or values.null_count == len(values):
             return values
         present = values.drop_null() if values.null_count else values
-        if (self._schema_ids(present) == self.schema_id).all():
+        if (self._schema_ids(present)[0] == self.schema_id).all():
             return values
         encoded = self.encode(self.decode(present))
         stamp_versions(encoded, versions_of(present))
@@ -117,21 +118,22 @@ class RowCodec:
         found = values.is_valid().to_numpy(zero_copy_only=False)
         return encoded.take(pa.array(np.cumsum(found) - 1, mask=~found))
 
-    def _schema_ids(self, values: pa.Array) -> npt.NDArray[np.uint8]:
+    def _schema_ids(self, values: pa.Array) -> tuple[npt.NDArray[np.uint8], int]:
+        """Return the schema of each value, and how many bytes the shortest one has."""
         data, offsets = binary_parts(values)
-        if len(values) and int(np.diff(offsets).min()) < VALUE_BYTES_MIN:
-            raise CorruptDataError(f"table '{self._table}': a stored row is too short")
-        ids: npt.NDArray[np.uint8] = gather_at(
-            data, offsets[:-1].astype(np.int64) + _VERSION.itemsize, _SCHEMA_ID
-        )
-        return ids
+        if len(values) == 0:
+            return data[:0], self.value_bytes_min
+        shortest = int((offsets[1:] - offsets[:-1]).min())
+        self._check_length(shortest, VALUE_BYTES_MIN)
+        return data[offsets[:-1] + np.int64(_VERSION.itemsize)], shortest
 
-    def _decode_own(self, values: pa.Array) -> pa.RecordBatch:
-        _, offsets = binary_parts(values)
-        if len(values) and int(np.diff(offsets).min()) < self.value_bytes_min:
+    def _check_length(self, shortest: int, least: int) -> None:
+        if shortest < least:
             raise CorruptDataError(f"table '{self._table}': a stored row is too short")
-        columns = self._layout.decode(values)
-        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+
+    def _decode_own(self, values: pa.Array, shortest: int) -> pa.RecordBatch:
+        self._check_length(shortest, self.value_bytes_min)
+        return pa.RecordBatch.from_arrays(self._layout.decode(values), schema=self.arrow_schema)
 
 
 def versions_of(values: pa.Array) -> npt.NDArray[np.int64]:
