@@ -32,8 +32,6 @@ _TO_HIGH_HALF: Final = np.uint64(32 - _POSITION_BITS)
 SEGMENT_BYTES_MAX: Final = 1 << _POSITION_BITS
 _SEGMENT_BYTES_MIN: Final = 256 << 10
 _HUGE_PAGE_BYTES: Final = 2 << 20
-# A segment below this share of live rows is worth emptying.
-_SPARSE: Final = 0.5
 
 Locations = npt.NDArray[np.uint64]
 Segments = tuple[pa.Buffer, ...]
@@ -155,14 +153,14 @@ class RowArena:
             return None
         return self._order[0]
 
-    def sparsest(self) -> int | None:
-        """Return the full segment with the least share of live rows, if it is worth emptying."""
+    def sparsest(self, *, below: float) -> int | None:
+        """Return the full segment with the least share of live rows, if that is `below` this."""
         full = list(self._order)[:-1]
         if not full:
             return None
         share = {segment: self._live[segment] / self._used[segment] for segment in full}
         best = min(share, key=share.__getitem__)
-        return best if share[best] < _SPARSE else None
+        return best if share[best] < below else None
 
     @staticmethod
     def segment_of(location: int) -> int:

@@ -40,6 +40,10 @@ _SPARE_ROWS: Final = 4_096
 # So many keys are looked for or added at once: others wait for it.
 _AT_ONCE: Final = 4_096
 _HASH_BYTES: Final = 8
+# A segment below this share of live rows is worth emptying, which moves those: the less of them the
+# cheaper, where there is memory.
+_SPARSE: Final = 0.25
+_SPARSE_IF_SHORT: Final = 0.5
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -343,7 +347,7 @@ class RowCache:
             )
             or self._index.is_sparse
             or not self.has_room(_SPARE_ROWS)
-            or self._arena.sparsest() is not None
+            or self._sparsest() is not None
         )
 
     def tidy(self) -> None:
@@ -361,9 +365,14 @@ class RowCache:
                 self._resize_index(0)
         if self._index.is_sparse or not self.has_room(_SPARE_ROWS):
             self._resize_index(0)
-        sparsest = self._arena.sparsest()
+        sparsest = self._sparsest()
         if sparsest is not None:
             self._empty(sparsest)
+
+    def _sparsest(self) -> int | None:
+        """Return the segment that is emptied next."""
+        is_short = self.memory_bytes > self.budget_bytes // 2
+        return self._arena.sparsest(below=_SPARSE_IF_SHORT if is_short else _SPARSE)
 
     def _append(self, values: pa.Array) -> Hashes:
         """Append rows that RocksDB does not have yet."""
