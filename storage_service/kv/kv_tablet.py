@@ -55,6 +55,7 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_r
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.rows.byte_runs import binary_parts
+from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
 
@@ -257,7 +258,7 @@ class KvTablet:
         planned = plan_restore(
             rows, versions, rules=self.rules, codec=self.codec, where=self._where
         )
-        if self.newest(planned.keys).null_count < rows.num_rows:
+        if self.newest(PROCESS_HASHER.hashed(planned.keys)).null_count < rows.num_rows:
             raise CorruptDataError(f"{self._where}: the lake has two rows with the same key")
         self._saw_rows(planned.values)
         self._absorb(planned)
@@ -479,20 +480,21 @@ class KvTablet:
         self._behind.close()
         self._store.close()
 
-    def newest(self, keys: pa.Array) -> pa.Array:
-        """Return the values of distinct `keys` as they will be when all planned is applied.
+    def newest(self, hashed: HashedKeys) -> pa.Array:
+        """Return the values of distinct keys as they will be when all planned is applied.
 
         For who plans.
         """
-        values = self._completed(keys, self._cache.get_to_write(keys))
-        return self._all_planned().over(keys, values) if self._pending else values
+        values = self._completed(hashed.keys, self._cache.get_to_write(hashed))
+        return self._all_planned().over(hashed.keys, values) if self._pending else values
 
     def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """As `newest`, for few keys."""
         values: Sequence[bytes | None] | None = self._cache.get_few_to_write(keys)
         if values is None:
-            array = pa.array(keys, pa.binary())
-            values = list(self._completed(array, self._cache.get_to_write(array)).to_pylist())
+            hashed = PROCESS_HASHER.hashed(pa.array(keys, pa.binary()))
+            cached = self._cache.get_to_write(hashed)
+            values = list(self._completed(hashed.keys, cached).to_pylist())
         return self._all_planned().over_few(keys, values) if self._pending else values
 
     def _all_planned(self) -> PlannedRows:

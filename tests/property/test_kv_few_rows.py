@@ -24,6 +24,7 @@ from streamhouse.storage_service.kv.plan.few_rows import (
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
+from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_NONE
@@ -72,8 +73,8 @@ class Store:
     def few(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.values.get(key) for key in keys]
 
-    def many(self, keys: pa.Array) -> pa.Array:
-        return pa.array(self.few(keys.to_pylist()), pa.binary())
+    def many(self, hashed: HashedKeys) -> pa.Array:
+        return pa.array(self.few(hashed.keys.to_pylist()), pa.binary())
 
     def apply(self, write: PlannedWrite) -> None:
         self.end_offset = write.end_offset

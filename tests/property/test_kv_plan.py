@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import check_rows
+from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
@@ -43,6 +44,9 @@ class DictStore:
     def fetch(self, keys: pa.Array) -> pa.Array:
         return pa.array([self.values.get(key) for key in keys.to_pylist()], pa.binary())
 
+    def _newest(self, hashed: HashedKeys) -> pa.Array:
+        return self.fetch(hashed.keys)
+
     def write(self, batch: Batch) -> PlannedWrite:
         checked = check_rows(
             batch_of(self.rules, batch),
@@ -50,7 +54,7 @@ class DictStore:
             operations=operations_of_changes(batch),
             columns=batch.columns,
         )
-        here = BucketRows(len(checked.row_numbers), self.end_offset, self.fetch)
+        here = BucketRows(len(checked.row_numbers), self.end_offset, self._newest)
         (planned,), _ = plan_rows(checked, [here], rules=self.rules, codec=self.codec)
         for key, value in zip(planned.keys.to_pylist(), planned.values.to_pylist(), strict=True):
             if value is None:

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, validity_buffer
 from streamhouse.storage_service.kv.rows.row_codec import VALUE_BYTES_MIN
-from streamhouse.storage_service.model.sorted_values import distinct
 
 __all__ = ["SEGMENT_BYTES_MAX", "RowArena"]
 
@@ -169,8 +168,10 @@ class RowArena:
 
     @staticmethod
     def segments_of(locations: Locations) -> set[int]:
-        """Return the segments that these locations are in."""
-        return set(distinct(locations >> _SEGMENT_SHIFT).tolist())
+        """Return the segments that locations are in, which were appended in this order."""
+        segments = locations >> _SEGMENT_SHIFT
+        begun = segments[1:][segments[1:] != segments[:-1]]
+        return {*segments[:1].tolist(), *begun.tolist()}
 
     @staticmethod
     def in_segment(locations: Locations, segment: int) -> npt.NDArray[np.int64]:

@@ -26,7 +26,12 @@ from streamhouse.storage_service.kv.cache.row_arena import (
     RowArena,
     Segments,
 )
-from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, KeyHasher
+from streamhouse.storage_service.kv.rows.key_hash import (
+    PROCESS_HASHER,
+    HashedKeys,
+    Hashes,
+    KeyHasher,
+)
 
 __all__ = ["FEW_KEYS", "CachedRows", "FewRows", "RowCache"]
 
@@ -40,12 +45,11 @@ _SPARE_ROWS: Final = 4_096
 # So many keys are looked for or added at once: others wait for it.
 _AT_ONCE: Final = 4_096
 _HASH_BYTES: Final = 8
+_NO_SLOTS: Final = np.zeros(0, dtype=np.int64)
 # A segment below this share of live rows is worth emptying, which moves those: the less of them the
 # cheaper, where there is memory.
 _SPARSE: Final = 0.25
 _SPARSE_IF_SHORT: Final = 0.5
-
-Hashes = npt.NDArray[np.uint64]
 
 
 class CachedRows(NamedTuple):
@@ -84,9 +88,7 @@ class _Located(NamedTuple):
 class _Read(NamedTuple):
     """Where the keys of the last `get_to_write` were."""
 
-    keys: pa.Array
-    first: Hashes
-    second: Hashes
+    hashed: HashedKeys
     slots: npt.NDArray[np.int64]
     changes: int
 
@@ -182,11 +184,10 @@ class RowCache:
         unknown = None if self._complete or not missing.any() else missing
         return _Located(locations, unknown, self._arena.segments)
 
-    def get_to_write(self, keys: pa.Array) -> CachedRows:
+    def get_to_write(self, hashed: HashedKeys) -> CachedRows:
         """As `get`, for the writing thread; to `put` the same keys then costs less."""
-        first, second = self._hasher.many(keys)
-        slots = self._index.find(first, second)
-        self._read_last = _Read(keys, first, second, slots, self._changes)
+        slots = self._index.find(hashed.first, hashed.second)
+        self._read_last = _Read(hashed, slots, self._changes)
         return _rows_of([self._at(slots)])
 
     def get_few_to_write(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
@@ -382,12 +383,11 @@ class RowCache:
 
     def _slots_of(self, keys: pa.Array) -> tuple[Hashes, Hashes, npt.NDArray[np.int64]]:
         read = self._read_last
-        if read is None or not (read.keys is keys or read.keys.equals(keys)):
-            first, second = self._hasher.many(keys)
-            return first, second, self._index.find(first, second)
-        if read.changes != self._changes:
-            return read.first, read.second, self._index.find(read.first, read.second)
-        return read.first, read.second, read.slots
+        if read is None or not (read.hashed.keys is keys or read.hashed.keys.equals(keys)):
+            read = _Read(self._hasher.hashed(keys), _NO_SLOTS, -1)
+        _, first, second = read.hashed
+        is_known = read.changes == self._changes
+        return first, second, read.slots if is_known else self._index.find(first, second)
 
     def _resize_index(self, count: int) -> None:
         self._changes += 1

@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import CorruptDataError, RequestTooLarge
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
 from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
 from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, WriteInput
+from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -70,7 +71,7 @@ class BucketRows(NamedTuple):
 
     row_end: int
     base_offset: int
-    newest: Callable[[pa.Array], pa.Array]
+    newest: Callable[[HashedKeys], pa.Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def plan_rows(
     # Places are rows, in another order within a bucket: both end at the same number.
     assert chains.distinct or all(int(chains.row[:e].max(initial=-1)) == e - 1 for e in row_ends)
     key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
-    stored = StoredRows(_stored_values(chains.keys, key_ends, buckets), codec)
+    stored = StoredRows(_stored_values(chains.hashed, key_ends, buckets), codec)
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
@@ -143,14 +144,14 @@ def plan_rows(
 
 
 def _stored_values(
-    keys: pa.Array, key_ends: Sequence[int], buckets: Sequence[BucketRows]
+    hashed: HashedKeys, key_ends: Sequence[int], buckets: Sequence[BucketRows]
 ) -> pa.Array:
     if len(buckets) == 1:
-        return buckets[0].newest(keys)
+        return buckets[0].newest(hashed)
     starts = [0, *key_ends[:-1]]
     return pa.concat_arrays(
         [
-            bucket.newest(keys.slice(start, end - start))
+            bucket.newest(hashed.between(start, end))
             for bucket, start, end in zip(buckets, starts, key_ends, strict=True)
         ]
     )
@@ -322,7 +323,7 @@ def _puts(
     """
     if chains.distinct and effects.writes.all() and not (effects.kind == DELETE).any():
         stamp_versions(values, written_offsets)
-        return chains.keys, values, list(key_ends)
+        return chains.hashed.keys, values, list(key_ends)
     places = chains.latest(effects.writes)[chains.last()]
     changed = places >= 0
     chosen = places[changed]
@@ -337,10 +338,10 @@ def _puts(
     versions[effects.at[upserts]] = written_offsets[upserts]
     stamp_versions(values, versions)
     if len(chosen) == len(values) and not gone.any() and chains.distinct:
-        return chains.keys, values, list(key_ends)
+        return chains.hashed.keys, values, list(key_ends)
     counts = np.cumsum(changed)
     ends = [int(counts[end - 1]) if end else 0 for end in key_ends]
-    keys = chains.keys if changed.all() else chains.keys.filter(pa.array(changed))
+    keys = chains.hashed.keys if changed.all() else chains.hashed.keys.filter(pa.array(changed))
     taken = values.take(pa.array(effects.at[chosen], mask=gone if gone.any() else None))
     return keys, taken, ends
 
@@ -366,7 +367,7 @@ def plan_replay(
     return PlannedWrite(
         base_offset=base_offset,
         changelog=changelog,
-        keys=chains.keys,
+        keys=chains.hashed.keys,
         values=values,
         row_count_delta=int((types == INSERT).sum() - (types == DELETE).sum()),
     )
@@ -393,7 +394,7 @@ def plan_restore(
     return PlannedWrite(
         base_offset=0,
         changelog=rows.slice(0, 0),
-        keys=chains.keys,
+        keys=chains.hashed.keys,
         values=values,
         row_count_delta=rows.num_rows,
     )

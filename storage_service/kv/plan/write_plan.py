@@ -21,6 +21,7 @@ from streamhouse.storage_service.kv.plan.few_rows import (
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import check_rows
+from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.stored_rows import only_written_in
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -105,8 +106,8 @@ class Bucket(Protocol):
     def check_backlog(self) -> None:
         """Raise while nothing more may be planned."""
 
-    def newest(self, keys: pa.Array) -> pa.Array:
-        """Return what is under distinct `keys` once all that is planned is applied."""
+    def newest(self, hashed: HashedKeys) -> pa.Array:
+        """Return what is under distinct keys once all that is planned is applied."""
 
     def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """As `newest`, for few keys."""
@@ -226,8 +227,8 @@ def _operations(writes: Sequence[KeyWrite]) -> npt.NDArray[np.int8] | None:
     )
 
 
-def _newest(bucket: Bucket, write: KeyWrite) -> Callable[[pa.Array], pa.Array]:
+def _newest(bucket: Bucket, write: KeyWrite) -> Callable[[HashedKeys], pa.Array]:
     versions = write.versions
     if versions is None:
         return bucket.newest
-    return lambda keys: only_written_in(bucket.newest(keys), versions)
+    return lambda hashed: only_written_in(bucket.newest(hashed), versions)

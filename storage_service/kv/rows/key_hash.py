@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
 
-__all__ = ["PROCESS_HASHER", "KeyHasher"]
+__all__ = ["PROCESS_HASHER", "HashedKeys", "Hashes", "KeyHasher"]
 
 _WORD: Final = np.dtype("<u8")
 _MASK: Final = (1 << 64) - 1
@@ -38,6 +38,22 @@ _SKIPPED_BYTES: Final = 1
 _MANY_KEYS: Final = 16
 
 
+Hashes = npt.NDArray[np.uint64]
+
+
+class HashedKeys(NamedTuple):
+    """Encoded keys with both hashes of each, so that these are computed once."""
+
+    keys: pa.Array
+    first: Hashes
+    second: Hashes
+
+    def between(self, start: int, end: int) -> HashedKeys:
+        """Return those at the positions from `start` to before `end`."""
+        keys = self.keys.slice(start, end - start)
+        return HashedKeys(keys, self.first[start:end], self.second[start:end])
+
+
 def _seeds() -> tuple[int, int]:
     return secrets.randbits(64), secrets.randbits(64)
 
@@ -48,7 +64,11 @@ class KeyHasher:
 
     seeds: tuple[int, int] = field(default_factory=_seeds)
 
-    def many(self, keys: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    def hashed(self, keys: pa.Array) -> HashedKeys:
+        """Return `keys`, a binary array without nulls, with their hashes."""
+        return HashedKeys(keys, *self.many(keys))
+
+    def many(self, keys: pa.Array) -> tuple[Hashes, Hashes]:
         """Return both hashes of every key of a binary array without nulls."""
         data, offsets = binary_parts(keys)
         starts = offsets[:-1] + np.int64(_SKIPPED_BYTES)
@@ -110,7 +130,7 @@ PROCESS_HASHER: Final = KeyHasher()
 """What all buckets of this process hash by, so that keys of many are hashed at once."""
 
 
-def _mix(hashes: npt.NDArray[np.uint64]) -> None:
+def _mix(hashes: Hashes) -> None:
     """Mix first hashes, in row 0, and second ones, in row 1, each in its own way."""
     a, f, b, g, c = _MIX_COLUMNS
     hashes ^= hashes >> a
