@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -38,12 +39,13 @@ class BodyMemory:
         bytes_max: int,
         *,
         body_bytes_max: int,
-        clock_s: Callable[[], float] | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         # The rest is for the body that began first: it can always be received as a whole.
         self._shared_max = max(0, bytes_max - body_bytes_max)
-        self._clock_s = clock_s
+        self.now_s = clock_s
+        """The time by which senders are judged."""
         self.bytes_held = 0
         # Those still being received, in the order in which they began.
         self._receiving: dict[HeldBody, None] = {}
@@ -52,29 +54,24 @@ class BodyMemory:
 
     def body(self, caller: str = "") -> HeldBody:
         """Return the memory of a caller's body: a context manager that gives it back."""
-        return HeldBody(self, caller)
-
-    def begin(self, body: HeldBody) -> None:
-        """Say that a body is being received."""
+        body = HeldBody(self, caller)
         self._receiving[body] = None
+        return body
 
     def end(self, body: HeldBody) -> None:
         """Take a body's memory back."""
-        self._receiving.pop(body, None)
         self.bytes_held -= body.bytes_held
         body.bytes_held = 0
-        if self._waiting:
-            self._wake()
-
-    def now_s(self) -> float:
-        """The time by which senders are judged."""
-        return asyncio.get_running_loop().time() if self._clock_s is None else self._clock_s()
+        self.end_receiving(body)
 
     def add(self, body: HeldBody, byte_count: int) -> bool:
         """Count bytes that have arrived; False if there is no room for them now."""
-        if not self._has_room(body, byte_count):
+        held = self.bytes_held + byte_count
+        is_first = body is next(iter(self._receiving), None)
+        if held > (self.bytes_max if is_first else self._shared_max):
             return False
-        self._count(body, byte_count)
+        self.bytes_held = held
+        body.bytes_held += byte_count
         return True
 
     async def wait_and_add(self, body: HeldBody, byte_count: int) -> None:
@@ -112,7 +109,7 @@ class BodyMemory:
         slow.sort(key=lambda body: -body.bytes_held)
         freed = 0
         for body in (*slow, *self._of_the_greedy()):
-            if freed * _FREED_SHARE >= self._bytes_max:
+            if freed * _FREED_SHARE >= self.bytes_max:
                 break
             freed += body.bytes_held
             body.give_way()
@@ -124,43 +121,21 @@ class BodyMemory:
         for body in self._receiving:
             held[body.caller] += body.bytes_held
         caller, bytes_held = held.most_common(1)[0]
-        if bytes_held * 2 <= self._bytes_max or all(b.caller == caller for b in self._waiting):
+        if bytes_held * 2 <= self.bytes_max or all(b.caller == caller for b in self._waiting):
             return []
         bodies = [b for b in self._receiving if b.caller == caller and not b.is_refused]
         return sorted(bodies, key=lambda body: -body.bytes_held)[:1]
 
-    def refusal(self) -> OverloadedError:
-        """What a body meets that got no room, or had to give it up."""
-        return OverloadedError(
-            f"request bodies hold {self.bytes_held} of {self._bytes_max} bytes (bodies_bytes_max)"
-            " and this one did not get room in time; try again later"
-        )
-
-    def _has_room(self, body: HeldBody, byte_count: int) -> bool:
-        total = self.bytes_held + byte_count
-        if total <= self._shared_max:
-            return True
-        return total <= self._bytes_max and body is next(iter(self._receiving))
-
-    def _count(self, body: HeldBody, byte_count: int) -> None:
-        self.bytes_held += byte_count
-        body.bytes_held += byte_count
-
     def _wake(self) -> None:
         """Give room to the body that began first, then to those who wait longest."""
-        for body in itertools.chain(self._first(), self._waiting):
+        for body in itertools.chain(itertools.islice(self._receiving, 1), self._waiting):
             waiter = self._waiting.get(body)
             if waiter is None or waiter.done():
                 continue
-            if not self._has_room(body, body.wanted_bytes):
+            if not self.add(body, body.wanted_bytes):
                 return
-            self._count(body, body.wanted_bytes)
             body.mark_progress()
             waiter.set_result(None)
-
-    def _first(self) -> list[HeldBody]:
-        body = next(iter(self._receiving), None)
-        return [] if body is None or body not in self._waiting else [body]
 
 
 class HeldBody:
@@ -190,7 +165,6 @@ class HeldBody:
         self._end_reading: Callable[[], None] = _nothing
 
     def __enter__(self) -> HeldBody:
-        self._memory.begin(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -218,7 +192,10 @@ class HeldBody:
 
     def refusal(self) -> OverloadedError:
         """What its sender is told when it `is_refused`."""
-        return self._memory.refusal()
+        return OverloadedError(
+            f"request bodies hold {self._memory.bytes_held} of {self._memory.bytes_max} bytes"
+            " (bodies_bytes_max) and this one did not get room in time; try again later"
+        )
 
     def mark_progress(self) -> None:
         """Its sender has done its part until now."""
