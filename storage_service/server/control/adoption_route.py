@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from fastapi.responses import JSONResponse
@@ -25,7 +27,6 @@ from streamhouse.storage_service.server.control.request_bodies import AdoptTable
 from streamhouse.storage_service.server.service import Service
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
     from streamhouse.storage_service.lake.guards.adoptable_lake import AdoptableLake
 
 __all__ = ["adoption_routes"]
@@ -44,28 +45,22 @@ def adoption_routes(routes: ControlRoutes, service: Service) -> None:
         there = _table_at(service, parsed)
         if there is not None:
             return _answer(there, status=200)
-        search = _Search(service, parsed, is_forced=body.force)
-        try:
-            table = await service.manager.adopt_table(search.run)
-        finally:
-            await service.run_blocking(search.close)
-        return _answer(table, status=201)
+        async with _search(service, parsed, is_forced=body.force) as find:
+            return _answer(await service.manager.adopt_table(find), status=201)
 
 
 async def _replace(service: Service, table: OpenTable, body: AdoptTable) -> JSONResponse:
     """Adopt the lake table in place of a table with another history, or tell what that means."""
     is_forced = body.force or body.dry_run
-    search = _Search(service, table.path, is_forced=is_forced, replaces=table)
-    try:
+    async with _search(service, table.path, is_forced=is_forced, replaces=table) as find:
+        found = await service.run_blocking(find)
         if body.dry_run:
-            return JSONResponse((await service.run_blocking(search.divergence)).to_json())
-        found = await service.run_blocking(search.run)
+            divergence = await service.run_blocking(_divergence, table, found)
+            return JSONResponse(divergence.to_json())
         is_its_own = found.owner_id == table.info.table_id
         if is_its_own and await service.manager.tiering.reconcile(table, found.covered):
             return _answer(table, status=200)
         return _answer(await service.manager.replace_by_lake(table, lambda: found), status=201)
-    finally:
-        await service.run_blocking(search.close)
 
 
 def _table_at(service: Service, path: TablePath) -> OpenTable | None:
@@ -84,61 +79,48 @@ def _table_at(service: Service, path: TablePath) -> OpenTable | None:
     return table
 
 
-class _Search:
-    """Looks for the lake tables of one path. Made on the event loop, run on another thread."""
+@contextlib.asynccontextmanager
+async def _search(
+    service: Service, path: TablePath, *, is_forced: bool, replaces: OpenTable | None = None
+) -> AsyncIterator[Callable[[], AdoptableLake]]:
+    """Give what finds the lake tables to adopt, on another thread; raises as `find_adoptable`."""
+    config, tables = service.config, ServiceTables(service)
+    opened = contextlib.ExitStack()
 
-    def __init__(
-        self,
-        service: Service,
-        path: TablePath,
-        *,
-        is_forced: bool,
-        replaces: OpenTable | None = None,
-    ) -> None:
-        self._tables = ServiceTables(service)
-        self._described = service.config.lake_catalog()
-        self._data_directory = str(service.config.data_dir.absolute())
-        self._path = path
-        self._is_forced = is_forced
-        self._replaces = replaces
-        self._catalog: OpenCatalog | None = None
-
-    def run(self) -> AdoptableLake:
-        """Return what is to be adopted; raises as `find_adoptable`."""
+    def find() -> AdoptableLake:
         # Not at the top: a service that adopts nothing does not load the lake library.
         from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
         from streamhouse.storage_service.lake.guards.adoptable_lake import find_adoptable
 
-        self._catalog = OpenCatalog(
-            self._described,
-            service_id=self._tables.service_id,
-            data_directory=self._data_directory,
+        catalog = OpenCatalog(
+            config.lake_catalog(),
+            service_id=tables.service_id,
+            data_directory=str(config.data_dir.absolute()),
         )
+        opened.callback(catalog.close)
         return find_adoptable(
-            self._catalog.get(),
-            self._path,
-            self._tables,
-            is_forced=self._is_forced,
+            catalog.get(),
+            path,
+            tables,
+            is_forced=is_forced,
             now_ms=clock_us() // 1000,
-            replaces=None if self._replaces is None else self._replaces.info.table_id,
+            replaces=None if replaces is None else replaces.info.table_id,
         )
 
-    def divergence(self) -> LakeDivergence:
-        """Return how the lake table's history differs from that of the table to be replaced."""
-        table = self._replaces
-        assert table is not None
-        found = self.run()
-        return LakeDivergence(
-            table=str(table.path),
-            why=table.lake.diverged or f"the lake of table '{table.path}' belongs to another table",
-            set_aside=f"tables/{table.info.table_id}{GIVEN_UP_SUFFIX}",
-            buckets=divergence_of(table, found.histories_of(table.info.table_id), found.covered),
-        )
+    try:
+        yield find
+    finally:
+        await service.run_blocking(opened.close)
 
-    def close(self) -> None:
-        """Close the catalog, if it was opened."""
-        if self._catalog is not None:
-            self._catalog.close()
+
+def _divergence(table: OpenTable, found: AdoptableLake) -> LakeDivergence:
+    """Return how the lake table's history differs from that of the table to be replaced."""
+    return LakeDivergence(
+        table=str(table.path),
+        why=table.lake.diverged or f"the lake of table '{table.path}' belongs to another table",
+        set_aside=f"tables/{table.info.table_id}{GIVEN_UP_SUFFIX}",
+        buckets=divergence_of(table, found.histories_of(table.info.table_id), found.covered),
+    )
 
 
 def _answer(table: OpenTable, *, status: int) -> JSONResponse:

@@ -35,10 +35,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH, VIA_HEADER
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.rest_catalog.rest_request import (
-    RestAnswer,
-    RestRequest,
-)
+from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
 from streamhouse.storage_service.server.service import Service
 
@@ -73,7 +70,10 @@ class IcebergRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._threads: ThreadPoolExecutor | None = None
+        # Threads start when there is something to do.
+        self._threads = ThreadPoolExecutor(
+            service.config.catalog_threads, thread_name_prefix="catalog"
+        )
         self._lock = threading.Lock()
         self._api: RestCatalogApi | None = None
 
@@ -91,8 +91,6 @@ class IcebergRoutes:
                 f"{config.catalog_requests_max} requests to the lake catalog are in progress"
                 " (catalog_requests_max); try again later"
             )
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(config.catalog_threads, thread_name_prefix="catalog")
         tables = ServiceTables(self._service)
         self._service.catalog_requests += 1
         try:
@@ -171,8 +169,7 @@ class IcebergRoutes:
 
     def close(self) -> None:
         """Wait for the requests in progress and close the catalog."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        self._threads.shutdown()
         if self._api is not None:
             self._api.close()
 
@@ -247,19 +244,10 @@ async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) 
         headers.append((b"www-authenticate", b"Bearer"))
     if error.retriable:
         headers.append((b"retry-after", b"1"))
-    await _send(exchange, status, json.dumps(body).encode(), headers)
+    await exchange.answer(status, b"application/json", [json.dumps(body).encode()], headers=headers)
 
 
 async def _answer_empty(exchange: HttpExchange, status: int) -> None:
-    await _send(exchange, status, b"", [])
-
-
-async def _send(
-    exchange: HttpExchange, status: int, body: bytes, headers: list[tuple[bytes, bytes]]
-) -> None:
-    if body:
-        headers = [*headers, (b"content-type", b"application/json")]
-    if status != 204:
-        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    headers = [] if status == 204 else [(b"content-length", b"0")]
     await exchange.send({"type": "http.response.start", "status": status, "headers": headers})
-    await exchange.send({"type": "http.response.body", "body": body, "more_body": False})
+    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
