@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segment import WrittenFrame
-from streamhouse.storage_service.log.segment_format import encode_frame
+from streamhouse.storage_service.log.segment_format import encode_frame, frame_bytes
 from streamhouse.storage_service.log.writer_state import (
     TRANSACTION_WRITER,
     WriterStates,
@@ -135,7 +135,7 @@ class AppendQueue:
         if writer_id:
             remembered = (batch.sequence, base_offset, end_offset, timestamp_us)
             window_before = self._writers.record(writer_id, remembered)
-        size_bytes = sum(map(len, buffers))
+        size_bytes = frame_bytes(len(payload))
         frame = WrittenFrame(base_offset, end_offset, timestamp_us, size_bytes, buffers[0])
         self._queued.append(_Queued(buffers, frame, timestamp_before, writer_id, window_before))
         self._next_offset = end_offset

@@ -82,7 +82,8 @@ class DurableMark:
 
     def advance(self, durable_offset: int) -> None:
         """Note that everything below `durable_offset` is durable; call after the sync only."""
-        self.facts = self.facts._replace(durable_offset=durable_offset)
+        _, start_offset, forgotten_offset = self.facts
+        self.facts = MarkFacts(durable_offset, start_offset, forgotten_offset)
         if self._file is None:
             return
         try:

@@ -117,9 +117,12 @@ class LocalWritableFile:
 
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
         """See `WritableFile.write`: one system call unless the list is long."""
-        total = sum(len(buffer) for buffer in buffers)
-        if total <= _COALESCE_BYTES_MAX:
-            buffers = [b"".join(buffers)]
+        if sum(map(len, buffers)) <= _COALESCE_BYTES_MAX:
+            joined = b"".join(buffers)
+            written = os.pwrite(self._descriptor, joined, position)
+            if written == len(joined):
+                return
+            buffers, position = [memoryview(joined)[written:]], position + written
         for start in range(0, len(buffers), _IOV_MAX):
             position = self._write_some(list(buffers[start : start + _IOV_MAX]), position)
 

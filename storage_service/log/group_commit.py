@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import (
@@ -89,8 +89,10 @@ class _Unit:
     def __init__(self, entries: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
         self.entries = entries
         self.on_done = on_done
-        self.rows = sum(batch.row_count for _, batch in entries)
-        self.bytes = sum(len(batch.payload) for _, batch in entries)
+        self.rows = self.bytes = 0
+        for _, batch in entries:
+            self.rows += batch.row_count
+            self.bytes += len(batch.payload)
         self.results: tuple[AppendResult, ...] = ()
         self.error: StreamhouseError | None = None
         # Logs whose coming sync decides about this unit; those of earlier attempts included.
@@ -150,12 +152,13 @@ class GroupCommitter:
         self._syncs = _Syncs(sync_threads, name=name)
         self._publish = publish
         self._limits = limits or CommitLimits()
-        self._waiting: deque[_Unit] = deque()
+        # Its own kind of waiting costs a third of a condition's; None is the last that comes.
+        self._waiting: SimpleQueue[_Unit | None] = SimpleQueue()
         self._units = 0
         self._rows = 0
         self._bytes = 0
         self._stopping = False
-        self._changed = threading.Condition()
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -177,7 +180,7 @@ class GroupCommitter:
         """
         pending = _Unit(unit, on_done)
         limits = self._limits
-        with self._changed:
+        with self._counting:
             if self._stopping:
                 raise UnavailableError("the service is stopping and takes no more writes")
             if self._units and (
@@ -192,38 +195,40 @@ class GroupCommitter:
             self._units += 1
             self._rows += pending.rows
             self._bytes += pending.bytes
-            self._waiting.append(pending)
-            if len(self._waiting) == 1:
-                self._changed.notify()
+            self._waiting.put(pending)
 
     def stop(self) -> None:
         """Take nothing more, commit what is queued, end the thread. Stopping twice is harmless."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        with self._counting:
+            if not self._stopping:
+                self._stopping = True
+                self._waiting.put(None)
         self._thread.join()
         self._syncs.stop()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._stopping:
-                    self._changed.wait()
-                units = list(self._waiting)
-                self._waiting.clear()
-            if not units:
-                return
-            started = time.perf_counter()
-            group = self._commit_safely(units)
-            group.seconds = time.perf_counter() - started
-            with self._changed:
-                self._units -= len(units)
-                self._rows -= sum(unit.rows for unit in units)
-                self._bytes -= sum(unit.bytes for unit in units)
-            try:
-                self._publish(group)
-            except Exception as error:  # noqa: BLE001 - outermost loop: later groups must go on
-                _report_bug("publishing", error)
+        is_last = False
+        while not is_last:
+            waiting = [self._waiting.get()]
+            waiting += [self._waiting.get() for _ in range(self._waiting.qsize())]
+            units = [unit for unit in waiting if unit is not None]
+            is_last = len(units) < len(waiting)
+            if units:
+                self._commit_and_publish(units)
+
+    def _commit_and_publish(self, units: list[_Unit]) -> None:
+        started = time.perf_counter()
+        group = self._commit_safely(units)
+        group.seconds = time.perf_counter() - started
+        with self._counting:
+            for unit in units:
+                self._units -= 1
+                self._rows -= unit.rows
+                self._bytes -= unit.bytes
+        try:
+            self._publish(group)
+        except Exception as error:  # noqa: BLE001 - outermost loop: later groups must go on
+            _report_bug("publishing", error)
 
     def _commit_safely(self, units: list[_Unit]) -> CommitGroup:
         try:
@@ -248,7 +253,8 @@ def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
     dirty: set[LogTablet] = set()
     while alive:
         alive = [unit for unit in alive if _append(unit)]
-        tablets = {tablet for unit in alive for tablet in unit.touched}
+        tablets: set[LogTablet] = set()
+        tablets.update(*[unit.touched for unit in alive])
         dirty |= tablets
         failed = _write(tablets)
         if not failed:
@@ -261,7 +267,7 @@ def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
                 failed.setdefault(tablet, StorageFailedError(f"{tablet} cannot be truncated"))
         alive = _without_failed(alive, failed)
     unsynced = syncs.run(dirty)
-    for unit in units:
+    for unit in units if unsynced else ():
         for tablet in unit.touched & unsynced.keys():
             unit.error = UnknownOutcomeError(unsynced[tablet].message)
     return [(tablet, tablet.log_end_offset) for tablet in dirty]
@@ -272,11 +278,13 @@ def _append(unit: _Unit) -> bool:
     kept: dict[LogTablet, int] = {}
     results: list[AppendResult] = []
     touched: list[LogTablet] = []
-    # One time for all, so that no cut by time has a part of a unit.
-    now_us = max((tablet.now_us() for tablet, _ in unit.entries), default=0)
+    entries = unit.entries
+    # One time for all, so that no cut by time has a part of a unit; a single batch says its own.
+    now_us = max([tablet.now_us() for tablet, _ in entries]) if len(entries) > 1 else 0
     try:
-        for tablet, batch in unit.entries:
-            kept.setdefault(tablet, tablet.queued_count)
+        for tablet, batch in entries:
+            if tablet not in kept:
+                kept[tablet] = tablet.queued_count
             result = tablet.append(batch, now_us=now_us)
             results.append(result)
             # A repetition of a batch of this very group is not durable either.
@@ -338,17 +346,16 @@ class _Syncs:
         started = time.perf_counter()
         is_alone = self._log_s * len(tablets) <= _SYNCED_ALONE_S or len(tablets) == 1
         # Files of one disk share its journal: syncs that wait together cost little more than one.
-        errors = list(
-            map(_sync_one, tablets) if is_alone else self._executor.map(_sync_one, tablets)
-        )
-        seconds = (time.perf_counter() - started) / (max(len(tablets), 1) if is_alone else 1)
-        # Some of it is waiting for the interpreter: the disk is as quick as it was at its best.
-        self._log_s = min(seconds, self._log_s * _SLOWER) or seconds
-        return {
+        errors = map(_sync_one, tablets) if is_alone else self._executor.map(_sync_one, tablets)
+        failed = {
             tablet: error
             for tablet, error in zip(tablets, errors, strict=True)
             if error is not None
         }
+        seconds = (time.perf_counter() - started) / (len(tablets) if is_alone else 1)
+        # Some of it is waiting for the interpreter: the disk is as quick as it was at its best.
+        self._log_s = min(seconds, self._log_s * _SLOWER) or seconds
+        return failed
 
     def stop(self) -> None:
         """End the threads."""
