@@ -149,22 +149,20 @@ def _fetch_head(schema: pa.Schema, addresses: bytes, positions: bytes) -> pa.Buf
     if longest > _SHORT_TEXT_BYTES_MAX:
         return schema.with_metadata({BATCHES_KEY: addresses, POSITIONS_KEY: positions}).serialize()
     room = max(64, 1 << (longest - 1).bit_length())
-    template, first, second = _head_with_room(Same(schema), room)
-    head = bytearray(template)
-    head[first : first + room] = addresses.ljust(room)
-    head[second : second + room] = positions.ljust(room)
-    return bytes(head)
+    texts = {BATCHES_KEY: addresses.ljust(room), POSITIONS_KEY: positions.ljust(room)}
+    return _head_with_room(Same(schema), room) % texts
 
 
 @functools.lru_cache(maxsize=64)
-def _head_with_room(schema: Same, room: int) -> tuple[bytes, int, int]:
-    """Return a schema message with room for two texts of so many bytes, and where they go."""
+def _head_with_room(schema: Same, room: int) -> bytes:
+    """Return a schema message to be formatted with two texts of so many bytes, by their keys."""
     # Random letters are nowhere else in it.
-    texts = [secrets.token_hex(room // 2) for _ in range(2)]
-    metadata = dict(zip((BATCHES_KEY, POSITIONS_KEY), texts, strict=True))
-    message = schema.value.with_metadata(metadata).serialize().to_pybytes()
-    first, second = (message.index(text.encode()) for text in texts)
-    return message, first, second
+    texts = {key: secrets.token_hex(room // 2) for key in (BATCHES_KEY, POSITIONS_KEY)}
+    message: bytes = schema.value.with_metadata(texts).serialize().to_pybytes()
+    message = message.replace(b"%", b"%%")
+    for key, text in texts.items():
+        message = message.replace(text.encode(), b"%%(%b)b" % key)
+    return message
 
 
 def decode_fetch_body(source: Any) -> FetchBody | None:
