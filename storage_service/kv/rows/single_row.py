@@ -27,7 +27,8 @@ from streamhouse.storage_service.model.calendar import (
 
 __all__ = ["SingleRows"]
 
-_EXACT: Final = Context(prec=80, traps=[Inexact, InvalidOperation])
+# Without a largest exponent, `1E+999999` would be made a number of a million digits.
+_EXACT: Final = Context(prec=80, Emax=80, traps=[Inexact, InvalidOperation])
 
 Convert = Callable[[Any], Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from decimal import Decimal, Inexact
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
@@ -316,6 +318,22 @@ def test_wrong_prefixes_are_refused(
 def test_one_wrong_key_is_refused(composite: KvTablet, key: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):
         found_alone(composite, key)
+
+
+def test_a_decimal_with_a_large_exponent_is_refused_before_all_its_digits_are_made() -> None:
+    price = pa.field("price", pa.decimal128(20, 3), nullable=False)
+    schema = Schema.from_arrow(pa.schema([price]))
+    rules = TableRules(table="db.t", schema=schema, primary_key=("price",), merge=MergeRules())
+    rows = SingleRows(rules, RowCodec(schema, schema_id=0, table="db.t"))
+
+    for text in ("1E+999990", "-1E+99", "1E-4"):
+        with pytest.raises(SchemaMismatchError, match="no such value") as refused:
+            rows.encode_key({"price": Decimal(text)})
+        assert isinstance(refused.value.__cause__, Inexact)
+    for text in ("1E+16", "0E+999990", "9.999E+16"):
+        rows.encode_key({"price": Decimal(text)})
+    with pytest.raises(SchemaMismatchError):
+        rows.encode_key({"price": Decimal("1E+17")})
 
 
 def test_rows_of_memory_and_of_files_count_together_in_one_answer(bucket: LoggedBucket) -> None:
