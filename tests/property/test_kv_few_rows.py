@@ -27,10 +27,15 @@ from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check
 from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_NONE
+from streamhouse.storage_service.model.changelog import (
+    DELETE,
+    OPERATION_DELETE,
+    OPERATION_NONE,
+    UPDATE_BEFORE,
+)
 from streamhouse.storage_service.model.lake.limits import LakeLimits, decimal_limits
 from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema
 from tests.support.kv_model import Change
 from tests.support.kv_world import (
     FLAT_TYPES,
@@ -173,7 +178,7 @@ def with_odd_values(random: Random, rules: TableRules, rows: pa.RecordBatch) -> 
         t = field.type
         if random.random() < 0.01:
             column = pa.nulls(len(column), t)
-        elif field.name not in rules.primary_key and (bits := odd_bits(random, t)):
+        elif field.name not in rules.primary_key and (bits := odd_bits(t)):
             drawn = np.array([random.choice(bits) for _ in range(len(column))], dtype=np.int64)
             odd = pa.array(drawn.astype(f"<i{t.bit_width // 8}")).view(t)
             column = pc.if_else(column.is_valid(), odd, pa.nulls(len(odd), t))
@@ -181,14 +186,13 @@ def with_odd_values(random: Random, rules: TableRules, rows: pa.RecordBatch) -> 
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
-def odd_bits(random: Random, t: pa.DataType) -> tuple[int, ...]:
+def odd_bits(t: pa.DataType) -> tuple[int, ...]:
     if pa.types.is_timestamp(t) or pa.types.is_date(t):
         return MOMENTS
     if not pa.types.is_floating(t):
         return ()
     numbers, nans = FLOATS[t.bit_width]
-    # One NaN a batch: of rows that are identical but for it, any may be shown as the one before.
-    return (*numbers, random.choice(nans))
+    return (*numbers, *nans)
 
 
 def in_another_form(random: Random, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -264,7 +268,21 @@ def check_same(few: Planned, many: Planned) -> None:
 def bytes_of(changelog: pa.RecordBatch) -> bytes:
     # What follows a slice's values in their buffers is written with them, up to eight bytes.
     alone = changelog.take(pa.array(range(changelog.num_rows), pa.int64()))
-    return bytes(alone.serialize())
+    kinds = alone.column(CHANGE_TYPE_COLUMN).to_numpy()
+    is_before = np.isin(kinds, (UPDATE_BEFORE, DELETE))
+    columns = [
+        with_one_nan(column, is_before) if pa.types.is_floating(column.type) else column
+        for column in alone.columns
+    ]
+    return bytes(pa.RecordBatch.from_arrays(columns, schema=alone.schema).serialize())
+
+
+def with_one_nan(column: pa.Array, rows: npt.NDArray[np.bool_]) -> pa.Array:
+    """Of `rows` that are identical but for their NaNs any may be shown as the one before."""
+    valid, data = column.buffers()
+    values = np.frombuffer(data, dtype=f"f{column.type.bit_width // 8}", count=len(column))
+    values = np.where(rows & np.isnan(values), np.array(np.nan, values.dtype), values)
+    return pa.Array.from_buffers(column.type, len(column), [valid, pa.py_buffer(values)])
 
 
 @given(st.integers(0, 1 << 32))
