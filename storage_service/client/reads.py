@@ -98,7 +98,7 @@ def fetch(
         query["end_offset"] = str(end_offset)
     if schema_id is not None:
         query["schema_id"] = str(schema_id)
-    data = transport.request(
+    answer = transport.request(
         "GET",
         f"/v1/tables/{path}/buckets/{bucket}/fetch",
         query=query,
@@ -106,7 +106,7 @@ def fetch(
         node=node,
         wait_s=max_wait_ms / 1000,
     )
-    body = decode_fetch_body(pa.py_buffer(data))
+    body = decode_fetch_body(pa.py_buffer(answer.data))
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
     cuts = (_cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
@@ -231,7 +231,8 @@ def lookup(
     """See `StorageClient.lookup`."""
     batches = list(bounded_batches(keys)) or [_whole(keys)]
     url = f"/v1/tables/{path}/lookup"
-    return pa.concat_tables([_ask(transport, url, _named(columns), rows) for rows in batches])
+    tables = [_ask(transport, url, _named(columns), rows) for rows in batches]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
 def prefix_lookup(
@@ -266,7 +267,7 @@ def lookup_one(
         if part is None:
             return _found_by_batch(transport, name, keys, key)
     url = f"/v1/tables/{name}/rows/{part}"
-    answer = transport.ask("GET", url, is_repeatable=True, passed=(_NOT_FOUND,))
+    answer = transport.request("GET", url, is_repeatable=True, passed=(_NOT_FOUND,))
     if answer.headers.get(VERSION_HEADER) != table.version:
         # As another version has it, the URL may name another row, a value may be another one.
         table = describe()
@@ -349,7 +350,7 @@ def _ask(
         halves = (keys.slice(0, half), keys.slice(half))
         return pa.concat_tables([_ask(transport, url, query, part) for part in halves])
     try:
-        return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
+        return pa.ipc.open_stream(pa.py_buffer(answer.data)).read_all()
     except (pa.ArrowException, OSError) as error:
         raise CorruptDataError(f"{url}: the answer is no Arrow stream: {error}") from error
 

@@ -22,6 +22,7 @@ __all__ = [
     "BATCH_ROWS_MAX",
     "REQUEST_BYTES_TARGET",
     "bounded_batches",
+    "has_flat_columns",
     "plain",
     "rows_by_bucket",
 ]
@@ -29,7 +30,6 @@ __all__ = [
 REQUEST_BYTES_TARGET: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 65_536
 
-# Columns of these types are sent as they are, and none has more bytes than all buffers together.
 _FLAT_TYPES: Final = frozenset(
     t.id
     for t in (
@@ -39,13 +39,16 @@ _FLAT_TYPES: Final = frozenset(
 )
 
 
-def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def bounded_batches(
+    data: pa.Table | pa.RecordBatch, *, is_flat: bool | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield `data` in order as non-empty batches, each fit for one request.
 
     Small chunks are put together: a request and a sync for each would cost more than the copy.
+    Who knows whether the columns are flat (`has_flat_columns`) may say so.
     """
     chunks = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
-    if len(chunks) == 1 and _is_plainly_small(chunks[0]):
+    if len(chunks) == 1 and _is_plainly_small(chunks[0], is_flat):
         if chunks[0].num_rows:
             yield chunks[0]
         return
@@ -66,12 +69,17 @@ def bounded_batches(data: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]
         yield _joined(waiting)
 
 
-def _is_plainly_small(batch: pa.RecordBatch) -> bool:
+def has_flat_columns(schema: pa.Schema) -> bool:
+    """Whether columns go as they are, and none has more bytes than all buffers together."""
+    return _FLAT_TYPES.issuperset([t.id for t in schema.types])
+
+
+def _is_plainly_small(batch: pa.RecordBatch, is_flat: bool | None) -> bool:
     """Whether a batch fits one request by what is soon known: looking closer takes 15 us."""
     return (
         batch.num_rows <= BATCH_ROWS_MAX
         and batch.get_total_buffer_size() * batch.num_columns <= REQUEST_BYTES_TARGET
-        and _FLAT_TYPES.issuperset([t.id for t in batch.schema.types])
+        and (has_flat_columns(batch.schema) if is_flat is None else is_flat)
     )
 
 

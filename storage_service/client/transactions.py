@@ -158,7 +158,7 @@ class Transaction:
             body=body,
             is_repeatable=True,
         )
-        return str(json.loads(answer)["part"])
+        return str(json.loads(answer.data)["part"])
 
     def _bodies(self, data: pa.Table | pa.RecordBatch) -> Iterator[pa.Buffer]:
         """Yield the requests that stage `data`, at least one."""

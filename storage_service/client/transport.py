@@ -79,7 +79,7 @@ class HttpTransport:
             content_type="application/json",
             is_repeatable=is_repeatable or method == "GET",
             wait_s=wait_s,
-        )
+        ).data
         try:
             return json.loads(data) if data else None
         except ValueError as error:
@@ -89,32 +89,6 @@ class HttpTransport:
             ) from error
 
     def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = _ARROW_STREAM,
-        is_repeatable: bool,
-        node: str = "",
-        wait_s: float = 0.0,
-        on_repeat: Callable[[], None] | None = None,
-    ) -> bytes | bytearray:
-        """Send a request and return the answer's body; as `ask` in all else."""
-        return self.ask(
-            method,
-            path,
-            query=query,
-            body=body,
-            content_type=content_type,
-            is_repeatable=is_repeatable,
-            node=node,
-            wait_s=wait_s,
-            on_repeat=on_repeat,
-        ).data
-
-    def ask(
         self,
         method: str,
         path: str,

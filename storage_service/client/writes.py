@@ -14,7 +14,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.request_batches import bounded_batches, rows_by_bucket
+from streamhouse.storage_service.client.request_batches import (
+    bounded_batches,
+    has_flat_columns,
+    rows_by_bucket,
+)
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import InternalError, UnsupportedError
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
@@ -91,8 +95,11 @@ class ColumnChecks:
         given: pa.Schema,
         operation: TransactionOperation,
         columns: Sequence[str] | None,
-    ) -> None:
-        """Raise unless rows with the columns `given` can be written so, before anything is sent."""
+    ) -> bool:
+        """Raise unless rows with the columns `given` can be written so, before anything is sent.
+
+        Returns whether the columns are flat, as `bounded_batches` would know.
+        """
         chosen = None if columns is None else tuple(columns)
         last = self._last.get((table.table_id, operation))
         if (
@@ -104,14 +111,16 @@ class ColumnChecks:
             _check_columns(table, given, operation, columns)
             if len(self._last) >= _CHECKS_KEPT_MAX:
                 self._last.clear()
-            checked = _Checked(table, chosen, given.remove_metadata())
-            self._last[table.table_id, operation] = checked
+            last = _Checked(table, chosen, given.remove_metadata(), has_flat_columns(given))
+            self._last[table.table_id, operation] = last
+        return last.is_flat
 
 
 class _Checked(NamedTuple):
     table: TableInfo
     columns: tuple[str, ...] | None
     schema: pa.Schema
+    is_flat: bool
 
 
 class TableWrites:
@@ -138,10 +147,10 @@ class TableWrites:
         writer: AppendWriter | None,
     ) -> Ranges:
         """Append, upsert or delete all of `data`; see `StorageClient`."""
-        self._checks.check(table, data.schema, operation, columns)
+        is_flat = self._checks.check(table, data.schema, operation, columns)
         own = writer or self._take_writer(table.table_id)
         offsets: Ranges = {}
-        for rows in bounded_batches(data):
+        for rows in bounded_batches(data, is_flat=is_flat):
             parts = route(table, rows, operation, columns, spread=self._spread)
             sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
             for bucket, span in sent.items():
@@ -265,7 +274,7 @@ def send(
             node=node,
             on_repeat=lambda: repeats.append(True),
         )
-        for bucket_text, (start, end) in json.loads(answer)["buckets"].items():
+        for bucket_text, (start, end) in json.loads(answer.data)["buckets"].items():
             offsets[int(bucket_text)] = (int(start), int(end))
     if operation is TransactionOperation.APPEND:
         _check_appended(table, parts, offsets)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.connection import Answer
 from streamhouse.storage_service.client.writes import ColumnChecks, TableWrites
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.bucketing import buckets_for_rows
@@ -26,7 +27,7 @@ class Recorder:
         self.sent: dict[str, list[int]] = {}
         self.schemas: list[pa.Schema] = []
 
-    def request(self, verb: str, url: str, *, body: Any, node: str = "", **more: Any) -> bytes:
+    def request(self, verb: str, url: str, *, body: Any, node: str = "", **more: Any) -> Answer:
         buckets = []
         with pa.ipc.open_stream(body) as reader:
             self.schemas.append(reader.schema)
@@ -37,7 +38,7 @@ class Recorder:
                     break
                 buckets.append(int(metadata[b"bucket"]))
         self.sent[node] = buckets
-        return json.dumps({"buckets": {str(b): [0, 1] for b in buckets}}).encode()
+        return Answer(200, {}, json.dumps({"buckets": {str(b): [0, 1] for b in buckets}}).encode())
 
 
 def test_each_node_gets_the_buckets_it_serves() -> None:
