@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import CorruptDataError, RequestTooLarge
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
 from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
 from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, WriteInput
+from streamhouse.storage_service.kv.rows.byte_runs import in_turn, validity_buffer
 from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
@@ -108,8 +109,108 @@ def plan_rows(
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
-    effects = _effects(chains.of_rows(given.deletes), values, merged, chains, stored, rules)
+    if (
+        chains.distinct
+        and stored.values.null_count == 0
+        and merged.accepted.all()
+        and not given.deletes.any()
+    ):
+        changes = _updates(values, merged.rows, chains, stored, buckets, rules)
+    else:
+        deletes = chains.of_rows(given.deletes)
+        changes = _changes(deletes, values, merged, chains, stored, buckets, rules, key_ends)
+    line_ends = _at_ends(changes.ends, row_ends)
+    counts = _at_ends(changes.delta, row_ends)
+    writes = []
+    line = put = counted = 0
+    for bucket, line_end, put_end, count in zip(
+        buckets, line_ends, changes.put_ends, counts, strict=True
+    ):
+        writes.append(
+            PlannedWrite(
+                base_offset=bucket.base_offset,
+                changelog=_between(changes.changelog, line, line_end),
+                keys=_between(changes.keys, put, put_end),
+                values=_between(changes.puts, put, put_end),
+                row_count_delta=count - counted,
+            )
+        )
+        line, put, counted = line_end, put_end, count
+    return writes, changes.ends
 
+
+class _Changes(NamedTuple):
+    """The changes of all buckets, and the keys and values to put.
+
+    `ends` is by row: how many lines of `changelog` all rows up to it make. `delta` is, by place,
+    how many more rows there are by then. `put_ends` is by bucket.
+    """
+
+    changelog: pa.RecordBatch
+    ends: npt.NDArray[np.int64]
+    keys: pa.Array
+    puts: pa.Array
+    put_ends: list[int]
+    delta: npt.NDArray[np.int64]
+
+
+def _at_ends(counts: npt.NDArray[np.int64], ends: Sequence[int]) -> list[int]:
+    return [int(counts[end - 1]) if end else 0 for end in ends]
+
+
+def _updates(
+    values: pa.Array,
+    rows: pa.RecordBatch,
+    chains: KeyChains,
+    stored: StoredRows,
+    buckets: Sequence[BucketRows],
+    rules: TableRules,
+) -> _Changes:
+    """Return what `_changes` does, where each row meets another one that is stored."""
+    count = len(values)
+    differs = np.ones(count, dtype=np.bool_)
+    if not rules.renews_unchanged:
+        # Rows, keys and stored values line up: stamped alike, equal bytes are identical rows.
+        stamp_versions(values, stored.versions)
+        differs = pc.not_equal(values, stored.values).to_numpy(zero_copy_only=False)
+    lines = 2 if rules.merge.image is ChangelogImage.FULL else 1
+    puts_so_far = np.cumsum(differs, dtype=np.int64)
+    ends = puts_so_far * lines
+    row_ends = [bucket.row_end for bucket in buckets]
+    written = ends - 1 + _offset_of_line_zero(buckets, _at_ends(ends, row_ends))
+    stamp_versions(values, written)
+    before, keys, versions = stored.rows, chains.hashed.keys, stored.versions
+    if not differs.all():
+        chosen = pa.array(np.flatnonzero(differs))
+        rows, before, keys, values = (x.take(chosen) for x in (rows, before, keys, values))
+        versions = versions[differs]
+    columns = rows.columns
+    if lines == 2:
+        columns = [in_turn(both) for both in zip(before.columns, columns, strict=True)]
+    types = np.full((len(keys), lines), UPDATE_BEFORE, dtype=np.int8)
+    retracts = np.full((len(keys), lines), -1, dtype=np.int64)
+    types[:, -1], retracts[:, -1] = UPDATE_AFTER, versions
+    return _Changes(
+        changelog=_with_kinds(columns, types.ravel(), retracts.ravel(), rows.schema),
+        ends=ends,
+        keys=keys,
+        puts=values,
+        put_ends=_at_ends(puts_so_far, row_ends),
+        delta=np.zeros(count, dtype=np.int64),
+    )
+
+
+def _changes(
+    deletes: npt.NDArray[np.bool_],
+    values: pa.Array,
+    merged: MergedRows,
+    chains: KeyChains,
+    stored: StoredRows,
+    buckets: Sequence[BucketRows],
+    rules: TableRules,
+    key_ends: Sequence[int],
+) -> _Changes:
+    effects = _effects(deletes, values, merged, chains, stored, rules)
     full = rules.merge.image is ChangelogImage.FULL
     lines = effects.writes.astype(np.int64)
     if full:
@@ -120,27 +221,13 @@ def plan_rows(
         lines = by_row
     ends = np.cumsum(lines)
     last_line = chains.of_rows(ends) - 1
-    line_ends = [int(ends[end - 1]) if end else 0 for end in row_ends]
+    line_ends = _at_ends(ends, [bucket.row_end for bucket in buckets])
     written = last_line + _offset_of_line_zero(buckets, line_ends)
     replaced = _replaced_versions(effects, chains, stored, written)
     changelog = _changelog(effects, merged, stored, last_line, replaced, full=full)
     keys, puts, put_ends = _puts(effects, values, chains, stored, written, key_ends)
     delta = np.cumsum((effects.kind == INSERT).astype(np.int64) - (effects.kind == DELETE))
-    writes = []
-    line = put = counted = 0
-    for bucket, line_end, put_end in zip(buckets, line_ends, put_ends, strict=True):
-        count = int(delta[bucket.row_end - 1]) if bucket.row_end else 0
-        writes.append(
-            PlannedWrite(
-                base_offset=bucket.base_offset,
-                changelog=_between(changelog, line, line_end),
-                keys=_between(keys, put, put_end),
-                values=_between(puts, put, put_end),
-                row_count_delta=count - counted,
-            )
-        )
-        line, put, counted = line_end, put_end, count
-    return writes, ends
+    return _Changes(changelog, ends, keys, puts, put_ends, delta)
 
 
 def _stored_values(
@@ -264,7 +351,6 @@ def _changelog(
     full: bool,
 ) -> pa.RecordBatch:
     """Return the changelog; `last_line` is, by place, where the (last) line of a change goes."""
-    schema = pa.schema([*merged.rows.schema, *CHANGELOG_FIELDS])
     inserts, updates, deletes = (
         np.flatnonzero(effects.kind == kind) for kind in (INSERT, UPDATE_AFTER, DELETE)
     )
@@ -285,8 +371,20 @@ def _changelog(
         source[lines] = _at(effects.before_at, updates)
         types[lines] = UPDATE_BEFORE
     columns = _take_lines(merged.rows, stored, source, before=full or len(deletes) > 0)
-    columns += [pa.array(types), pa.array(retracts, mask=retracts < 0)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return _with_kinds(columns, types, retracts, merged.rows.schema)
+
+
+def _with_kinds(
+    columns: Sequence[pa.Array],
+    types: npt.NDArray[np.int8],
+    retracts: npt.NDArray[np.int64],
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    """Return the changelog of lines with these columns; a `retracts` below 0 retracts nothing."""
+    buffers = [validity_buffer(retracts >= 0), pa.py_buffer(retracts)]
+    own = [pa.array(types), pa.Array.from_buffers(pa.int64(), len(retracts), buffers)]
+    schema = pa.schema([*schema, *CHANGELOG_FIELDS])
+    return pa.RecordBatch.from_arrays([*columns, *own], schema=schema)
 
 
 def _at(values: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -20,6 +20,7 @@ __all__ = [
     "bytes_of",
     "fixed_rows",
     "gather_at",
+    "in_turn",
     "joined",
     "slice_runs",
     "validity_buffer",
@@ -29,6 +30,14 @@ __all__ = [
 # What makes small arrays cheaper is kept; large ones would hold megabytes for nobody.
 _KEPT_NUMBERS_MAX: Final = 8_192
 _KEPT_MAX: Final = 8
+# Types whose values are 1, 2, 4 or 8 bytes.
+_NUMBERS: Final = frozenset(
+    t.id
+    for t in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.date32(), pa.timestamp("us")),
+    )
+)
 
 
 def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
@@ -103,13 +112,24 @@ def joined(parts: Sequence[pa.Array]) -> pa.Array:
     if len(parts) == 1 or count == 0:
         return parts[0]
     # One after the other in turn, the bytes of the parts lie as they have to: ends are left out.
-    in_turn = pa.concat_arrays(parts).take(_in_turn(len(parts), count))
-    data, offsets = binary_parts(in_turn)
+    data, offsets = binary_parts(in_turn(parts))
     return binary_array(data, offsets[:: len(parts)].copy())
 
 
+def in_turn(parts: Sequence[pa.Array]) -> pa.Array:
+    """Return the first values of all parts, which are of one length, then the second ones, ..."""
+    count, t = len(parts[0]), parts[0].type
+    if count and t.id in _NUMBERS and not any(part.null_count for part in parts):
+        both = np.empty((count, len(parts)), dtype=f"u{t.bit_width // 8}")
+        for i, part in enumerate(parts):
+            values = np.frombuffer(part.buffers()[1], both.dtype, count=part.offset + count)
+            both[:, i] = values[part.offset :]
+        return pa.Array.from_buffers(t, both.size, [None, pa.py_buffer(both)])
+    return pa.concat_arrays(parts).take(_in_turn(len(parts), count))
+
+
 def _in_turn(part_count: int, count: int) -> pa.Array:
-    """Return the positions of the first values of all parts, of the second ones, and so on."""
+    """Return the positions that `in_turn` takes of the parts one after the other."""
     make = _kept_in_turn if part_count * count <= _KEPT_NUMBERS_MAX else _make_in_turn
     return make(part_count, count)
 

@@ -114,7 +114,7 @@ class RowLayout:
     def _encode_varying(column: pa.Array, children: RowLayout | None) -> pa.Array:
         """Return the bytes of each value as a binary array without nulls."""
         if children is None:
-            body = column.cast(pa.binary())
+            body = column.view(pa.binary())
         elif pa.types.is_struct(column.type):
             body = children.encode(column.flatten())
             if column.null_count:
