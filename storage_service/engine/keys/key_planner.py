@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import pyarrow as pa
+
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.errors import (
@@ -66,23 +68,31 @@ class KeyRequest:
     columns: Sequence[str] | None
     writer_id: int
     done: asyncio.Future[Appended]
-    is_published: bool = True
-    """False: a piece of a transaction, which is published later and not with others."""
+    timestamp_us: int | None = None
+    """Of a piece of a transaction, when that was decided; others are stamped as they are stored."""
     parts: list[KeyPart] = field(default_factory=list)
     error: StreamhouseError | None = None
-    timestamp_us: int = 0
-    """When it was decided; 0: when it is stored."""
 
-    row_count: int = 0
-    """How many rows it has; counted."""
+    row_count: int = field(init=False)
+    schema: pa.Schema | None = field(init=False)
+    """That of all its rows; None: it is not planned with others."""
+    numbered_buckets: frozenset[tuple[int, int]] = frozenset()
+    """The (writer, bucket) pairs whose next sequences it uses."""
 
     def __post_init__(self) -> None:
-        self.row_count = sum(write.rows.num_rows for write in self.writes)
+        writes = self.writes
+        self.row_count = sum(write.rows.num_rows for write in writes)
+        # What has a condition of its own is planned by itself, and so are keys beside whole rows.
+        schemas = [write.rows.schema for write in writes if write.versions is None]
+        is_plain = len(schemas) == len(writes) and all(s.equals(schemas[0]) for s in schemas)
+        self.schema = schemas[0] if schemas and is_plain else None
+        if self.writer_id:
+            self.numbered_buckets = frozenset((self.writer_id, write.bucket) for write in writes)
 
     @property
-    def numbered_buckets(self) -> set[tuple[int, int]]:
-        """The (writer, bucket) pairs whose next sequences it uses."""
-        return {(self.writer_id, w.bucket) for w in self.writes} if self.writer_id else set()
+    def is_published(self) -> bool:
+        """False: a piece of a transaction, which is published later and not with others."""
+        return self.timestamp_us is None
 
 
 class KeyPlanner:
@@ -124,14 +134,20 @@ class KeyPlanner:
 
         Yields before each: what is left may be done on another thread.
         """
-        for together in _alike(requests):
+        for together in _together(requests):
             asked = [(write, request) for request in together for write in request.writes]
-            if _may_share(asked):
+            if together[0].schema is not None and len(asked) > 1:
                 yield
-                if self._is_planned_together(asked):
+                if self._refusal(asked) is None:
                     continue
             for request in together:
-                yield from self._plan_alone(request)
+                for write in request.writes:
+                    yield
+                    error = self._refusal([(write, request)])
+                    if error is not None:
+                        self.take_back([request])
+                        request.error = error
+                        break
 
     def take_back(self, requests: Iterable[KeyRequest]) -> None:
         """Undo the latest `plan`: nothing of it will be in the log."""
@@ -146,31 +162,16 @@ class KeyPlanner:
             # It and all that was planned after it.
             self._buckets[bucket].rows.abort(write)
 
-    def _is_planned_together(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> bool:
-        """Plan all that is asked as one; False, and nothing planned, if any of it is wrong."""
+    def _refusal(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> StreamhouseError | None:
+        """Plan all that is asked as one; return what is wrong with it: then nothing is planned."""
         try:
             self._plan(asked)
-        except StreamhouseError:
-            return False
-        except Exception as error:  # outermost loop of a plan: planned one by one
-            _logger.error("event=bug table=%s", self._table, exc_info=error)
-            return False
-        return True
-
-    def _plan_alone(self, request: KeyRequest) -> Iterator[None]:
-        try:
-            for write in request.writes:
-                yield
-                self._plan([(write, request)])
         except StreamhouseError as error:
-            self._refuse(request, error)
-        except Exception as error:  # outermost loop of a request: others go on
+            return error
+        except Exception as error:  # outermost loop of a plan: others go on
             _logger.error("event=bug table=%s", self._table, exc_info=error)
-            self._refuse(request, InternalError("planning failed; see the service's log"))
-
-    def _refuse(self, request: KeyRequest, error: StreamhouseError) -> None:
-        self.take_back([request])
-        request.error = error
+            return InternalError("planning failed; see the service's log")
+        return None
 
     def _plan(self, asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> None:
         """Plan writes of requests with the same columns as one; raises, and nothing is planned."""
@@ -184,19 +185,16 @@ class KeyPlanner:
         ]
         writes = {part.bucket: part.write for part in parts if part.write is not None}
         starts = [(rows[bucket], rows[bucket].planned_offset) for bucket in writes]
-        counts = [(request, len(request.parts)) for _, request in asked]
         try:
             for bucket, planned_write in writes.items():
                 rows[bucket].accept(planned_write)
-            for (_, request), part in zip(asked, parts, strict=True):
-                request.parts.append(part)
         except Exception:
             # However far it came: what stays planned is what the next plan begins after.
             for of_bucket, start in starts:
                 of_bucket.abort_from(start)
-            for request, count in counts:
-                del request.parts[count:]
             raise
+        for (_, request), part in zip(asked, parts, strict=True):
+            request.parts.append(part)
 
     def _known(self, write: KeyWrite, request: KeyRequest) -> KeyPart | None:
         """Return what became of a repeated write; raises if the bucket takes none."""
@@ -227,41 +225,26 @@ class KeyPlanner:
             schema_id=self._buckets[write.bucket].rows.rules.schema_id,
             writer_id=request.writer_id,
             sequence=write.sequence,
-            timestamp_us=request.timestamp_us,
+            timestamp_us=request.timestamp_us or 0,
         )
         return KeyPart(write.bucket, start, end, 0, planned.write, batch)
 
 
-def _alike(requests: Sequence[KeyRequest]) -> Iterator[list[KeyRequest]]:
+def _together(requests: Sequence[KeyRequest]) -> Iterator[list[KeyRequest]]:
     """Yield the requests in order, those that can be planned together in one list."""
     together: list[KeyRequest] = []
     rows = 0
     for request in requests:
-        count = request.row_count
-        if together and not (
-            rows + count <= _TOGETHER_ROWS_MAX and _is_alike(together[0], request)
-        ):
+        rows += request.row_count
+        if together and (rows > _TOGETHER_ROWS_MAX or not _are_alike(together[0], request)):
             yield together
-            together, rows = [], 0
+            together, rows = [], request.row_count
         together.append(request)
-        rows += count
     if together:
         yield together
 
 
-def _may_share(asked: Sequence[tuple[KeyWrite, KeyRequest]]) -> bool:
-    """Whether there are several, for one plan."""
-    # What has a condition of its own is planned by itself, and so are keys beside whole rows.
-    return len(asked) > 1 and all(
-        write.versions is None and write.rows.schema.equals(asked[0][0].rows.schema)
-        for write, _ in asked
-    )
-
-
-def _is_alike(one: KeyRequest, other: KeyRequest) -> bool:
-    if not one.writes or not other.writes or one.columns != other.columns:
+def _are_alike(one: KeyRequest, other: KeyRequest) -> bool:
+    if one.schema is None or other.schema is None or one.columns != other.columns:
         return False
-    first, second = one.writes[0], other.writes[0]
-    if first.versions is not None or second.versions is not None:
-        return False
-    return bool(first.rows.schema.equals(second.rows.schema))
+    return bool(one.schema.equals(other.schema))

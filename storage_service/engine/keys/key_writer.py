@@ -49,6 +49,7 @@ from typing import Final, TypeVar
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_planner import (
     SHORT_PLANS,
+    KeyPart,
     KeyPlanner,
     KeyRequest,
 )
@@ -63,8 +64,8 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
-from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 
 __all__ = ["KeyWriter"]
 
@@ -93,9 +94,10 @@ class _Round:
         return self.requests[0].is_published
 
     @property
-    def numbered_buckets(self) -> set[tuple[int, int]]:
-        """The (writer, bucket) pairs whose next sequences it uses."""
-        return set().union(*(request.numbered_buckets for request in self.requests))
+    def changes(self) -> list[tuple[KeyPart, RoutedBatch]]:
+        """What of it is to be stored, in order."""
+        parts = [part for request in self.requests for part in request.parts]
+        return [(part, part.changes) for part in parts if part.changes is not None]
 
 
 class KeyWriter:
@@ -132,44 +134,28 @@ class KeyWriter:
         self._running = self._loop.create_task(self._run())
 
     async def write(
-        self, writes: Sequence[KeyWrite], *, columns: Sequence[str] | None, writer_id: int
-    ) -> Appended:
-        """Store all of `writes`, one a bucket, or nothing; durable and visible on return.
-
-        Once taken it happens, whatever becomes of the caller.
-        """
-        if self._is_stopping:
-            raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
-        request = KeyRequest(writes, columns, writer_id, self._loop.create_future())
-        self._waiting.append(request)
-        self._wake()
-        return await request.done
-
-    async def write_unpublished(
         self,
         writes: Sequence[KeyWrite],
         *,
         columns: Sequence[str] | None,
-        timestamp_us: int,
-        writer_id: int = TRANSACTION_WRITER,
+        writer_id: int,
+        timestamp_us: int | None = None,
     ) -> Appended:
-        """Store and apply a piece of a transaction of that time, which `publish_all` will show.
+        """Store all of `writes`, one a bucket, or nothing; durable and visible on return.
 
-        For who holds the table's write gate, after `settle`. A `sequence` is how many rows of the
-        transaction the bucket has then; nothing is taken for a repetition. Until it is published
-        lookups that meet any of it wait. Rows of no transaction have the writer 0.
+        Once taken it happens, whatever becomes of the caller.
+
+        With `timestamp_us` it is a piece of a transaction of that time, which `publish_all` will
+        show; until then lookups that meet any of it wait. That is for who holds the table's write
+        gate, after `settle`. Rows of the transaction itself have `TRANSACTION_WRITER`, and a
+        `sequence` that is how many of them the bucket has then; nothing is taken for a repetition.
         """
-        request = KeyRequest(
-            writes,
-            columns,
-            writer_id,
-            self._loop.create_future(),
-            is_published=False,
-            timestamp_us=timestamp_us,
-        )
-        self._waiting.append(request)
+        if self._is_stopping:
+            raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
+        done: asyncio.Future[Appended] = self._loop.create_future()
+        self._waiting.append(KeyRequest(writes, columns, writer_id, done, timestamp_us))
         self._wake()
-        return await request.done
+        return await done
 
     async def settle(self) -> None:
         """Return when all writes taken so far are answered."""
@@ -244,8 +230,8 @@ class KeyWriter:
             self._store()
         elif self._untidy:
             await self._keep_up()
-        elif self._may_plan():
-            await self._plan()
+        elif requests := self._next_requests():
+            await self._plan(requests)
         elif self._is_loading and not self._is_stopping and stored is None:
             self._is_loading = await self.on_thread(self._load)
         else:
@@ -255,53 +241,35 @@ class KeyWriter:
         # Whatever else there is for the loop to do comes in between.
         await asyncio.sleep(0)
 
-    def _may_plan(self) -> bool:
-        """Whether there is something to plan, and it is its time."""
-        if not self._waiting or self._planned is not None:
-            return False
-        if self._stored is None:
-            return True
+    def _next_requests(self) -> list[KeyRequest]:
+        """Return what of all that waits is planned as one round now; nothing if it is not time."""
+        taken: list[KeyRequest] = []
+        if self._planned is not None:
+            return taken
+        before = None if self._stored is None else self._stored.requests
+        numbered: set[tuple[int, int]] = set().union(*(r.numbered_buckets for r in before or ()))
         rows = writes = 0
         for request in self._waiting:
-            rows += request.row_count
-            writes += len(request.writes)
-            if rows >= _OVERLAPPING_ROWS or writes >= _ROUND_WRITES_MAX:
-                return self._may_follow(self._stored)
-        return False
-
-    def _may_follow(self, stored: _Round) -> bool:
-        """Whether the first that waits may be planned on top of a round that is not finished."""
-        first = self._waiting[0]
-        return (
-            first.is_published
-            and stored.is_published
-            and not stored.numbered_buckets & first.numbered_buckets
-        )
-
-    def _take(self) -> list[KeyRequest]:
-        """Take what one round may hold, at least one request."""
-        taken: list[KeyRequest] = []
-        rows = writes = 0
-        # The log knows the writer's last batch only once that is stored: one a round.
-        numbered = set() if self._stored is None else self._stored.numbered_buckets
-        while self._waiting:
-            request = self._waiting[0]
             rows += request.row_count
             writes += max(len(request.writes), 1)
             if taken and (rows > _ROUND_ROWS_MAX or writes > _ROUND_WRITES_MAX):
                 break
-            if taken and numbered & request.numbered_buckets:
+            beside = taken or before
+            if beside and not (request.is_published and beside[0].is_published):
                 break
-            if taken and not (request.is_published and taken[0].is_published):
+            # The log knows the writer's last batch only once that is stored: one a round.
+            if not numbered.isdisjoint(request.numbered_buckets):
                 break
             numbered |= request.numbered_buckets
-            taken.append(self._waiting.popleft())
-        return taken
+            taken.append(request)
+        is_worth_it = rows >= _OVERLAPPING_ROWS or writes >= _ROUND_WRITES_MAX
+        return taken if before is None or is_worth_it else []
 
-    async def _plan(self) -> None:
-        """Plan a round, on top of the one that is stored if there is one."""
-        requests = self._take()
+    async def _plan(self, requests: Sequence[KeyRequest]) -> None:
+        """Plan the requests that wait first, on top of the round that is stored if there is one."""
         self._planned = planned = _Round(requests)
+        for _ in requests:
+            self._waiting.popleft()
         async with self._turn:
             planned.is_short = self._planner.is_short(requests)
             plans = self._planner.plan(requests)
@@ -315,12 +283,7 @@ class KeyWriter:
         self._check_continues(self._planned)
         stored, self._planned = self._planned, None
         self._stored = stored
-        unit = [
-            (self._buckets[part.bucket].log, part.changes)
-            for request in stored.requests
-            for part in request.parts
-            if part.changes is not None
-        ]
+        unit = [(self._buckets[part.bucket].log, changes) for part, changes in stored.changes]
 
         def on_done(outcome: CommitOutcome) -> None:
             stored.outcome = outcome
@@ -340,11 +303,9 @@ class KeyWriter:
         A log that has anything else is no history, and nothing could take that back.
         """
         ends: dict[int, int] = {}
-        for part in (part for request in planned.requests for part in request.parts):
-            if part.changes is None:
-                continue
+        for part, changes in planned.changes:
             end = ends.get(part.bucket, self._buckets[part.bucket].log.log_end_offset)
-            if part.start != end or part.end - end != part.changes.row_count:
+            if part.start != end or part.end - end != changes.row_count:
                 raise InternalError(
                     f"{self._buckets[part.bucket].where}: changes are planned from offset"
                     f" {part.start} to {part.end}, but its log ends at {end}"
@@ -367,8 +328,7 @@ class KeyWriter:
                 self._store()
             if self._stored is stored:
                 self._stored = None
-            parts = [part for r in requests for part in r.parts if part.changes is not None]
-            for part, result in zip(parts, outcome.results, strict=False):
+            for (part, _), result in zip(stored.changes, outcome.results, strict=False):
                 assert result.base_offset == part.start, "nobody else appends to these logs"
                 part.timestamp_us = result.timestamp_us
             async with self._turn:

@@ -77,7 +77,7 @@ class KeySink:
         is_own = all(write.sequence for write in writes)
 
         async def change() -> None:
-            await self._writer.write_unpublished(
+            await self._writer.write(
                 writes,
                 columns=self._columns,
                 timestamp_us=self._timestamp_us,

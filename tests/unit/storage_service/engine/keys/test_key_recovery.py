@@ -394,9 +394,7 @@ async def test_what_becomes_durable_while_rows_are_made_again_is_shown_or_left_t
         around(monkeypatch, "segment-syncing", syncing)
         write = [KeyWrite(0, event_rows(20_000, 20_007))]
         if is_transaction:
-            stored = table.key_writer.write_unpublished(
-                write, columns=None, timestamp_us=0, writer_id=0
-            )
+            stored = table.key_writer.write(write, columns=None, timestamp_us=1, writer_id=0)
         else:
             stored = manager.write_keys(table, write, columns=None, writer_id=0)
         writing = asyncio.ensure_future(stored)
