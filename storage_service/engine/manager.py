@@ -26,7 +26,6 @@ from streamhouse.storage_service.engine.directory.table_registry import TableReg
 from streamhouse.storage_service.engine.keys.key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.open_table import Appended, LogTable, OpenTable
 from streamhouse.storage_service.engine.opener import (
     Adoptable,
@@ -437,7 +436,7 @@ class TabletManager:
     ) -> Appended:
         """Upsert and delete all of `writes` or nothing; durable and visible on return."""
         try:
-            return await write_keys(table, writes, columns=columns, writer_id=writer_id)
+            return await table.write(writes, columns=columns, writer_id=writer_id)
         except StreamhouseError:
             self.check_open(table)
             raise

@@ -30,11 +30,11 @@ from streamhouse.storage_service.engine.keys.key_bucket import (
     Damage,
     KeyBucket,
     damage_of,
-    open_rows,
     table_rules,
 )
 from streamhouse.storage_service.engine.keys.key_recovery import (
     KeyRecovery,
+    LostRows,
     clear_leftovers,
     remake_rows,
 )
@@ -233,10 +233,15 @@ class TableOpener:
                 rows.close()
                 rows = Damage("the rows by key are lost")
             if isinstance(rows, Damage):
-                lake_rows = self._recovery.source(info, lake, bucket)
-                remake_rows(
-                    path, open_rows_at, tablet, lake_rows, info=info, where=where, why=rows.reason
+                lost = LostRows(
+                    path=path,
+                    open_rows=open_rows_at,
+                    log=tablet,
+                    lake_rows=self._recovery.source(info, lake, bucket),
+                    info=info,
+                    where=where,
                 )
+                remake_rows(lost, why=rows.reason)
                 rows = open_rows_at(path)
                 opened.callback(rows.close)
             keys = KeyBucket(tablet, rows, where=where, info=info)
@@ -263,9 +268,14 @@ class TableOpener:
             ) from error
 
     def open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
-        """Open rows by key at `path`; see `key_bucket.open_rows`."""
-        rules, options = table_rules(info), self._key_options
-        return open_rows(path, info=info, bucket=bucket, rules=rules, options=options)
+        """Open the rows at `path`, or make them empty; `KeyBucket` brings them up to the log."""
+        return KvTablet(
+            path,
+            table_id=info.table_id,
+            bucket=bucket,
+            rules=table_rules(info),
+            options=self._key_options,
+        )
 
     def _open_tablet(
         self, info: TableInfo, bucket: int, end_offset_min: int, is_new: bool

@@ -26,7 +26,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segment import StoredBatch
@@ -39,7 +39,6 @@ __all__ = [
     "KeyBucket",
     "damage_of",
     "mark_damaged",
-    "open_rows",
     "replay_log",
     "table_rules",
 ]
@@ -66,19 +65,6 @@ def table_rules(info: TableInfo) -> TableRules:
         },
         limits=LakeLimits.of_table(info, info.schema_id),
         renews_unchanged=info.properties().datalake_ttl_ms is not None,
-    )
-
-
-def open_rows(
-    path: Path, *, info: TableInfo, bucket: int, rules: TableRules, options: KvOptions
-) -> KvTablet:
-    """Open the rows at `path`, or make them empty; they are behind the log until `KeyBucket`."""
-    return KvTablet(
-        path,
-        table_id=info.table_id,
-        bucket=bucket,
-        rules=rules,
-        options=options,
     )
 
 

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from streamhouse.storage_service.engine.keys.key_recovery import (
     KeyRecovery,
+    LostRows,
     make_rows,
     put_in_place,
 )
@@ -105,25 +106,21 @@ class KeyMending:
             self._is_idle.set()
 
     async def _mend(self, table: KeyTable, number: int) -> None:
-        bucket = table.key_buckets[number]
-        info, path = table.info, bucket.rows.path
+        bucket, info = table.key_buckets[number], table.info
 
         def go_on() -> None:
             if self._is_stopping or table.is_dropped:
                 raise UnavailableError(f"{bucket.where} is being closed")
 
-        def make() -> None:
-            make_rows(
-                path,
-                functools.partial(self._open_rows, info=info, bucket=number),
-                bucket.log,
-                self._recovery.source(info, table.lake, number),
-                info=info,
-                where=bucket.where,
-                why="the rows by key are damaged",
-                go_on=go_on,
-            )
-
+        lost = LostRows(
+            path=bucket.rows.path,
+            open_rows=functools.partial(self._open_rows, info=info, bucket=number),
+            log=bucket.log,
+            lake_rows=self._recovery.source(info, table.lake, number),
+            info=info,
+            where=bucket.where,
+        )
+        make = functools.partial(make_rows, lost, why="the rows by key are damaged", go_on=go_on)
         _check_all_is_shown(table, number)
         with self._touching(table):
             await self._runtime.run(make)

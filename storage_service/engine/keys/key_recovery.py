@@ -40,6 +40,7 @@ __all__ = [
     "KeyRecovery",
     "LakeBucket",
     "LakeRows",
+    "LostRows",
     "clear_leftovers",
     "make_rows",
     "put_in_place",
@@ -106,45 +107,39 @@ def clear_leftovers(rows: Path) -> None:
         shutil.rmtree(_beside(rows, suffix), ignore_errors=True)
 
 
-def remake_rows(
-    rows: Path,
-    open_rows: Callable[[Path], KvTablet],
-    log: LogTablet,
-    lake_rows: Callable[[], LakeBucket] | None,
-    *,
-    info: TableInfo,
-    where: str,
-    why: str,
-) -> None:
-    """Make the rows at `rows` again, as `make_rows`, and put them in their place."""
-    make_rows(rows, open_rows, log, lake_rows, info=info, where=where, why=why)
-    put_in_place(rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRows:
+    """The rows at `path` that are to be made again, and what they can be made of."""
+
+    path: Path
+    open_rows: Callable[[Path], KvTablet]
+    log: LogTablet
+    lake_rows: Callable[[], LakeBucket] | None
+    info: TableInfo
+    where: str
 
 
-def make_rows(
-    rows: Path,
-    open_rows: Callable[[Path], KvTablet],
-    log: LogTablet,
-    lake_rows: Callable[[], LakeBucket] | None,
-    *,
-    info: TableInfo,
-    where: str,
-    why: str,
-    go_on: Callable[[], None] = lambda: None,
-) -> None:
-    """Make the rows of `rows` again, aside: what the log makes of nothing, or of the lake's rows.
+def remake_rows(lost: LostRows, *, why: str) -> None:
+    """Make lost rows again, as `make_rows`, and put them in their place."""
+    make_rows(lost, why=why)
+    put_in_place(lost.path)
+
+
+def make_rows(lost: LostRows, *, why: str, go_on: Callable[[], None] = lambda: None) -> None:
+    """Make lost rows again, aside: what the log makes of nothing, or of the lake's rows.
 
     Raises `CorruptDataError` if neither can help; `why` says what is wrong with the rows. What
     `go_on` raises now and then ends it.
     """
-    aside = _beside(rows, _RESTORED_SUFFIX)
+    log, where = lost.log, lost.where
+    aside = _beside(lost.path, _RESTORED_SUFFIX)
     shutil.rmtree(aside, ignore_errors=True)
     start = log.log_start_offset
     try:
         if start > 0:
-            _copy_lake_rows(aside, open_rows, log, lake_rows, why=f"{where}: {why}", go_on=go_on)
-        with contextlib.closing(open_rows(aside)) as made:
-            replay_log(log, made, info=info, where=where, go_on=go_on)
+            _copy_lake_rows(lost, aside, why=f"{where}: {why}", go_on=go_on)
+        with contextlib.closing(lost.open_rows(aside)) as made:
+            replay_log(log, made, info=lost.info, where=where, go_on=go_on)
             made.flush()
             found = (made.row_count, made.applied_offset)
     except BaseException:
@@ -165,25 +160,18 @@ def put_in_place(rows: Path) -> None:
     shutil.rmtree(dropped, ignore_errors=True)
 
 
-def _copy_lake_rows(
-    aside: Path,
-    open_rows: Callable[[Path], KvTablet],
-    log: LogTablet,
-    lake_rows: Callable[[], LakeBucket] | None,
-    *,
-    why: str,
-    go_on: Callable[[], None],
-) -> None:
+def _copy_lake_rows(lost: LostRows, aside: Path, *, why: str, go_on: Callable[[], None]) -> None:
     """Make the rows at `aside` those of the lake, at an offset from which the log goes on."""
+    log = lost.log
     start, end = log.log_start_offset, log.log_end_offset
     why = f"{why}, and the log begins only at {start}"
-    if lake_rows is None:
+    if lost.lake_rows is None:
         raise CorruptDataError(
             f"{why}; the table has no lake snapshot to get them from: restore the bucket's kv"
             " directory from a backup"
         )
     try:
-        found = lake_rows()
+        found = lost.lake_rows()
     except StreamhouseError as error:
         raise type(error)(f"{why}; they cannot be read from the lake: {error.message}") from error
     if not start <= found.end_offset <= end:
@@ -197,7 +185,7 @@ def _copy_lake_rows(
             f"{why}; the lake has other rows below offset {found.end_offset} than the log, so they"
             " cannot be got from there: see 'Two histories' in docs/operations.md"
         )
-    with contextlib.closing(open_rows(aside)) as restored:
+    with contextlib.closing(lost.open_rows(aside)) as restored:
         for batch in found.batches:
             go_on()
             versions = batch.column(OFFSET_COLUMN).to_numpy()

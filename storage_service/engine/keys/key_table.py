@@ -9,10 +9,14 @@ from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import Appended, OpenTable
+from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from streamhouse.storage_service.model.lake.facts import LakeState
+from streamhouse.storage_service.model.schema_change import in_current_version
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["KeyTable"]
@@ -65,6 +69,28 @@ class KeyTable(OpenTable):
     def check_writable(self, bucket: int) -> None:
         """Raise if the bucket takes no changes, because its disk or its rows failed."""
         self.key_buckets[bucket].check_writable()
+
+    async def write(
+        self, writes: Sequence[KeyWrite], *, columns: Sequence[str] | None, writer_id: int
+    ) -> Appended:
+        """Store all of `writes` or nothing; durable and visible on return."""
+        if not writes:
+            return Appended(ranges={}, timestamp_us=clock_us())
+        await self.gate.enter()
+        try:
+            # The schema cannot change from here on.
+            if columns is None and len(self.info.schema_versions) > 1:
+                writes = [self._of_now(write) for write in writes]
+            return await self.key_writer.write(writes, columns=columns, writer_id=writer_id)
+        finally:
+            # A write whose caller has gone goes on: commits wait for it by `settle`.
+            self.gate.leave()
+
+    def _of_now(self, write: KeyWrite) -> KeyWrite:
+        """Return a write that may have been read before a change of the schema with rows of now."""
+        if write.operations is not None and (write.operations == OPERATION_DELETE).all():
+            return write
+        return write._replace(rows=in_current_version(self.info, write.rows))
 
     async def settle(self) -> None:
         """Return when all writes taken so far are answered."""

@@ -27,43 +27,34 @@ async def older_keys(
     keys. Each step has the rows from the writer, by `until_done` if that is given, which may run it
     again after an error: all begins anew then. `aclose` it, if it was not used up.
     """
-    older = _OlderRows(rows, offset, bytes_max)
+    pieces: Generator[pa.RecordBatch] | None = None
+    keys: pa.RecordBatch | None = None
+
+    def advance() -> None:
+        nonlocal pieces, keys
+        if pieces is None:
+            pieces = rows.keys_written_before(offset, bytes_max=bytes_max)
+        try:
+            keys = next(pieces, None)
+        except StreamhouseError:
+            close()
+            raise
+
+    def close() -> None:
+        """Let go of the rows' files."""
+        nonlocal pieces
+        if pieces is not None:
+            pieces.close()
+        pieces = None
 
     async def step() -> None:
-        await writer.on_thread(older.advance)
+        await writer.on_thread(advance)
 
     try:
         while True:
             await (step() if until_done is None else until_done(step))
-            if older.keys is None:
+            if keys is None:
                 return
-            yield older.keys
+            yield keys
     finally:
-        await writer.on_thread(older.close)
-
-
-class _OlderRows:
-    """What is left to yield; started over after an error."""
-
-    def __init__(self, rows: KvTablet, offset: int, bytes_max: int) -> None:
-        self._rows = rows
-        self._offset = offset
-        self._bytes_max = bytes_max
-        self._pieces: Generator[pa.RecordBatch] | None = None
-        self.keys: pa.RecordBatch | None = None
-
-    def advance(self) -> None:
-        """Set `keys` to those of the next piece, None after the last; for who has the rows."""
-        if self._pieces is None:
-            self._pieces = self._rows.keys_written_before(self._offset, bytes_max=self._bytes_max)
-        try:
-            self.keys = next(self._pieces, None)
-        except StreamhouseError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Let go of the rows' files; for who has the rows."""
-        if self._pieces is not None:
-            self._pieces.close()
-        self._pieces = None
+        await writer.on_thread(close)

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.key_writes import write_keys
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -163,7 +162,7 @@ def _ends_before(table: KeyTable, ages: RowAges, old_us: int) -> dict[int, int]:
 
 async def _delete(table: KeyTable, write: KeyWrite) -> int:
     try:
-        appended = await write_keys(table, [write], columns=None, writer_id=0)
+        appended = await table.write([write], columns=None, writer_id=0)
     except RequestTooLargeError:
         # A delete carries its row into the changelog.
         if write.rows.num_rows == 1:
