@@ -74,7 +74,7 @@ STEPS: Final = {
     "log-start-asked": Place(
         "storage_service.log.log_tablet", "LogTablet.log_start_offset", _BETWEEN
     ),
-    "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "write_keys", _BETWEEN),
+    "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "_delete", _BETWEEN),
     "old-keys-read": Place(f"{_ENGINE}.upkeep.row_expiry", "older_keys", _BETWEEN),
     "changes-accepting": Place("storage_service.kv.kv_tablet", "KvTablet.accept", _BUG),
     "changes-applying": Place("storage_service.kv.kv_tablet", "KvTablet.apply", _HELD),

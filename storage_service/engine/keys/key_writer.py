@@ -24,10 +24,8 @@ back and planned again: what it was planned on is not there. A writer's next bat
 round than the one before, because the log knows a batch once it is stored; pieces of transactions
 share neither a round nor the time of another.
 
-Publication is deferred, and this is why: a commit group publishes logs when they are durable, which
-for these logs would show changes that cannot be looked up yet. So the manager completes groups
-without these logs (`CommitGroup.complete(deferred=...)`), and they are published here. Nothing is
-lost by that: this writer is the only one that appends to them.
+These logs are published here, not by their commit group (`CommitGroup.complete(deferred=...)`),
+which would show changes that cannot be looked up yet. Nobody else appends to them.
 
 When the disk fails to sync one of several buckets, the others have their changes: those are applied
 and published, the failed bucket's are taken back, and the caller is told that the outcome is
@@ -130,7 +128,8 @@ class KeyWriter:
         self._is_stopping = False
         self._is_loading = True
         self._loop = asyncio.get_running_loop()
-        self._idle: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
+        """Whether there may be something to do."""
         self._running = self._loop.create_task(self._run())
 
     async def write(
@@ -154,7 +153,7 @@ class KeyWriter:
             raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
         done: asyncio.Future[Appended] = self._loop.create_future()
         self._waiting.append(KeyRequest(writes, columns, writer_id, done, timestamp_us))
-        self._wake()
+        self._changed.set()
         return await done
 
     async def settle(self) -> None:
@@ -170,7 +169,7 @@ class KeyWriter:
     def load_rows(self) -> None:
         """Load rows into memory again, because those of a bucket were replaced."""
         self._is_loading = True
-        self._wake()
+        self._changed.set()
 
     @property
     def waiting_count(self) -> int:
@@ -193,7 +192,7 @@ class KeyWriter:
     async def stop(self, *, flush: bool) -> None:
         """Finish what waits, take nothing more, close the rows; stopping twice is harmless."""
         self._is_stopping = True
-        self._wake()
+        self._changed.set()
         await asyncio.wait([self._running])
         # None begins from now on.
         await asyncio.gather(*self._runs, return_exceptions=True)
@@ -203,13 +202,9 @@ class KeyWriter:
         for bucket in self._buckets:
             bucket.close_rows(flush=flush)
 
-    def _wake(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
     async def _run(self) -> None:
         try:
-            while not (self._is_stopping and self._is_done()):
+            while not self._is_stopping or self._waiting or self._planned or self._stored:
                 try:
                     await self._step()
                 except Exception as error:  # noqa: BLE001 - outermost loop: later writes go on
@@ -217,9 +212,6 @@ class KeyWriter:
         finally:
             self._fail_rounds()
             _fail(self._waiting)
-
-    def _is_done(self) -> bool:
-        return not self._waiting and self._planned is None and self._stored is None
 
     async def _step(self) -> None:
         """Do what is next; wait if there is nothing."""
@@ -235,8 +227,8 @@ class KeyWriter:
         elif self._is_loading and not self._is_stopping and stored is None:
             self._is_loading = await self.on_thread(self._load)
         else:
-            self._idle = self._loop.create_future()
-            await self._idle
+            self._changed.clear()
+            await self._changed.wait()
             return
         # Whatever else there is for the loop to do comes in between.
         await asyncio.sleep(0)
@@ -287,7 +279,7 @@ class KeyWriter:
 
         def on_done(outcome: CommitOutcome) -> None:
             stored.outcome = outcome
-            self._wake()
+            self._changed.set()
 
         if not unit:
             on_done(CommitOutcome((), None))
@@ -388,10 +380,7 @@ class KeyWriter:
         task.add_done_callback(self._runs.discard)
 
     def _load(self) -> bool:
-        is_more = False
-        for bucket in self._buckets:
-            is_more |= bucket.rows.load_some(_LOAD_ROWS)
-        return is_more
+        return sum(bucket.rows.load_some(_LOAD_ROWS) for bucket in self._buckets) > 0
 
     def _apply(self, requests: Iterable[KeyRequest]) -> dict[int, tuple[int, int]]:
         """Apply what is durable, take back the rest; return bucket -> (end, row count)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,10 @@ async def test_a_row_written_between_look_and_delete_stays(
         table = await world.table()
         await world.upsert(table, range(10))
 
-        async def write_first(
-            real: Any, table: OpenTable, writes: Sequence[KeyWrite], **others: Any
-        ) -> Any:
-            assert writes[0].rows.num_rows == 10, "all were found to be old"
+        async def write_first(real: Any, table: OpenTable, write: KeyWrite) -> Any:
+            assert write.rows.num_rows == 10, "all were found to be old"
             await world.upsert(table, [3, 4])
-            return await real(table, writes, **others)
+            return await real(table, write)
 
         around(monkeypatch, "expired-deleting", write_first)
         await world.look()
