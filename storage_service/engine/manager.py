@@ -106,10 +106,7 @@ class TabletManager:
             recovery=recovery,
         )
         self.mending = KeyMending(
-            tables=self.open_tables,
-            recovery=recovery,
-            open_rows=self._opener.open_rows,
-            runtime=runtime,
+            tables=self.open_tables, find_lost=self._opener.lost_rows, runtime=runtime
         )
         self.transactions = TransactionCoordinator(
             config,

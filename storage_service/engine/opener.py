@@ -218,8 +218,7 @@ class TableOpener:
         self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
     ) -> _OpenBucket:
         path = self._directory.key_rows(info.table_id, bucket)
-        where = f"table '{info.path}', bucket {bucket}"
-        open_rows_at = functools.partial(self.open_rows, info=info, bucket=bucket)
+        open_rows_at = functools.partial(self._open_rows, info=info, bucket=bucket)
         clear_leftovers(path)
         with contextlib.ExitStack() as opened:
             rows = self._found_rows(path, open_rows_at, info)
@@ -233,18 +232,11 @@ class TableOpener:
                 rows.close()
                 rows = Damage("the rows by key are lost")
             if isinstance(rows, Damage):
-                lost = LostRows(
-                    path=path,
-                    open_rows=open_rows_at,
-                    log=tablet,
-                    lake_rows=self._recovery.source(info, lake, bucket),
-                    info=info,
-                    where=where,
-                )
+                lost = self.lost_rows(info, bucket, tablet, lake)
                 remake_rows(lost, why=rows.reason)
                 rows = open_rows_at(path)
                 opened.callback(rows.close)
-            keys = KeyBucket(tablet, rows, where=where, info=info)
+            keys = KeyBucket(tablet, rows, where=_where(info, bucket), info=info)
             opened.pop_all()
         return _OpenBucket(tablet, keys)
 
@@ -267,7 +259,18 @@ class TableOpener:
                 " key again from changelog and lake"
             ) from error
 
-    def open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+    def lost_rows(self, info: TableInfo, bucket: int, log: LogTablet, lake: LakeState) -> LostRows:
+        """Return what the rows of a bucket can be made again of."""
+        return LostRows(
+            path=self._directory.key_rows(info.table_id, bucket),
+            open_rows=functools.partial(self._open_rows, info=info, bucket=bucket),
+            log=log,
+            lake_rows=self._recovery.source(info, lake, bucket),
+            info=info,
+            where=_where(info, bucket),
+        )
+
+    def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
         """Open the rows at `path`, or make them empty; `KeyBucket` brings them up to the log."""
         return KvTablet(
             path,
@@ -293,6 +296,10 @@ class TableOpener:
             end_offset_min=end_offset_min,
             must_exist=not is_new,
         )
+
+
+def _where(info: TableInfo, bucket: int) -> str:
+    return f"table '{info.path}', bucket {bucket}"
 
 
 def _close_buckets(buckets: Iterable[_OpenBucket]) -> None:

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import pyarrow as pa
-
 from streamhouse.storage_service.engine.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -29,7 +27,6 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.segment import StoredBatch
 from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
@@ -84,16 +81,14 @@ def replay_log(
     while rows.applied_offset < log.high_watermark:
         go_on()
         for frame in log.read(rows.applied_offset, bytes_max=_REPLAY_BYTES):
-            rows.replay(_changes(frame, info, where), base_offset=frame.base_offset)
+            try:
+                changes = read_stored(frame.payload, info, stored_as=frame.schema_id)
+            except CorruptDataError as error:
+                place = f"{where}, offset {frame.base_offset}"
+                raise CorruptDataError(f"{place}: {error.message}") from error
+            rows.replay(changes, base_offset=frame.base_offset)
     if rows.applied_offset > start:
         _logger.info("event=replayed bucket=%r start=%d end=%d", where, start, rows.applied_offset)
-
-
-def _changes(frame: StoredBatch, info: TableInfo, where: str) -> pa.RecordBatch:
-    try:
-        return read_stored(frame.payload, info, stored_as=frame.schema_id)
-    except CorruptDataError as error:
-        raise CorruptDataError(f"{where}, offset {frame.base_offset}: {error.message}") from error
 
 
 class KeyBucket:
@@ -192,15 +187,6 @@ class KeyBucket:
         """Make applied changes visible to fetches. Event loop only."""
         self.log.publish(end_offset)
         self.row_count = row_count
-
-    def flush_before(self, offset: int) -> int:
-        """Make the rows durable without the log up to `offset`, if needed; return how far they are.
-
-        For who has the rows; off the event loop.
-        """
-        if self.rows.flushed_offset < offset:
-            self.rows.flush()
-        return self.rows.flushed_offset
 
     def close_rows(self, *, flush: bool) -> None:
         """Close the rows; what is not flushed comes back from the log."""

@@ -13,12 +13,10 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from streamhouse.storage_service.engine.keys.key_recovery import (
-    KeyRecovery,
     LostRows,
     make_rows,
     put_in_place,
@@ -32,7 +30,8 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["KeyMending"]
@@ -40,10 +39,8 @@ __all__ = ["KeyMending"]
 _logger = logging.getLogger(__name__)
 
 
-class OpenRows(Protocol):
-    """Opens rows by key, or makes them empty; `TableOpener.open_rows`."""
-
-    def __call__(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet: ...
+FindLost = Callable[[TableInfo, int, LogTablet, LakeState], LostRows]
+"""Says what can be made again of a bucket; `TableOpener.lost_rows`."""
 
 
 class KeyMending:
@@ -53,13 +50,11 @@ class KeyMending:
         self,
         *,
         tables: Callable[[], Iterable[OpenTable]],
-        recovery: KeyRecovery,
-        open_rows: OpenRows,
+        find_lost: FindLost,
         runtime: Runtime,
     ) -> None:
         self._tables: Final = tables
-        self._recovery: Final = recovery
-        self._open_rows: Final = open_rows
+        self._find_lost: Final = find_lost
         self._runtime: Final = runtime
         self._is_stopping = False
         self._given_up: WeakKeyDictionary[OpenTable, set[int]] = WeakKeyDictionary()
@@ -106,20 +101,13 @@ class KeyMending:
             self._is_idle.set()
 
     async def _mend(self, table: KeyTable, number: int) -> None:
-        bucket, info = table.key_buckets[number], table.info
+        bucket = table.key_buckets[number]
 
         def go_on() -> None:
             if self._is_stopping or table.is_dropped:
                 raise UnavailableError(f"{bucket.where} is being closed")
 
-        lost = LostRows(
-            path=bucket.rows.path,
-            open_rows=functools.partial(self._open_rows, info=info, bucket=number),
-            log=bucket.log,
-            lake_rows=self._recovery.source(info, table.lake, number),
-            info=info,
-            where=bucket.where,
-        )
+        lost = self._find_lost(table.info, number, bucket.log, table.lake)
         make = functools.partial(make_rows, lost, why="the rows by key are damaged", go_on=go_on)
         _check_all_is_shown(table, number)
         with self._touching(table):
@@ -133,12 +121,14 @@ class KeyMending:
     async def _swap(self, table: KeyTable, number: int) -> None:
         bucket = table.key_buckets[number]
 
+        # The schema may be another one than when they were made.
+        info = table.info
+        lost = self._find_lost(info, number, bucket.log, table.lake)
+
         def swap() -> None:
-            path = bucket.rows.path
             bucket.close_rows(flush=False)
-            put_in_place(path)
-            rows = self._open_rows(path, info=table.info, bucket=number)
-            bucket.replace_rows(rows, table.info)
+            put_in_place(lost.path)
+            bucket.replace_rows(lost.open_rows(lost.path), info)
 
         with self._touching(table):
             await table.key_writer.on_thread(swap)

@@ -144,6 +144,8 @@ class KeyTable(OpenTable):
 
         def flush() -> int:
             expired = keys.log.offset_for_timestamp(timestamp_us_before)
-            return keys.flush_before(min(offset_max, expired))
+            if keys.rows.flushed_offset < min(offset_max, expired):
+                keys.rows.flush()
+            return keys.rows.flushed_offset
 
         return min(offset_max, await self.key_writer.on_thread(flush))

@@ -196,11 +196,12 @@ class KeyWriter:
         await asyncio.wait([self._running])
         # None begins from now on.
         await asyncio.gather(*self._runs, return_exceptions=True)
-        await self.on_thread(functools.partial(self._close, flush))
 
-    def _close(self, flush: bool) -> None:
-        for bucket in self._buckets:
-            bucket.close_rows(flush=flush)
+        def close() -> None:
+            for bucket in self._buckets:
+                bucket.close_rows(flush=flush)
+
+        await self.on_thread(close)
 
     async def _run(self) -> None:
         try:
@@ -371,7 +372,7 @@ class KeyWriter:
             try:
                 await self._loop.run_in_executor(self._executor, rows.write_run, begun)
             except Exception as error:  # noqa: BLE001 - outermost: what waits is tried again
-                _report_bug(self._table, error)
+                self._report(error)
             finally:
                 await self.on_thread(functools.partial(rows.end_run, begun))
 
@@ -409,17 +410,20 @@ class KeyWriter:
                     bucket.fail(f"a durable change was not applied: {error.message}")
             except Exception as error:  # noqa: BLE001 - outermost: what is durable must not be lost
                 bucket.fail(f"a durable change was not applied: {error!r}")
-                _report_bug(self._table, error)
+                self._report(error)
         return ends
 
     def _give_up(self, error: Exception) -> None:
         """Let nothing more be written until a restart, after a bug."""
         for bucket in self._buckets:
             bucket.fail("a write met a bug; the service's log says which")
-        _report_bug(self._table, error)
+        self._report(error)
         self._is_loading = False
         self._untidy.clear()
         self._fail_rounds()
+
+    def _report(self, bug: Exception) -> None:
+        _logger.error("event=bug table=%s", self._table, exc_info=bug)
 
     def _fail_rounds(self) -> None:
         for left in (self._stored, self._planned):
@@ -439,7 +443,12 @@ class KeyWriter:
             bucket = self._buckets[part.bucket]
             visible = bucket.log.high_watermark
             if part.end > (visible if request.is_published else bucket.rows.applied_offset):
-                request.done.set_exception(error or _not_applied(bucket))
+                not_applied = UnknownOutcomeError(
+                    f"{bucket.where}: the changes are stored but could not be applied; restart the"
+                    " service, which applies them, and repeat the request with the same writer id"
+                    " and sequence"
+                )
+                request.done.set_exception(error or not_applied)
                 return
         request.done.set_result(
             Appended(
@@ -463,14 +472,3 @@ def _fail(requests: Iterable[KeyRequest]) -> None:
     for request in requests:
         if not request.done.done():
             request.done.set_exception(InternalError("the write failed; see the log"))
-
-
-def _report_bug(table: str, error: Exception) -> None:
-    _logger.error("event=bug table=%s", table, exc_info=error)
-
-
-def _not_applied(bucket: KeyBucket) -> UnknownOutcomeError:
-    return UnknownOutcomeError(
-        f"{bucket.where}: the changes are stored but could not be applied; restart the service,"
-        " which applies them, and repeat the request with the same writer id and sequence"
-    )
