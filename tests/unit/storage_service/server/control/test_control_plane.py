@@ -102,6 +102,61 @@ async def test_a_malformed_body_is_refused_by_field(
         assert message in answer.error()[2]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/tables/events/lake/history",
+            {"tiered_offsets": {"0": 1, "1": -1}},
+            "the value of '1' is not one that can be here",
+        ),
+        (
+            "/v1/tables/events/lake/history",
+            {"tiered_offsets": {"0": 1, "first": 1}},
+            "'first' is no bucket",
+        ),
+        (
+            "/v1/tables/events/lake/history",
+            {"tiered_offsets": {str(bucket): 1 for bucket in range(5_000)}},
+            "it has 5000 entries; at most 4096",
+        ),
+        (
+            "/v1/tables/events/lake/history",
+            {"tiered_offsets": {}, "fingerprints": {"0": "abc"}},
+            "the value of '0' is not one that can be here",
+        ),
+        (
+            "/v1/tables/events/lake/history",
+            {"tiered_offsets": {}, "fingerprints": {"0": "z" * 16}},
+            "String should match pattern",
+        ),
+        (
+            "/v1/databases",
+            {"name": "x", **{f"field{i}": 1 for i in range(200)}},
+            "it has 201 entries; at most 100",
+        ),
+    ],
+)
+async def test_a_large_object_is_refused_at_its_first_wrong_entry(
+    tmp_path: Path, path: str, body: dict[str, Any], message: str
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        answer = await service.call("POST", path, json_body=body)
+        assert answer.error()[:2] == (400, "invalid_request")
+        assert message in answer.error()[2]
+
+
+async def test_a_property_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        path = "/v1/tables/events/properties"
+        for wrong in (7, "x" * 10_001):
+            answer = await service.call("PATCH", path, json_body={"set": {"comment": wrong}})
+            assert answer.error()[:2] == (400, "invalid_request")
+            assert "the value of 'comment' is not one that can be here" in answer.error()[2]
+
+
 async def test_state_is_a_whole_cut(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await service.create_table(bucket_count=2)
