@@ -136,10 +136,13 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.connections.closed_idle_count,
         ),
         "open_requests": ("Requests in progress.", service.open_requests),
-        "subscriptions": ("Open subscriptions.", service.subscription_count),
+        "subscriptions": ("Open subscriptions.", len(service.subscriptions)),
         "waiting_requests": ("Requests waiting for rows.", manager.waiter_limit.count),
         "catalog_requests": ("Requests to /iceberg in progress.", service.catalog_requests),
-        "worker_calls": ("Calls on worker threads, waiting ones too.", service.worker_calls),
+        "worker_calls": (
+            "Calls on worker threads, waiting ones too.",
+            service.turns.held + service.turns.waiting_count,
+        ),
         "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
         "answer_bytes": (
             "Bytes held by answers that are being built or have not left.",

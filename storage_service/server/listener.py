@@ -178,19 +178,18 @@ class _Server(uvicorn.Server):
         self.is_listening.set()
 
     def _listen(self, listening: socket.socket, context: ssl.SSLContext) -> TlsListener:
-        def make_protocol() -> asyncio.Protocol:
-            protocol: Any = self.config.http_protocol_class
-            made: asyncio.Protocol = protocol(
-                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
-
+        protocol: Any = self.config.http_protocol_class
         return TlsListener(
             listening,
             context,
             backlog=_BACKLOG,
             connections=self._connections,
-            make_protocol=make_protocol,
+            make_protocol=functools.partial(
+                protocol,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            ),
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

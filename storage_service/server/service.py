@@ -87,15 +87,16 @@ class Service:
         self.open_requests = 0
         self._requests_by_share: Counter[str] = Counter()
         self.catalog_requests = 0
-        self.worker_calls = 0
         self.connections = OpenConnections(
             connections_max=config.connections_max,
             address_connections_max=config.address_connections_max,
         )
-        self._subscriptions: set[HttpExchange] = set()
+        self.subscriptions: set[HttpExchange] = set()
+        """Those that are open."""
         self.is_draining = False
         self._executor = executor
-        self._turns = FairTurns(config.worker_threads)
+        self.turns = FairTurns(config.worker_threads)
+        """On worker threads."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -107,12 +108,7 @@ class Service:
         """What is measured and given back by itself."""
         lag = LoopLag(self.metrics.loop_lag_seconds)
         return [
-            Job(
-                name="status",
-                every_ms=STATUS_INTERVAL_MS,
-                look=self.status.sample,
-                is_eager=True,
-            ),
+            Job(name="status", every_ms=STATUS_INTERVAL_MS, look=self.status.sample, is_eager=True),
             Job(name="memory_return", every_ms=MEMORY_LOOK_MS, look=self._return_memory),
             Job(name="loop_lag", every_ms=LOOP_LAG_MS, look=lag.look),
         ]
@@ -130,14 +126,10 @@ class Service:
             self.metrics.worker_wait_seconds.observe(time.perf_counter() - handed_over)
             return function(*args)
 
-        self.worker_calls += 1
-        try:
-            async with self._turns.turn():
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._executor, contextvars.copy_context().run, run
-                )
-        finally:
-            self.worker_calls -= 1
+        async with self.turns.turn():
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, contextvars.copy_context().run, run
+            )
 
     async def wait_for_rows(
         self, exchange: HttpExchange, table: OpenTable, bucket: int, *, deadline: float
@@ -153,32 +145,24 @@ class Service:
         await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
         return True
 
-    def check_accepting(self, *, is_about_service: bool = False) -> None:
-        """Raise when stopping or when too many requests are in progress.
+    def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
+        """Count a request in progress; raises when stopping or when there are too many.
 
+        One caller's are at most so many times what is left, so there is always room for another.
         A few more may be about the service itself: who looks after it must get in when it is full.
         """
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
-        reserve = _RESERVED_REQUESTS if is_about_service else 0
-        if self.open_requests >= self.config.open_requests_max + reserve:
+        most, own = self.config.open_requests_max, self._requests_by_share[share]
+        if self.open_requests >= most + (_RESERVED_REQUESTS if is_about_service else 0):
             raise OverloadedError(
-                f"{self.config.open_requests_max} requests are in progress (open_requests_max);"
-                " try again later"
+                f"{most} requests are in progress (open_requests_max); try again later"
             )
-
-    def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
-        """Count a request in progress; refuses it as `check_accepting` does.
-
-        One caller's are at most so many times what is left, so there is always room for another.
-        """
-        self.check_accepting(is_about_service=is_about_service)
-        own = self._requests_by_share[share]
-        free = self.config.open_requests_max - self.open_requests
+        free = most - self.open_requests
         if own and own >= free * _SHARE_OF_FREE and not is_about_service:
             raise OverloadedError(
-                f"{own} of {self.config.open_requests_max} requests in progress are this caller's"
-                " (open_requests_max), which leaves no more for the others; try again later"
+                f"{own} of {most} requests in progress are this caller's (open_requests_max), which"
+                " leaves no more for the others; try again later"
             )
         self.open_requests += 1
         self._requests_by_share[share] = own + 1
@@ -196,16 +180,16 @@ class Service:
     @contextlib.contextmanager
     def subscription(self, exchange: HttpExchange) -> Iterator[None]:
         """Count a subscription; refuses it when there are too many."""
-        if len(self._subscriptions) >= self.config.subscriptions_max:
+        if len(self.subscriptions) >= self.config.subscriptions_max:
             raise OverloadedError(
                 f"{self.config.subscriptions_max} subscriptions are open (subscriptions_max);"
                 " try again later"
             )
-        self._subscriptions.add(exchange)
+        self.subscriptions.add(exchange)
         try:
             yield
         finally:
-            self._subscriptions.discard(exchange)
+            self.subscriptions.discard(exchange)
 
     async def rows_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; its memory is `held`."""
@@ -257,11 +241,6 @@ class Service:
             async with asyncio.timeout(_SUBSCRIPTION_END_S):
                 await self._idle.wait()
         # Those left do not read: they would hold the stop up until it is cut short.
-        for exchange in tuple(self._subscriptions):
+        for exchange in tuple(self.subscriptions):
             exchange.abort()
         await self._idle.wait()
-
-    @property
-    def subscription_count(self) -> int:
-        """How many subscriptions are open."""
-        return len(self._subscriptions)

@@ -28,12 +28,7 @@ from typing import Final
 from streamhouse.storage_service.config import ANY_HOST, ServiceConfig
 from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.server.access.grants import Grants
-from streamhouse.storage_service.server.caller import (
-    OWNER,
-    Caller,
-    Level,
-    Need,
-)
+from streamhouse.storage_service.server.caller import OWNER, Caller, Level, Need
 from streamhouse.storage_service.server.http.fair_shares import SHARE
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 

@@ -52,7 +52,7 @@ async def test_the_first_thing_sent_is_an_empty_answer(tmp_path: Path) -> None:
         assert (answer.batches, answer.positions) == ([], {0: (0, 0), 1: (0, 0)})
         call.disconnect()
         await asyncio.wait_for(following, 10)
-        assert service.service.subscription_count == 0
+        assert not service.service.subscriptions
 
 
 async def test_rows_are_pushed_as_they_are_appended(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_reader_that_stalls_for_too_long_is_cut_off(tmp_path: Path) -> N
         await asyncio.wait_for(following, 10)
 
         assert call.is_aborted
-        assert service.service.subscription_count == 0
+        assert not service.service.subscriptions
 
 
 async def test_columns_are_projected(tmp_path: Path) -> None:
