@@ -45,7 +45,10 @@ class World:
         )
         for path, key in (("t", ()), ("k", ("id", "name"))):
             descriptor = TableDescriptor(
-                path=TablePath.parse(path), schema=Schema.from_arrow(SCHEMA), primary_key=key
+                path=TablePath.parse(path),
+                schema=Schema.from_arrow(SCHEMA),
+                primary_key=key,
+                bucket_count=3,
             )
             assert self.call("POST", "/v1/tables", json_body=descriptor.to_json()).status == 201
 
@@ -91,10 +94,14 @@ def _nested(depth: int, kind: str) -> pa.DataType:
     return t
 
 
-def _body(*fields: pa.Field, rows: int = 1) -> bytes:
-    """Return a request of rows of nulls, or of none where Arrow itself cannot write them."""
+def _body(*fields: pa.Field, rows: int = 1, has_keys: bool = False) -> bytes:
+    """Return a request of rows of nulls, or of none where Arrow itself cannot write them.
+
+    With `has_keys` the columns `ID` and `NAME` have values.
+    """
     schema = pa.schema([field.with_nullable(True) for field in fields])
-    arrays = [pa.nulls(rows, field.type) for field in schema]
+    keys = {ID: pa.array(range(rows)), NAME: pa.array(["a"] * rows)} if has_keys else {}
+    arrays = [keys.get(field, pa.nulls(rows, field.type)) for field in fields]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     try:
         return append_body(schema, [(None, 0, batch)])
@@ -160,6 +167,8 @@ def test_any_columns_of_any_type_with_any_number_of_rows(world: World, route: st
     columns += [[ID, NAME, pa.field("s", t)] for t in _TYPES]
     columns += [[pa.field("id", t)] for t in _TYPES]
     bodies = [_body(*fields, rows=rows) for fields in columns for rows in (0, 1, 3)]
+    # Those with keys go to several buckets.
+    bodies += [_body(*fields, rows=rows, has_keys=True) for fields in columns for rows in (3, 100)]
     bodies += [append_body(pa.schema(fields), []) for fields in columns]
     # A batch without columns has rows all the same.
     only_rows = pa.StructArray.from_buffers(pa.struct([]), 5, [None])
