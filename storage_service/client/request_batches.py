@@ -17,6 +17,7 @@ from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.wire.request_stream import plain_type
 
 __all__ = [
     "BATCH_ROWS_MAX",
@@ -102,13 +103,17 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return `batch` with dictionary-encoded columns decoded: the wire has none."""
-    if not any(pa.types.is_dictionary(field.type) for field in batch.schema):
-        return batch
-    columns = [
-        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        for column in batch.columns
+    """Return `batch` without dictionaries, which the wire has not, and without views.
+
+    Of views nobody knows how many bytes a part of them has, and Arrow cannot sort them by bucket.
+    """
+    types = [
+        plain_type(t.value_type if pa.types.is_dictionary(t) else t, what="the data")
+        for t in batch.schema.types
     ]
+    if types == batch.schema.types:
+        return batch
+    columns = [c if c.type == t else c.cast(t) for c, t in zip(batch.columns, types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
 from streamhouse.storage_service.wire import ipc_message
 
-__all__ = ["RequestBatch", "RequestStream", "open_request"]
+__all__ = ["RequestBatch", "RequestStream", "open_request", "plain_type"]
 
 SCHEMA_BYTES_MAX: Final = 4 << 20
 """The most that the schema of a request may have, names included."""
@@ -45,8 +45,8 @@ class RequestBatch(NamedTuple):
 class RequestStream:
     """A body whose messages are within the limits.
 
-    A schema that `is_kept` is the very object that the next body with the same schema has. It has
-    strings and binaries where the body has views of them.
+    A schema that `is_kept` is the very object that the next body with the same schema has. Where
+    the body has views it has what they are views of; see `plain_type`.
     """
 
     schema: pa.Schema
@@ -74,7 +74,7 @@ class RequestStream:
             )
 
     def _without_views(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with the columns of `schema`; Arrow's kernels know few of views."""
+        """Return a batch with the columns of `schema`."""
         pairs = list(zip(batch.columns, self.schema.types, strict=True))
         # Any number of views may be of the same bytes.
         size = sum(_viewed_bytes(column, t) for column, t in pairs)
@@ -139,9 +139,7 @@ def _read_schema(head: bytes, what: str) -> _ReadSchema:
     if len(names) > COLUMNS_MAX:
         raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
     plain = [
-        t
-        if pa.types.is_primitive(t) and not pa.types.is_timestamp(t)
-        else _plain_type(t, what=what, depth=1)
+        t if pa.types.is_primitive(t) and not pa.types.is_timestamp(t) else plain_type(t, what=what)
         for t in schema.types
     ]
     as_plain = schema
@@ -155,11 +153,13 @@ def _read_schema(head: bytes, what: str) -> _ReadSchema:
 _known_schema = functools.lru_cache(maxsize=_KNOWN_SCHEMAS_MAX)(_read_schema)
 
 
-def _plain_type(t: pa.DataType, *, what: str, depth: int) -> pa.DataType:
-    """Return a type without views, once every text in it is read, which may be none.
+def plain_type(t: pa.DataType, *, what: str, depth: int = 1) -> pa.DataType:
+    """Return a type with large strings and binaries in place of views: Arrow's kernels know few.
 
-    Texts are names of fields and time zones. Raises `UnicodeDecodeError`, or `InvalidRequestError`
-    for a type that nobody would walk, or whose rows Arrow's kernels cannot move.
+    Large ones, because an array of views may be of more bytes than others can have. Every text in
+    the type is read, which may be none: names of fields and time zones. Raises
+    `UnicodeDecodeError`, or `InvalidRequestError` for a type that nobody would walk, or whose rows
+    cannot be moved.
     """
     if depth > DEPTH_MAX:
         raise InvalidRequestError(
@@ -169,9 +169,9 @@ def _plain_type(t: pa.DataType, *, what: str, depth: int) -> pa.DataType:
         assert t.tz is None or t.tz
         return t
     if pa.types.is_string_view(t):
-        return pa.string()
+        return pa.large_string()
     if pa.types.is_binary_view(t):
-        return pa.binary()
+        return pa.large_binary()
     if isinstance(t, pa.BaseExtensionType):
         inside = [pa.field("", t.storage_type)]
     elif pa.types.is_dictionary(t) or pa.types.is_run_end_encoded(t):
@@ -181,7 +181,7 @@ def _plain_type(t: pa.DataType, *, what: str, depth: int) -> pa.DataType:
     plain = []
     for field in inside:
         assert field.name is not None
-        plain.append(field.with_type(_plain_type(field.type, what=what, depth=depth + 1)))
+        plain.append(field.with_type(plain_type(field.type, what=what, depth=depth + 1)))
     if plain == inside and not pa.types.is_run_end_encoded(t):
         return t
     made = _with_fields(t, plain)

@@ -73,6 +73,22 @@ def test_chunks_with_dictionaries_of_their_own_are_joined() -> None:
     assert batch.column("t").to_pylist() == ["a", "b", "c", "a", None]
 
 
+def test_views_are_sent_as_what_they_are_views_of() -> None:
+    # A part of them has all bytes of all, as Arrow counts.
+    texts = [f"{n} {'x' * 50_000}" for n in range(400)]
+    ids = pa.array(range(400))
+    data = pa.table({"id": ids, "name": pa.array(texts).cast(pa.string_view())})
+    descriptor = table_descriptor("db.t", bucket_count=4, primary_key=("id",))
+    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
+
+    batches = list(bounded_batches(data))
+
+    assert 3 <= len(batches) <= 5
+    parts = [part for batch in batches for part in rows_by_bucket(table, batch).values()]
+    assert {part.column("name").type for part in parts} == {pa.large_string()}
+    assert sorted(pa.Table.from_batches(parts).to_pydict()["name"]) == sorted(texts)
+
+
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS, FEW_ROWS + 1, 1_000])
 @pytest.mark.parametrize("key", [("id",), ("name",), ("id", "name"), ("name", "id")])
 def test_each_bucket_gets_its_rows_in_their_order(rows: int, key: tuple[str, ...]) -> None:

@@ -121,7 +121,7 @@ def test_dictionary_batches_are_refused() -> None:
         _decode(_stream(encoded))
 
 
-_TEXT: pa.DataType = pa.string()
+_TEXT: pa.DataType = pa.large_string()
 _VIEW: pa.DataType = pa.string_view()
 
 
@@ -129,7 +129,7 @@ _VIEW: pa.DataType = pa.string_view()
     ("viewed", "plain", "values"),
     [
         (_VIEW, _TEXT, ["a", None, "b" * 20]),
-        (pa.binary_view(), pa.binary(), [b"a", None, b"b" * 20]),
+        (pa.binary_view(), pa.large_binary(), [b"a", None, b"b" * 20]),
         (pa.list_(_VIEW), pa.list_(_TEXT), [["a"], None, ["b" * 20, None]]),
         (pa.large_list(_VIEW), pa.large_list(_TEXT), [["a"], None, ["b" * 20]]),
         (pa.list_(_VIEW, 2), pa.list_(_TEXT, 2), [["a", "b"], None, ["c" * 20, None]]),
