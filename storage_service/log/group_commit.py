@@ -48,6 +48,8 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
+# Beside the commit thread.
+_SYNC_THREADS: Final = 4
 # What waking other threads, which all want the interpreter, costs about.
 _SYNCED_ALONE_S: Final = 0.002
 # How fast a disk that was quick once may be found to be slow.
@@ -136,8 +138,8 @@ class GroupCommitter:
     """Owns the commit thread. `submit` from any thread; `publish` is called on the commit thread.
 
     `publish` gets every group exactly once, in order, and must see to it that `complete` is called.
-    Up to `sync_threads` files of a group are synced at the same time, if one after the other would
-    take longer than waking their threads.
+    Files of a group are synced at the same time, if one after the other would take longer than
+    waking threads for them.
     """
 
     def __init__(
@@ -146,10 +148,8 @@ class GroupCommitter:
         *,
         limits: CommitLimits | None = None,
         name: str = "commit",
-        sync_threads: int = 4,
     ) -> None:
-        assert sync_threads > 0
-        self._syncs = _Syncs(sync_threads, name=name)
+        self._syncs = _Syncs(name)
         self._publish = publish
         self._limits = limits or CommitLimits()
         # Its own kind of waiting costs a third of a condition's; None is the last that comes.
@@ -334,8 +334,8 @@ def _without_failed(
 class _Syncs:
     """Syncs the logs of a group, on the commit thread or on several beside it."""
 
-    def __init__(self, threads: int, *, name: str) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"{name}-sync")
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix=f"{name}-sync")
         self._log_s = 0.0
         """How long one log takes."""
 
@@ -345,8 +345,14 @@ class _Syncs:
             return {}
         started = time.perf_counter()
         is_alone = self._log_s * len(tablets) <= _SYNCED_ALONE_S or len(tablets) == 1
-        # Files of one disk share its journal: syncs that wait together cost little more than one.
-        errors = map(_sync_one, tablets) if is_alone else self._executor.map(_sync_one, tablets)
+        if is_alone:
+            errors = list(map(_sync_one, tablets))
+        else:
+            # Files of one disk share its journal: syncs that wait together cost little more than
+            # one. This thread does one of them: it would only wait.
+            first, *others = tablets
+            beside = [self._executor.submit(_sync_one, tablet) for tablet in others]
+            errors = [_sync_one(first), *(future.result() for future in beside)]
         failed = {
             tablet: error
             for tablet, error in zip(tablets, errors, strict=True)
