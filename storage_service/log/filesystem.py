@@ -118,16 +118,12 @@ class LocalWritableFile:
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
         """See `WritableFile.write`: one system call unless the list is long."""
         if sum(map(len, buffers)) <= _COALESCE_BYTES_MAX:
-            joined = b"".join(buffers)
-            written = os.pwrite(self._descriptor, joined, position)
-            if written == len(joined):
-                return
-            buffers, position = [memoryview(joined)[written:]], position + written
+            buffers = [b"".join(buffers)]
         for start in range(0, len(buffers), _IOV_MAX):
             position = self._write_some(list(buffers[start : start + _IOV_MAX]), position)
 
     def _write_some(self, buffers: list[Buffer], position: int) -> int:
-        left = sum(len(buffer) for buffer in buffers)
+        left = sum(map(len, buffers))
         while left:
             written = os.pwritev(self._descriptor, buffers, position)
             position += written
