@@ -124,6 +124,11 @@ BOUNDS: Final = {
     "import-step": Place("connector.imports.import_progress", "STEP_ROWS", _SLOW),
     "rows-overlapping": Place(f"{_ENGINE}.keys.key_writer", "_OVERLAPPING_ROWS", _SLOW),
     "rows-short": Place(f"{_ENGINE}.keys.key_planner", "_SHORT_ROWS", _SLOW),
+    "synced-alone-s": Place(
+        "storage_service.log.group_commit",
+        "_SYNCED_ALONE_S",
+        "no disk of a test is so slow that its logs are synced at the same time",
+    ),
     "run-bytes": Place("storage_service.kv.cache.write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),

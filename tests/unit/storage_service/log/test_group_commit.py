@@ -28,8 +28,9 @@ from streamhouse.storage_service.log.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.segment import ActiveSegment
 from tests.support.crash_filesystem import Crash, CrashFilesystem
-from tests.support.held_step import around
+from tests.support.held_step import around, lower
 from tests.support.log_world import SettableClock, open_log, payloads_of, read_all
 
 WAIT_SECONDS = 10.0
@@ -313,9 +314,12 @@ def test_a_batch_behind_a_refused_one_may_be_sent_again(service: CommitHarness) 
     assert service.commit(service.batch(_A, sequence=2)).results[0][:2] == (2, 4)
 
 
+@pytest.mark.parametrize("is_disk_slow", [False, True])
 def test_a_failed_sync_leaves_the_outcome_open_and_a_repetition_completes_it(
-    service: CommitHarness,
+    service: CommitHarness, monkeypatch: pytest.MonkeyPatch, *, is_disk_slow: bool
 ) -> None:
+    if is_disk_slow:
+        lower(monkeypatch, "synced-alone-s", -1.0)
     service.hold()
     torn = service.submit(service.batch(_A, sequence=1), service.batch(_B, sequence=1))
     other = service.submit(service.batch(_A, b"other"))
@@ -335,6 +339,24 @@ def test_a_failed_sync_leaves_the_outcome_open_and_a_repetition_completes_it(
     assert again.results[0].is_duplicate
     assert service.stored(_A) == [b"rows", b"other"]
     assert service.stored(_B) == [b"rows"]
+
+
+def test_logs_on_a_slow_disk_are_synced_at_the_same_time(
+    service: CommitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(len(BUCKETS), timeout=WAIT_SECONDS)
+
+    def sync(real: Callable[[ActiveSegment], None], segment: ActiveSegment) -> None:
+        together.wait()
+        real(segment)
+
+    lower(monkeypatch, "synced-alone-s", -1.0)
+    around(monkeypatch, "segment-syncing", sync)
+
+    outcome = service.commit(*(service.batch(directory) for directory in BUCKETS))
+
+    assert outcome.error is None
+    assert all(log.high_watermark == 2 for log in service.logs.values())
 
 
 @pytest.mark.parametrize("fault", ["truncate", "sync of the truncation"])
