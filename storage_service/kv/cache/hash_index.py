@@ -34,7 +34,7 @@ _LOAD_MAX: Final = 0.75
 _GROWTH: Final = 1.6
 _GROUPS_MIN: Final = 64
 # So few are looked for one by one.
-_FEW: Final = 32
+_FEW: Final = 16
 _COPIED_AT_ONCE: Final = 1 << 15
 # An entry as one item: numpy moves it at once, where three columns are moved one by one.
 _ENTRY: Final = np.dtype("V24")
@@ -81,22 +81,18 @@ class HashIndex:
         candidates = _equal_bytes(lines, tags)
         # Nearly always the first candidate is right: all are tried at once.
         slots = groups * _GROUP + _lowest_byte(candidates)
-        wrong = (candidates == 0) | ~self._are_at(slots, first, second)
+        wrong = np.flatnonzero((candidates == 0) | ~self._are_at(slots, first, second))
         slots[wrong] = -1
         candidates &= candidates - _ONE
-        more = np.flatnonzero(wrong & ((candidates != 0) | (lines >> _LAST != _EMPTY)))
-        if len(more) <= _FEW:
-            for at in more.tolist():
-                slots[at] = self.find_one(int(first[at]), int(second[at]))
-        else:
-            slots[more] = self._find_on(
-                first[more], second[more], tags[more], groups[more], candidates[more]
-            )
+        more = wrong[(candidates[wrong] != 0) | (lines[wrong] >> _LAST != _EMPTY)]
+        slots[more] = self._find_on(
+            first[more], second[more], tags[more], groups[more], candidates[more]
+        )
         return slots
 
     def _are_at(self, slots: Slots, first: Hashes, second: Hashes) -> npt.NDArray[np.bool_]:
         """Return whether each pair of hashes is at its slot."""
-        entries = self._rows[slots].view(np.uint64).reshape(-1, 3)
+        entries = self._entries.take(slots, axis=0)
         same: npt.NDArray[np.bool_] = (entries[:, 0] == first) & (entries[:, 1] == second)
         return same
 
@@ -106,7 +102,7 @@ class HashIndex:
         """Return the slot of each pair of hashes, or -1, from the next candidates on."""
         slots = np.full(len(first), -1, dtype=np.int64)
         left = np.arange(len(first))
-        while len(left):
+        while len(left) > _FEW:
             onward = np.flatnonzero(candidates == 0)
             groups[onward] += 1
             groups[groups == self._groups] = 0
@@ -121,6 +117,8 @@ class HashIndex:
             full = self._lines[groups] >> _LAST != _EMPTY
             more = np.flatnonzero((slots[left] < 0) & ((candidates != 0) | full))
             left, groups, candidates = left[more], groups[more], candidates[more]
+        for position in left.tolist():
+            slots[position] = self.find_one(int(first[position]), int(second[position]))
         return slots
 
     def find_one(self, first: int, second: int) -> int:
