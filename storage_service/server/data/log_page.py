@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from streamhouse.storage_service.wire.arrow_body import (
     project_payload,
 )
 
-__all__ = ["ARROW_STREAM", "LogPage", "as_views", "projected_schema", "read_page"]
+__all__ = ["ARROW_STREAM", "LogPage", "LogReader", "as_views"]
 
 
 class LogPage(NamedTuple):
@@ -35,110 +35,105 @@ class LogPage(NamedTuple):
     byte_count: int
 
 
-async def read_page(
-    exchange: HttpExchange,
-    service: Service,
-    table: OpenTable,
-    bucket: int,
-    *,
-    offset: int,
-    end: int,
-    bytes_max: int,
-    columns: Sequence[str] | None,
-    schema_id: int,
-) -> LogPage:
-    """Read the stored batches that hold rows of [offset, end); empty if there are none.
+class LogReader:
+    """What one request reads of a table's log: these columns, in one version of the schema.
 
-    Rows come in version `schema_id` of the schema, whichever they were written with. The page is
-    counted as an answer of `exchange`, and read once there is room for it. Small reads happen right
-    here: handing them to a thread costs more than they do.
+    Rows come in that version, whichever they were written with. Event loop only.
     """
-    tablet = table.tablet(bucket)
-    request = _Read(
-        tablet=tablet,
-        bucket=bucket,
-        offset=offset,
-        end=end,
-        bytes_max=bytes_max,
-        table=table.info,
-        schema_id=schema_id,
-        schema=table.log_schema_of(schema_id),
-        columns=columns,
-        positions={bucket: (tablet.log_start_offset, tablet.high_watermark)},
-    )
 
-    async def build(expected: int) -> tuple[LogPage, int]:
-        is_small = expected <= service.config.inline_bytes_max
-        page = _read(request) if is_small else await service.run_blocking(_read, request)
-        return page, page.byte_count
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        service: Service,
+        table: OpenTable,
+        *,
+        columns: Sequence[str] | None,
+        schema_id: int,
+    ) -> None:
+        self._exchange = exchange
+        self._service = service
+        self._table = table
+        self._columns = columns
+        self._schema_id = schema_id
+        self._schema = table.log_schema_of(schema_id)
+        self._page_schema = self._schema
+        if columns is not None:
+            self._page_schema = _projected(Same(self._schema), tuple(columns))
 
-    estimate = min(_bytes_estimate(tablet, end - offset), bytes_max)
-    return await service.answers.build(exchange, estimate, build)
+    async def page(self, bucket: int, *, offset: int, end: int, bytes_max: int) -> LogPage:
+        """Read the stored batches that hold rows of [offset, end); empty if there are none.
+
+        The page is counted as an answer of the request, and read once there is room for it. Small
+        reads happen right here: handing them to a thread costs more than they do.
+        """
+        service, tablet, seen = self._service, self._table.tablet(bucket), self._seen([bucket])
+        # Complete in itself, so that it runs on any thread.
+        read = functools.partial(
+            self._read, self._table.info, tablet, bucket, offset, end, bytes_max, seen
+        )
+
+        async def build(expected: int) -> tuple[LogPage, int]:
+            is_small = expected <= service.config.inline_bytes_max
+            page = read() if is_small else await service.run_blocking(read)
+            return page, page.byte_count
+
+        estimate = min(_bytes_estimate(tablet, end - offset), bytes_max)
+        return await service.answers.build(self._exchange, estimate, build)
+
+    def heartbeat(self, buckets: Iterable[int]) -> list[bytes | memoryview]:
+        """Return a page without rows: where these buckets begin and end."""
+        return as_views(encode_fetch_body(self._page_schema, [], positions=self._seen(buckets)))
+
+    def _seen(self, buckets: Iterable[int]) -> dict[int, tuple[int, int]]:
+        tablets = {bucket: self._table.tablet(bucket) for bucket in buckets}
+        return {b: (log.log_start_offset, log.high_watermark) for b, log in tablets.items()}
+
+    def _read(
+        self,
+        info: TableInfo,
+        tablet: LogTablet,
+        bucket: int,
+        offset: int,
+        end: int,
+        bytes_max: int,
+        positions: Mapping[int, tuple[int, int]],
+    ) -> LogPage:
+        stored = []
+        if offset < end:
+            stored = tablet.read(offset, bytes_max=bytes_max, end_offset=end)
+        batches: list[tuple[BatchAddress, pa.Buffer | memoryview]] = []
+        for frame in stored:
+            address = BatchAddress(
+                bucket=bucket,
+                base_offset=frame.base_offset,
+                row_count=frame.row_count,
+                timestamp_us=frame.timestamp_us,
+                schema_id=frame.schema_id,
+            )
+            batches.append((address, self._payload(frame, info)))
+        pieces = as_views(encode_fetch_body(self._page_schema, batches, positions=positions))
+        return LogPage(
+            pieces=pieces,
+            next_offset=stored[-1].end_offset if stored else offset,
+            row_count=sum(frame.row_count for frame in stored),
+            byte_count=sum(len(piece) for piece in pieces),
+        )
+
+    def _payload(self, frame: StoredBatch, info: TableInfo) -> pa.Buffer | memoryview:
+        """Return the frame's payload as it was asked for, untouched where it is that already."""
+        if frame.schema_id == self._schema_id:
+            if self._columns is None:
+                return frame.payload
+            return project_payload(frame.payload, self._schema, self._columns)
+        rows = read_stored(frame.payload, info, stored_as=frame.schema_id, wanted=self._schema_id)
+        if self._columns is not None:
+            rows = rows.select(list(self._columns))
+        return encode_payload(rows)
 
 
 def _bytes_estimate(tablet: LogTablet, row_count: int) -> int:
     rows = tablet.log_end_offset - tablet.log_start_offset
     return tablet.size_bytes * row_count // max(rows, 1)
-
-
-class _Read(NamedTuple):
-    """One read of one bucket's log, complete in itself, so that it runs on any thread."""
-
-    tablet: LogTablet
-    bucket: int
-    offset: int
-    end: int
-    bytes_max: int
-    table: TableInfo
-    schema_id: int
-    schema: pa.Schema
-    columns: Sequence[str] | None
-    positions: Mapping[int, tuple[int, int]]
-
-
-def _read(request: _Read) -> LogPage:
-    stored = []
-    if request.offset < request.end:
-        stored = request.tablet.read(
-            request.offset, bytes_max=request.bytes_max, end_offset=request.end
-        )
-    batches: list[tuple[BatchAddress, pa.Buffer | memoryview]] = []
-    for frame in stored:
-        address = BatchAddress(
-            bucket=request.bucket,
-            base_offset=frame.base_offset,
-            row_count=frame.row_count,
-            timestamp_us=frame.timestamp_us,
-            schema_id=frame.schema_id,
-        )
-        batches.append((address, _payload(frame, request)))
-    schema = projected_schema(request.schema, request.columns)
-    pieces = as_views(encode_fetch_body(schema, batches, positions=request.positions))
-    return LogPage(
-        pieces=pieces,
-        next_offset=stored[-1].end_offset if stored else request.offset,
-        row_count=sum(frame.row_count for frame in stored),
-        byte_count=sum(len(piece) for piece in pieces),
-    )
-
-
-def _payload(frame: StoredBatch, request: _Read) -> pa.Buffer | memoryview:
-    """Return the frame's payload as it was asked for, untouched where it is that already."""
-    if frame.schema_id == request.schema_id:
-        if request.columns is None:
-            return frame.payload
-        return project_payload(frame.payload, request.schema, request.columns)
-    rows = read_stored(
-        frame.payload, request.table, stored_as=frame.schema_id, wanted=request.schema_id
-    )
-    if request.columns is not None:
-        rows = rows.select(list(request.columns))
-    return encode_payload(rows)
-
-
-def projected_schema(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the schema of only `columns`, in their order; None means all."""
-    return schema if columns is None else _projected(Same(schema), tuple(columns))
 
 
 # The same object each time: what is worked out of it is remembered, too.

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
@@ -22,13 +21,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.server.data.log_page import (
-    ARROW_STREAM,
-    LogPage,
-    as_views,
-    projected_schema,
-    read_page,
-)
+from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, LogPage, LogReader
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import (
     integer,
@@ -37,7 +30,6 @@ from streamhouse.storage_service.server.http.parameters import (
     schema_version,
 )
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.wire.arrow_body import encode_fetch_body
 
 __all__ = ["answer_fetch", "answer_subscribe"]
 
@@ -83,17 +75,9 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
             break
         service.manager.check_open(table)
-    page = await read_page(
-        exchange,
-        service,
-        table,
-        number,
-        offset=offset,
-        end=end,
-        bytes_max=min(bytes_max, config.fetch_bytes_max),
-        columns=columns,
-        schema_id=schema_id,
-    )
+    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
+    bytes_max = min(bytes_max, config.fetch_bytes_max)
+    page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
     table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
     await exchange.answer(200, ARROW_STREAM, page.pieces)
@@ -110,13 +94,6 @@ def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
         )
 
 
-class _Wanted(NamedTuple):
-    """What of each row a subscriber gets."""
-
-    columns: Sequence[str] | None
-    schema_id: int
-
-
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Stream batches of all wanted buckets from their start offsets on."""
     query = exchange.query(["start", "columns", "schema_id"])
@@ -124,11 +101,11 @@ async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: st
     # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
-    wanted = _Wanted(columns, schema_id)
+    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
     positions = _start(table, query.get("start", "latest"))
     with service.subscription(exchange):
         await exchange.start(200, content_type=ARROW_STREAM, length=None)
-        await _push(exchange, service, table, positions, wanted)
+        await _push(exchange, service, table, positions, reader)
 
 
 def _start(table: OpenTable, text: str) -> dict[int, int]:
@@ -147,7 +124,7 @@ async def _push(
     service: Service,
     table: OpenTable,
     positions: dict[int, int],
-    wanted: _Wanted,
+    reader: LogReader,
 ) -> None:
     """Send pages while there are any, then wait for rows or for the next heartbeat."""
     loop = asyncio.get_running_loop()
@@ -166,10 +143,10 @@ async def _push(
             if offset < end:
                 is_behind = True
                 try:
-                    page = await _next_page(exchange, service, table, bucket, offset, wanted)
+                    page = await _next_page(exchange, service, table, bucket, offset, reader)
                 except OverloadedError:
                     # No room for answers for a while: the client is told that it is still served.
-                    await exchange.push(_heartbeat(table, positions, wanted))
+                    await exchange.push(reader.heartbeat(positions))
                     continue
                 if page is None:
                     return await exchange.finish()
@@ -181,7 +158,7 @@ async def _push(
         if is_behind:
             heartbeat_at = loop.time() + heartbeat_s
         elif loop.time() >= heartbeat_at:
-            await exchange.push(_heartbeat(table, positions, wanted))
+            await exchange.push(reader.heartbeat(positions))
             heartbeat_at = loop.time() + heartbeat_s
         else:
             await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=heartbeat_at)
@@ -194,7 +171,7 @@ async def _next_page(
     table: OpenTable,
     bucket: int,
     offset: int,
-    wanted: _Wanted,
+    reader: LogReader,
 ) -> LogPage | None:
     """Return the page at `offset`, or None when it cannot be had and the client must ask anew.
 
@@ -202,16 +179,11 @@ async def _next_page(
     """
     try:
         _check_offset(table, bucket, offset)
-        return await read_page(
-            exchange,
-            service,
-            table,
+        return await reader.page(
             bucket,
             offset=offset,
             end=table.tablet(bucket).high_watermark,
             bytes_max=service.config.subscription_page_bytes_max,
-            columns=wanted.columns,
-            schema_id=wanted.schema_id,
         )
     except OverloadedError:
         raise
@@ -221,14 +193,3 @@ async def _next_page(
             "event=subscription_ended request_id=%s code=%s", exchange.request_id, error.code
         )
         return None
-
-
-def _heartbeat(
-    table: OpenTable, positions: Mapping[int, int], wanted: _Wanted
-) -> list[bytes | memoryview]:
-    seen = {
-        bucket: (table.tablet(bucket).log_start_offset, table.tablet(bucket).high_watermark)
-        for bucket in positions
-    }
-    schema = projected_schema(table.log_schema_of(wanted.schema_id), wanted.columns)
-    return as_views(encode_fetch_body(schema, [], positions=seen))
