@@ -41,6 +41,11 @@ def _request(*writes: KeyWrite) -> KeyRequest:
     return KeyRequest(writes, None, 0, asyncio.get_running_loop().create_future())
 
 
+def _request_of_four_in_each(start: int) -> KeyRequest:
+    """Four rows for each of two buckets, with keys from `start` and from `start + 50` on."""
+    return _request(*(KeyWrite(b, event_rows(50 * b + start, 50 * b + start + 4)) for b in (0, 1)))
+
+
 @pytest.mark.parametrize("failing_call", range(1, 5))
 async def test_nothing_stays_of_a_plan_that_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
@@ -56,10 +61,7 @@ async def test_nothing_stays_of_a_plan_that_is_not_taken(
     async with open_manager(tmp_path) as manager:
         table = await _table(manager, 2)
         planner = _planner(table)
-        requests = [
-            _request(*(KeyWrite(b, event_rows(50 * b + start, 50 * b + start + 4)) for b in (0, 1)))
-            for start in range(3)
-        ]
+        requests = [_request_of_four_in_each(start) for start in range(3)]
         list(planner.plan(requests[:1]))
         around(monkeypatch, "planned-putting", failing)
 
@@ -90,10 +92,7 @@ async def test_nothing_stays_of_a_write_that_a_bug_meets_as_it_is_taken(
     async with open_manager(tmp_path) as manager:
         table = await _table(manager, 2)
         planner = _planner(table)
-        requests = [
-            _request(*(KeyWrite(b, event_rows(50 * b + start, 50 * b + start + 4)) for b in (0, 1)))
-            for start in (0, 10, 20)
-        ]
+        requests = [_request_of_four_in_each(start) for start in (0, 10, 20)]
         around(monkeypatch, "changes-accepting", failing)
 
         list(planner.plan(requests[:1]))
