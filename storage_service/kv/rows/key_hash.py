@@ -32,6 +32,7 @@ _MIX_COLUMNS: Final = tuple(
 )
 # By count, a mask of the lowest bytes of a word.
 _LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(9)], dtype=np.uint64)
+_NO_WORDS: Final = np.zeros(16, dtype=np.uint8)
 # Every key starts with the byte of a part that is not null.
 _SKIPPED_BYTES: Final = 1
 # From here on arrays are quicker than numbers one by one.
@@ -77,17 +78,17 @@ class KeyHasher:
         hashes[0], hashes[1] = self.seeds
         if len(keys) == 0:
             return hashes[0], hashes[1]
-        # The last word of the last key must be readable in full.
-        padded = np.empty(int(offsets[-1]) + 16, dtype=np.uint8)
-        padded[: offsets[-1]] = data[: offsets[-1]]
         shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest < longest or longest % 8 or longest == 0:
+            # The last word of the last key must be readable in full.
+            data = np.concatenate((data[: offsets[-1]], _NO_WORDS))
         for position in range(0, max(longest, 1), 8):
             if position + 8 <= shortest:
-                hashes ^= gather_at(padded, starts + position, _WORD)
+                hashes ^= gather_at(data, starts + position, _WORD)
                 _mix(hashes)
                 continue
             chosen = np.flatnonzero(lengths > position) if position else np.arange(len(keys))
-            words = gather_at(padded, starts[chosen] + position, _WORD)
+            words = gather_at(data, starts[chosen] + position, _WORD)
             words &= _LOW_BYTES[np.minimum(lengths[chosen] - position, 8)]
             part = hashes.take(chosen, axis=1) ^ words
             _mix(part)

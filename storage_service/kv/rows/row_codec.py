@@ -85,9 +85,10 @@ class RowCodec:
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
         """Return the rows of `values`, none of which is null, in the current version."""
-        ids, shortest = self._schema_ids(values)
+        data, starts, shortest = self._parts(values)
+        ids = data[starts + _VERSION.itemsize]
         if (ids == self.schema_id).all():
-            return self._decode_own(values, shortest)
+            return self._decode_own(data, starts, shortest)
         order = np.argsort(ids, kind="stable")
         parts = []
         for other in np.unique(ids):
@@ -97,7 +98,7 @@ class RowCodec:
                     f"table '{self._table}': a stored row has schema {other}, which is not known"
                 )
             own = values.take(pa.array(np.flatnonzero(ids == other)))
-            rows = codec._decode_own(own, codec._schema_ids(own)[1])
+            rows = codec._decode_own(*codec._parts(own))
             parts.append(convert_rows(rows, codec.schema, self.schema, table=self._table))
         return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
 
@@ -109,7 +110,8 @@ class RowCodec:
         if not self._earlier or values.null_count == len(values):
             return values
         present = values.drop_null() if values.null_count else values
-        if (self._schema_ids(present)[0] == self.schema_id).all():
+        data, starts, _ = self._parts(present)
+        if (data[starts + _VERSION.itemsize] == self.schema_id).all():
             return values
         encoded = self.encode(self.decode(present))
         stamp_versions(encoded, versions_of(present))
@@ -118,22 +120,24 @@ class RowCodec:
         found = values.is_valid().to_numpy(zero_copy_only=False)
         return encoded.take(pa.array(np.cumsum(found) - 1, mask=~found))
 
-    def _schema_ids(self, values: pa.Array) -> tuple[npt.NDArray[np.uint8], int]:
-        """Return the schema of each value, and how many bytes the shortest one has."""
+    def _parts(self, values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
+        """Return data, where each value starts, and how many bytes the shortest one has."""
         data, offsets = binary_parts(values)
-        if len(values) == 0:
-            return data[:0], self.value_bytes_min
-        shortest = int((offsets[1:] - offsets[:-1]).min())
+        starts = offsets[:-1].astype(np.int64)
+        shortest = int((offsets[1:] - starts).min(initial=self.value_bytes_min))
         self._check_length(shortest, VALUE_BYTES_MIN)
-        return data[offsets[:-1] + np.int64(_VERSION.itemsize)], shortest
+        return data, starts, shortest
 
     def _check_length(self, shortest: int, least: int) -> None:
         if shortest < least:
             raise CorruptDataError(f"table '{self._table}': a stored row is too short")
 
-    def _decode_own(self, values: pa.Array, shortest: int) -> pa.RecordBatch:
+    def _decode_own(
+        self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], shortest: int
+    ) -> pa.RecordBatch:
         self._check_length(shortest, self.value_bytes_min)
-        return pa.RecordBatch.from_arrays(self._layout.decode(values), schema=self.arrow_schema)
+        columns = self._layout.decode_at(data, starts)
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
 
 
 def versions_of(values: pa.Array) -> npt.NDArray[np.int64]:

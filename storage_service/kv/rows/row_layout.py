@@ -91,16 +91,21 @@ class RowLayout:
     def decode(self, rows: pa.Array) -> list[pa.Array]:
         """Return the columns of rows made by `encode` with the same types; no row may be null."""
         data, offsets = binary_parts(rows)
-        starts = offsets[:-1].astype(np.int64)
-        count = len(starts)
+        return self.decode_at(data, offsets[:-1].astype(np.int64))
+
+    def decode_at(
+        self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]
+    ) -> list[pa.Array]:
+        """As `decode`, for rows that start at ascending places of `data`."""
         header = gather_at(data, starts, self.header)
         nulls = header["nulls"]
-        any_null = np.bitwise_or.reduce(nulls, axis=0) if count else np.zeros(self.null_bytes, "u1")
         columns: dict[int, pa.Array] = {}
         valid: dict[int, npt.NDArray[np.bool_]] = {}
-        for i in range(len(self.types)):
-            if any_null[i // 8] >> (i % 8) & 1:
-                valid[i] = (nulls[:, i // 8] >> (i % 8) & 1) == 0
+        if nulls.any():
+            any_null = np.bitwise_or.reduce(nulls, axis=0)
+            for i in range(len(self.types)):
+                if any_null[i // 8] >> (i % 8) & 1:
+                    valid[i] = (nulls[:, i // 8] >> (i % 8) & 1) == 0
         for i, _ in self._fixed:
             columns[i] = _fixed_array(self.types[i], header[f"c{i}"], valid.get(i))
         position = starts + self.header.itemsize
