@@ -131,6 +131,12 @@ class Service:
                 self._executor, contextvars.copy_context().run, run
             )
 
+    async def run_by_size(self, function: Callable[..., _T], body: bytes, *args: Any) -> _T:
+        """Run `function` on a body: here if that is soon done, else on a worker thread."""
+        if len(body) > self.config.inline_bytes_max:
+            return await self.run_blocking(function, body, *args)
+        return function(body, *args)
+
     async def wait_for_rows(
         self, exchange: HttpExchange, table: OpenTable, bucket: int, *, deadline: float
     ) -> bool:

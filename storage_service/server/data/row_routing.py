@@ -55,8 +55,8 @@ class RowsRequest:
 
     table: TableInfo
     verb: str
-    writer_id: int
     config: ServiceConfig
+    writer_id: int = 0
     first_bucket: int = 0
 
     @property

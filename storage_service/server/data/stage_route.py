@@ -52,7 +52,6 @@ async def answer_stage(
     With a `token` a repetition is answered with the part that was made first.
     """
     table = service.table(path)
-    config = service.config
     token = exchange.query(["token"]).get("token")
     if token is not None and not _TOKEN.fullmatch(token):
         raise InvalidRequestError(
@@ -63,10 +62,7 @@ async def answer_stage(
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         first = table.next_spread_bucket(1)
-        if len(body) > config.inline_bytes_max:
-            staged = await service.run_blocking(_read, body, table.info, spec, first, config)
-        else:
-            staged = _read(body, table.info, spec, first, config)
+        staged = await service.run_by_size(_read, body, table.info, spec, first, service.config)
         part_id, part = await transactions.stage(transaction_id, *staged, token=token)
     await exchange.answer_json(
         {"part": part_id, "row_count": part.row_count, "bytes": part.size_bytes}
@@ -78,17 +74,13 @@ def _read(
 ) -> _Staged:
     """Decode, check and route the body. On any thread."""
     if not table.is_primary_key_table:
-        request = RowsRequest(
-            table=table, verb="append", writer_id=0, config=config, first_bucket=first_bucket
-        )
+        request = RowsRequest(table=table, verb="append", config=config, first_bucket=first_bucket)
         batches = routed_batches(body, request)
         schema_id = batches[0].schema_id if batches else table.schema_id
         return _Staged(table.log_schema_of(schema_id), batches)
     is_delete = spec.operation is TransactionOperation.DELETE
     verb = TransactionOperation.DELETE if is_delete else TransactionOperation.UPSERT
-    writes = routed_writes(
-        body, RowsRequest(table=table, verb=str(verb), writer_id=0, config=config)
-    )
+    writes = routed_writes(body, RowsRequest(table=table, verb=str(verb), config=config))
     rules = table_rules(table)
     for write in writes:
         given = check_rows(

@@ -30,7 +30,6 @@ _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 async def answer_append(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Append the request's rows; they are durable and visible when the answer is sent."""
     table = service.table(path)
-    config = service.config
     writer_id = writer_id_of(exchange, exchange.query(["writer_id"]).get("writer_id"))
     if not isinstance(table, LogTable):
         raise UnsupportedError(
@@ -42,13 +41,10 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             table=table.info,
             verb="append",
             writer_id=writer_id,
-            config=config,
+            config=service.config,
             first_bucket=table.next_spread_bucket(1),
         )
-        if len(body) > config.inline_bytes_max:
-            batches = await service.run_blocking(routed_batches, body, request)
-        else:
-            batches = routed_batches(body, request)
+        batches = await service.run_by_size(routed_batches, body, request)
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
     await _answer(exchange, appended)
@@ -56,30 +52,21 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
 
 async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Upsert the request's rows, or apply its changes; `columns` makes a partial update."""
-    query = exchange.query(["writer_id", "columns"])
-    columns = column_names(query.get("columns"), service.table(path).info)
-    writer_id = writer_id_of(exchange, query.get("writer_id"))
-    await _write(exchange, service, path=path, verb="upsert", columns=columns, writer_id=writer_id)
+    await _write(exchange, service, path, verb="upsert", known=("writer_id", "columns"))
 
 
 async def answer_delete(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Delete the rows whose keys the request has."""
-    writer_id = writer_id_of(exchange, exchange.query(["writer_id"]).get("writer_id"))
-    await _write(exchange, service, path=path, verb="delete", columns=None, writer_id=writer_id)
+    await _write(exchange, service, path, verb="delete", known=("writer_id",))
 
 
 async def _write(
-    exchange: HttpExchange,
-    service: Service,
-    *,
-    path: str,
-    verb: str,
-    columns: Sequence[str] | None,
-    writer_id: int,
+    exchange: HttpExchange, service: Service, path: str, *, verb: str, known: Sequence[str]
 ) -> None:
-    """All of the request happens or nothing."""
-    table = service.table(path)
-    config = service.config
+    """All of the request happens or nothing; `known` are its parameters."""
+    query, table = exchange.query(known), service.table(path)
+    columns = column_names(query.get("columns"), table.info)
+    writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
@@ -87,11 +74,10 @@ async def _write(
         )
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
-        request = RowsRequest(table=table.info, verb=verb, writer_id=writer_id, config=config)
-        if len(body) > config.inline_bytes_max:
-            writes = await service.run_blocking(routed_writes, body, request)
-        else:
-            writes = routed_writes(body, request)
+        request = RowsRequest(
+            table=table.info, verb=verb, writer_id=writer_id, config=service.config
+        )
+        writes = await service.run_by_size(routed_writes, body, request)
         appended = await service.manager.write_keys(
             table, writes, columns=columns, writer_id=writer_id
         )
