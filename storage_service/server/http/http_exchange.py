@@ -146,7 +146,7 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
-        self._write: Callable[[int, Headers, Piece], None] | None = scope.get(WRITE_KEY)
+        self._write: Callable[[int, Headers, Piece], None] | None = scope.pop(WRITE_KEY, None)
 
     async def send(self, message: Message) -> None:
         """Pass an ASGI message on, with the request id among the headers."""

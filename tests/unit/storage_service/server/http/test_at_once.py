@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
@@ -249,3 +251,21 @@ async def test_who_reads_nothing_is_answered_by_a_task(tmp_path: Path) -> None:
         connection.protocol.resume_writing()
 
         assert b'{"id": 7,' in await connection.answers(b"")
+
+
+@pytest.mark.parametrize("name", ["row", "no row", "lookup", "fetch"])
+async def test_what_was_answered_is_freed_without_a_search(tmp_path: Path, name: str) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        await connection.receive(AT_ONCE[name])
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await connection.receive(AT_ONCE[name])
+            cycles = [o for o in gc.get_objects() if isinstance(o, RequestResponseCycle)]
+        finally:
+            gc.enable()
+
+        # The last one is kept by its connection.
+        assert len(cycles) <= 2
