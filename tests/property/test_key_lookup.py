@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, Keys, StoredRows
@@ -138,6 +138,8 @@ async def _scenario(world: _World, directory: Path, config: Mapping[str, Any]) -
 
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(min_value=0, max_value=2**32), st.sampled_from([1, 20_000, 1 << 26]))
+# One row of a column of one byte, for an answer of one byte.
+@example(179, 1)
 def test_one_by_one_and_by_arrays_the_same_is_found(seed: int, cache_bytes: int) -> None:
     with TemporaryDirectory(prefix="keys-") as directory:
         config = {"key_cache_bytes_max": cache_bytes}

@@ -189,16 +189,20 @@ class KeyLookup:
             raise too_many_bytes(self._rules.table, bytes_max)
         present = [0] if self.info.bucket_count == 1 else distinct(numbers).tolist()
         parts, places, ends = [], [], {}
+        bytes_left = bytes_max
         for number in present:
             wanted = encoded
             if len(present) > 1:
                 places.append(np.flatnonzero(numbers == number))
                 wanted = encoded.take(pa.array(places[-1]))
             rows = self._usable(number)
-            found = rows.find(wanted, bytes_max=bytes_max)
+            found = rows.find(wanted, bytes_max=bytes_left)
             self._check_version(rows)
             count = len(wanted) - found.values.null_count
-            bytes_max -= max(found.values.nbytes, count * self.least_row_bytes)
+            bytes_left -= max(found.values.nbytes, count * self.least_row_bytes)
+            # Of a bucket's few rows nobody knows how large they are before they are found.
+            if bytes_left < 0:
+                raise too_many_bytes(self._rules.table, bytes_max)
             ends[number] = found.end_offset
             parts.append(found.values)
         if len(parts) == 1:
