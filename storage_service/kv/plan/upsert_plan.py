@@ -40,7 +40,7 @@ from streamhouse.storage_service.model.changelog import (
 from streamhouse.storage_service.model.merge_engine import ChangelogImage
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 
-__all__ = ["BucketRows", "PlannedWrite", "plan_replay", "plan_restore", "plan_rows"]
+__all__ = ["BucketRows", "PlannedWrite", "counts_at", "plan_replay", "plan_restore", "plan_rows"]
 
 _Rows = TypeVar("_Rows", pa.Array, pa.RecordBatch)
 
@@ -119,8 +119,8 @@ def plan_rows(
     else:
         deletes = chains.of_rows(given.deletes)
         changes = _changes(deletes, values, merged, chains, stored, buckets, rules, key_ends)
-    line_ends = _at_ends(changes.ends, row_ends)
-    counts = _at_ends(changes.delta, row_ends)
+    line_ends = counts_at(changes.ends, row_ends)
+    counts = counts_at(changes.delta, row_ends)
     writes = []
     line = put = counted = 0
     for bucket, line_end, put_end, count in zip(
@@ -154,7 +154,8 @@ class _Changes(NamedTuple):
     delta: npt.NDArray[np.int64]
 
 
-def _at_ends(counts: npt.NDArray[np.int64], ends: Sequence[int]) -> list[int]:
+def counts_at(counts: Sequence[int] | npt.NDArray[np.int64], ends: Sequence[int]) -> list[int]:
+    """Return what is counted up to each of `ends`."""
     return [int(counts[end - 1]) if end else 0 for end in ends]
 
 
@@ -177,16 +178,17 @@ def _updates(
     puts_so_far = np.cumsum(differs, dtype=np.int64)
     ends = puts_so_far * lines
     row_ends = [bucket.row_end for bucket in buckets]
-    written = ends - 1 + _offset_of_line_zero(buckets, _at_ends(ends, row_ends))
+    written = ends - 1 + _offset_of_line_zero(buckets, counts_at(ends, row_ends))
     stamp_versions(values, written)
-    before, keys, versions = stored.rows, chains.hashed.keys, stored.versions
+    images = [stored.rows, rows] if lines == 2 else [rows]
+    keys, versions = chains.hashed.keys, stored.versions
     if not differs.all():
         chosen = pa.array(np.flatnonzero(differs))
-        rows, before, keys, values = (x.take(chosen) for x in (rows, before, keys, values))
-        versions = versions[differs]
-    columns = rows.columns
-    if lines == 2:
-        columns = [in_turn(both) for both in zip(before.columns, columns, strict=True)]
+        images = [image.take(chosen) for image in images]
+        keys, values, versions = keys.take(chosen), values.take(chosen), versions[differs]
+    columns = [
+        in_turn(of_column) for of_column in zip(*(image.columns for image in images), strict=True)
+    ]
     types = np.full((len(keys), lines), UPDATE_BEFORE, dtype=np.int8)
     retracts = np.full((len(keys), lines), -1, dtype=np.int64)
     types[:, -1], retracts[:, -1] = UPDATE_AFTER, versions
@@ -195,7 +197,7 @@ def _updates(
         ends=ends,
         keys=keys,
         puts=values,
-        put_ends=_at_ends(puts_so_far, row_ends),
+        put_ends=counts_at(puts_so_far, row_ends),
         delta=np.zeros(count, dtype=np.int64),
     )
 
@@ -210,6 +212,7 @@ def _changes(
     rules: TableRules,
     key_ends: Sequence[int],
 ) -> _Changes:
+    """Return the changes of rows of whatever kind."""
     effects = _effects(deletes, values, merged, chains, stored, rules)
     full = rules.merge.image is ChangelogImage.FULL
     lines = effects.writes.astype(np.int64)
@@ -221,7 +224,7 @@ def _changes(
         lines = by_row
     ends = np.cumsum(lines)
     last_line = chains.of_rows(ends) - 1
-    line_ends = _at_ends(ends, [bucket.row_end for bucket in buckets])
+    line_ends = counts_at(ends, [bucket.row_end for bucket in buckets])
     written = last_line + _offset_of_line_zero(buckets, line_ends)
     replaced = _replaced_versions(effects, chains, stored, written)
     changelog = _changelog(effects, merged, stored, last_line, replaced, full=full)

@@ -19,7 +19,12 @@ from streamhouse.storage_service.kv.plan.few_rows import (
     FewRowsPlan,
     few_rows_max,
 )
-from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
+from streamhouse.storage_service.kv.plan.upsert_plan import (
+    BucketRows,
+    PlannedWrite,
+    counts_at,
+    plan_rows,
+)
 from streamhouse.storage_service.kv.plan.write_input import check_rows
 from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
@@ -167,7 +172,7 @@ def _few(
         ],
         columns=columns,
     )
-    return None if made is None else _Planned(made[0], _at_ends(made[1], row_ends))
+    return None if made is None else _Planned(made[0], counts_at(made[1], row_ends))
 
 
 def _many(
@@ -197,13 +202,7 @@ def _many(
         rules=rules,
         codec=codec,
     )
-    return _Planned(planned, _at_ends(changes, row_ends))
-
-
-def _at_ends(
-    changes: Sequence[int] | npt.NDArray[np.int64], row_ends: Sequence[int]
-) -> Sequence[int]:
-    return [int(changes[end - 1]) if end else 0 for end in row_ends]
+    return _Planned(planned, counts_at(changes, row_ends))
 
 
 def _rows(writes: Sequence[KeyWrite]) -> pa.RecordBatch:

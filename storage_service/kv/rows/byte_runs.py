@@ -108,8 +108,7 @@ def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArr
 
 def joined(parts: Sequence[pa.Array]) -> pa.Array:
     """Return binary arrays of one length, none with nulls, joined value by value."""
-    count = len(parts[0])
-    if len(parts) == 1 or count == 0:
+    if len(parts) == 1 or len(parts[0]) == 0:
         return parts[0]
     # One after the other in turn, the bytes of the parts lie as they have to: ends are left out.
     data, offsets = binary_parts(in_turn(parts))
@@ -118,6 +117,8 @@ def joined(parts: Sequence[pa.Array]) -> pa.Array:
 
 def in_turn(parts: Sequence[pa.Array]) -> pa.Array:
     """Return the first values of all parts, which are of one length, then the second ones, ..."""
+    if len(parts) == 1:
+        return parts[0]
     count, t = len(parts[0]), parts[0].type
     if count and t.id in _NUMBERS and not any(part.null_count for part in parts):
         both = np.empty((count, len(parts)), dtype=f"u{t.bit_width // 8}")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kv.rows.byte_runs import joined, slice_runs
+from streamhouse.storage_service.kv.rows.byte_runs import in_turn, joined, slice_runs
 
 
 @pytest.mark.parametrize("count", [1, 2, 4_096, 4_097, 8_192, 8_193, 20_000])
@@ -41,3 +41,29 @@ def test_no_memory_of_many_values_is_kept() -> None:
         tracemalloc.stop()
 
     assert kept < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, 2, 3, 4, 5, 6], pa.int64()),
+        pa.array([1, None, 3, 4, None, 6], pa.int16()),
+        pa.array([0.5, -0.0, float("inf"), 1.0, 2.0, 3.0], pa.float32()),
+        pa.array([1, 2, 3, 4, 5, 6], pa.timestamp("us", tz="UTC")),
+        pa.array([True, False, None, True, True, False]),
+        pa.array(["a", "", None, "four", "five", "six"]),
+        pa.array([[1], [], None, [2, 3], [4], [5]], pa.list_(pa.int8())),
+    ],
+)
+def test_values_come_in_turn(values: pa.Array) -> None:
+    parts = [values[:2], values[2:4], values[4:]]
+
+    both = in_turn(parts)
+    both.validate(full=True)
+
+    first, second, third = (part.to_pylist() for part in parts)
+    wanted = [value for row in zip(first, second, third, strict=True) for value in row]
+    assert both.type == values.type
+    assert both.to_pylist() == wanted
+    assert in_turn(parts[:1]).equals(parts[0])
+    assert len(in_turn([values[:0], values[:0]])) == 0
