@@ -74,8 +74,7 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
         pack = partial(_packed_found, lookup, names)
         keys = partial(lookup.keys, rows)
         found = await _found(exchange, service, lookup, keys, pack, key_count=rows.num_rows)
-    await _wait_until_visible(exchange, service, table, found.ends)
-    await _answer_rows(exchange, service, found)
+    await _answer_rows(exchange, service, table, found)
 
 
 async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -118,12 +117,8 @@ async def _found(
     def look_up() -> _Answer:
         return pack(lookup.find(keys(), bytes_max=bytes_max))
 
-    async def build(_: int) -> tuple[_Answer, int]:
-        answer = await service.run_blocking(look_up)
-        return answer, answer.byte_count
-
     estimate = min(key_count * lookup.least_row_bytes, bytes_max)
-    return await service.answers.build(exchange, estimate, build)
+    return await service.answers.build(exchange, estimate, lambda _: service.run_blocking(look_up))
 
 
 async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -132,17 +127,6 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
-    found = await _found_under(exchange, service, table, columns, limit)
-    await _answer_rows(exchange, service, found)
-
-
-async def _found_under(
-    exchange: HttpExchange,
-    service: Service,
-    table: KeyTable,
-    columns: Sequence[str] | None,
-    limit: int,
-) -> _Answer:
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
     with service.body_memory.body(exchange.caller.name) as held:
         prefixes = await _keys(exchange, service, table, held, what="prefix lookup")
@@ -156,13 +140,8 @@ async def _found_under(
             answer = table.lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
             return _packed(answer, columns)
 
-        async def build(_: int) -> tuple[_Answer, int]:
-            found = await service.run_blocking(look_up)
-            return found, found.byte_count
-
-        found = await service.answers.build(exchange, 0, build)
-    await _wait_until_visible(exchange, service, table, found.ends)
-    return found
+        found = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
+    await _answer_rows(exchange, service, table, found)
 
 
 async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -247,6 +226,9 @@ def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _Answer:
     return _Answer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
 
 
-async def _answer_rows(exchange: HttpExchange, service: Service, found: _Answer) -> None:
+async def _answer_rows(
+    exchange: HttpExchange, service: Service, table: KeyTable, found: _Answer
+) -> None:
+    await _wait_until_visible(exchange, service, table, found.ends)
     service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
     await exchange.answer(200, ARROW_STREAM, found.pieces)

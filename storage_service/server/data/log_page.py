@@ -72,10 +72,9 @@ class LogReader:
             self._read, self._table.info, tablet, bucket, offset, end, bytes_max, seen
         )
 
-        async def build(expected: int) -> tuple[LogPage, int]:
+        async def build(expected: int) -> LogPage:
             is_small = expected <= service.config.inline_bytes_max
-            page = read() if is_small else await service.run_blocking(read)
-            return page, page.byte_count
+            return read() if is_small else await service.run_blocking(read)
 
         estimate = min(_bytes_estimate(tablet, end - offset), bytes_max)
         return await service.answers.build(self._exchange, estimate, build)

@@ -21,8 +21,6 @@ from streamhouse.storage_service.server.http.fair_shares import FairShares
 
 __all__ = ["SMALL_ANSWER_BYTES", "AnswerHold", "AnswerMemory"]
 
-_T = TypeVar("_T")
-
 SMALL_ANSWER_BYTES: Final = 64 << 10
 """Answers up to this size are not counted."""
 _WAITING_MAX: Final = 100
@@ -43,6 +41,18 @@ class Answered(Protocol):
     async def wait(self, waiter: asyncio.Future[None]) -> None:
         """Await `waiter`; raises when the client goes away meanwhile."""
         ...
+
+
+class Built(Protocol):
+    """What an answer is made of."""
+
+    @property
+    def byte_count(self) -> int:
+        """How many bytes it has."""
+        ...
+
+
+_Built = TypeVar("_Built", bound=Built)
 
 
 class AnswerHold:
@@ -95,9 +105,9 @@ class AnswerMemory(FairShares):
         self,
         exchange: Answered,
         byte_count: int,
-        build: Callable[[int], Awaitable[tuple[_T, int]]],
-    ) -> _T:
-        """Return what `build` returns with its size; `exchange` holds that from now on.
+        build: Callable[[int], Awaitable[_Built]],
+    ) -> _Built:
+        """Return what `build` returns; `exchange` holds its bytes from now on.
 
         `byte_count` is how large it is expected to be, which `build` is given. What turns out
         larger than there is room for is dropped, and built again once there is.
@@ -105,12 +115,12 @@ class AnswerMemory(FairShares):
         """
         while True:
             await self.hold(exchange, byte_count)
-            value, size = await build(byte_count)
+            built = await build(byte_count)
+            byte_count = built.byte_count
             hold = exchange.hold = exchange.hold or AnswerHold(self, exchange.share, 0)
-            if hold.resize(0 if size <= SMALL_ANSWER_BYTES else size):
-                return value
-            del value
-            byte_count = size
+            if hold.resize(0 if byte_count <= SMALL_ANSWER_BYTES else byte_count):
+                return built
+            del built
 
     def holds_at_once(self, exchange: Answered, byte_count: int) -> bool:
         """Hold so much if there is room and nobody of the caller waits; small ones always have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,10 @@ from streamhouse.storage_service.server.http.memory_return import MemoryReturn, 
 
 KIB = 1 << 10
 ALL = 1_024 * KIB
+
+
+class Built(NamedTuple):
+    byte_count: int
 
 
 class Request:
@@ -109,9 +114,9 @@ async def test_what_turns_out_larger_is_built_again_once_there_is_room() -> None
     await memory.hold(other, ALL // 2)
     expected: list[int] = []
 
-    async def build(size: int) -> tuple[str, int]:
+    async def build(size: int) -> Built:
         expected.append(size)
-        return "answer", ALL
+        return Built(ALL)
 
     building = asyncio.ensure_future(memory.build(request, 1, build))
     while not memory.waiting_count:
@@ -119,7 +124,7 @@ async def test_what_turns_out_larger_is_built_again_once_there_is_room() -> None
     assert memory.held == ALL // 2
     other.done()
 
-    assert await building == "answer"
+    assert await building == Built(ALL)
     assert expected == [1, ALL]
     assert memory.held == ALL
 
