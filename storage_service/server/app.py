@@ -190,10 +190,10 @@ class ServiceApp:
             # The function's name: a path would make as many metrics as there are tables.
             exchange.route = getattr(endpoint, "__name__", exchange.route)
         # Built in one go on this loop, so there is never more than one that is not counted.
-        size = sum(len(message.get("body", b"")) for message in messages)
-        self._service.answers.hold_built(exchange, size, is_done=exchange.is_changing)
-        for message in messages:
-            await exchange.send(message)
+        start, *rest = messages
+        answer = b"".join([message.get("body", b"") for message in rest])
+        self._service.answers.hold_built(exchange, len(answer), is_done=exchange.is_changing)
+        await exchange.send_whole(start["status"], start["headers"], answer)
 
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         self._service.report(exchange, error)

@@ -249,5 +249,4 @@ async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) 
 
 async def _answer_empty(exchange: HttpExchange, status: int) -> None:
     headers = [] if status == 204 else [(b"content-length", b"0")]
-    await exchange.send({"type": "http.response.start", "status": status, "headers": headers})
-    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+    await exchange.send_whole(status, headers, b"")

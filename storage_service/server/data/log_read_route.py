@@ -104,7 +104,7 @@ async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: st
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
     positions = _start(table, query.get("start", "latest"))
     with service.subscription(exchange):
-        await exchange.start(200, content_type=ARROW_STREAM, length=None)
+        await exchange.start(200, [(b"content-type", ARROW_STREAM)])
         await _push(exchange, service, table, positions, reader)
 
 

@@ -121,7 +121,7 @@ class HttpExchange:
     share = ""
     """Whose share of what is shared the request uses; see `AccessControl`."""
     status = 0
-    error_headers: Sequence[tuple[bytes, bytes]] = ()
+    error_headers: Headers = ()
     """What an answer that is an error says besides."""
     hold: AnswerHold | None = None
     """What the answer holds of the memory for answers."""
@@ -146,18 +146,7 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
-        self._write: Callable[[int, Headers, Piece], None] | None = scope.pop(WRITE_KEY, None)
-
-    async def send(self, message: Message) -> None:
-        """Pass an ASGI message on, with the request id among the headers."""
-        await own_task()
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [
-                *message.get("headers", ()),
-                (b"x-request-id", self.request_id.encode()),
-            ]
-        await self._send(message)
+        self._write: Callable[[int, Headers, bytes], None] | None = scope.get(WRITE_KEY)
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header called `name` (lower case)."""
@@ -336,19 +325,12 @@ class HttpExchange:
                     raise ClientGone from None
                 unsent = left
 
-    async def start(
-        self,
-        status: int,
-        *,
-        content_type: bytes,
-        length: int | None,
-        headers: Iterable[tuple[bytes, bytes]] = (),
-    ) -> None:
-        """Send the status line and headers; without a `length` the body is chunked."""
-        headers = [(b"content-type", content_type), *headers]
-        if length is not None:
-            headers.append((b"content-length", str(length).encode()))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status line and headers; without a length among them the body is chunked."""
+        await own_task()
+        self.status = status
+        headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def answer(
         self,
@@ -356,29 +338,29 @@ class HttpExchange:
         content_type: bytes,
         pieces: Sequence[Piece],
         *,
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Headers = (),
     ) -> None:
         """Send a whole answer made of `pieces`; large ones are not copied."""
         total = sum(map(len, pieces))
-        if self._write is not None and total <= _JOIN_BYTES_MAX:
-            if self._flow is not None and self._flow.write_paused:
-                await self._drained(self._flow)
-            self.status = status
-            fields = [
-                (b"content-type", content_type),
-                *headers,
-                (b"content-length", b"%d" % total),
-                (b"x-request-id", self.request_id.encode()),
-            ]
-            self._write(status, fields, b"".join(pieces))
-            return
-        await self.start(status, content_type=content_type, length=total, headers=headers)
+        headers = [(b"content-type", content_type), *headers, (b"content-length", b"%d" % total)]
         if total <= _JOIN_BYTES_MAX:
-            await self._send_piece(b"".join(pieces), is_last=True)
+            await self.send_whole(status, headers, b"".join(pieces))
             return
+        await self.start(status, headers)
         for piece in pieces[:-1]:
             await self._send_piece(piece)
         await self._send_piece(pieces[-1], is_last=True)
+
+    async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send an answer in one piece, by ASGI's messages where nothing writes one."""
+        if self._flow is None or self._write is None:
+            await self.start(status, headers)
+            await self._send_piece(body, is_last=True)
+            return
+        if self._flow.write_paused:
+            await self._drained(self._flow)
+        self._write(status, [*headers, (b"x-request-id", self.request_id.encode())], body)
+        self.status = status
 
     async def push(self, pieces: Sequence[Piece]) -> None:
         """Send the next part of a chunked answer; returns once the connection takes more.
