@@ -51,6 +51,8 @@ __all__ = ["KeyAnswer", "KeyLookup", "Keys", "StoredRows"]
 # takes 2 us then, arrays take 200 us for each bucket, and hardly more for a hundred keys than for
 # one: they win from about there on.
 _FEW: Final = 48
+# However many buckets: all keys may be of one, whose writer waits while they are looked up so.
+_FEW_KEYS_MAX: Final = 2_000
 _UNCOUNTED_KEYS: Final = 16
 _ANY_SIZE: Final = 1 << 62
 
@@ -130,7 +132,7 @@ class KeyLookup:
         check_key_names(rows.schema.names, self._rules)
         conformed = conform(rows, self._key_schema, table=self._rules.table)
         numbers = buckets_for_rows(conformed, self._bucket_key, self.info.bucket_count)
-        if rows.num_rows > _FEW * self.info.bucket_count:
+        if rows.num_rows > min(_FEW * self.info.bucket_count, _FEW_KEYS_MAX):
             return Keys(check_keys(conformed, self._rules), numbers)
         few = encode_few(conformed.columns)
         if few is None or max(map(len, few), default=0) > KEY_BYTES_MAX:
