@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 # What makes small arrays cheaper is kept; large ones would hold megabytes for nobody.
-_KEPT_NUMBERS_MAX: Final = 8_192
-_KEPT_MAX: Final = 8
+_KEPT_NUMBERS_MAX: Final = 32_768
+_KEPT_MAX: Final = 4
 # Types whose values are 1, 2, 4 or 8 bytes.
 _NUMBERS: Final = frozenset(
     t.id
@@ -136,7 +136,8 @@ def _in_turn(part_count: int, count: int) -> pa.Array:
 
 
 def _make_in_turn(part_count: int, count: int) -> pa.Array:
-    return pa.array(np.arange(part_count * count).reshape(part_count, count).T.ravel())
+    positions = np.arange(part_count * count, dtype=_positions_type(part_count * count))
+    return pa.array(positions.reshape(part_count, count).T.ravel())
 
 
 _kept_in_turn = lru_cache(maxsize=_KEPT_MAX)(_make_in_turn)
@@ -169,7 +170,12 @@ def _even_numbers(count: int) -> pa.Array:
 
 
 def _make_even_numbers(count: int) -> pa.Array:
-    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int64))
+    return pa.array(np.arange(0, 2 * count, 2, dtype=_positions_type(2 * count)))
+
+
+def _positions_type(count: int) -> type[np.int32 | np.int64]:
+    """Return the type of positions below `count`; those that are kept are small."""
+    return np.int32 if count < 1 << 31 else np.int64
 
 
 _kept_even_numbers = lru_cache(maxsize=_KEPT_MAX)(_make_even_numbers)
