@@ -217,12 +217,7 @@ _CONTROL: Final = (
         ("POST", "/{transaction_id}/commit", "write:{path}", "commit_transaction"),
         ("POST", "/{transaction_id}/abort", "write:{path}", "abort_transaction"),
     ),
-    *_control(
-        "tiering",
-        "/v1/tiering",
-        ("GET", "", "read:service", "tiering_status"),
-        about=True,
-    ),
+    *_control("tiering", "/v1/tiering", ("GET", "", "read:service", "tiering_status"), about=True),
     *_control(
         "tiering",
         "/v1/tiering",

@@ -168,7 +168,8 @@ class ForeignRequests:
 
     def _check_host(self, value: bytes) -> None:
         name = _host_name(value.decode("latin-1").lower())
-        if not self._is_any_host and (name is None or not self._is_own(name)):
+        is_own = name is not None and (name in self._own or _is_address(name))
+        if not (self._is_any_host or is_own):
             shown = value.decode("latin-1")[:200]
             raise ForbiddenError(
                 f"the request is for host '{shown}', which is no name of this service; if it is"
@@ -176,9 +177,6 @@ class ForeignRequests:
             )
         if len(self._seen) < _SEEN_MAX:
             self._seen.add(value)
-
-    def _is_own(self, name: str) -> bool:
-        return name in self._own or _is_address(name)
 
     def _check_origin(self, origin: bytes, host: bytes | None) -> None:
         """Accept a page of this very host and port, or of a host that the operator named."""
