@@ -530,10 +530,10 @@ class KvTablet:
         self._report_memory()
 
     def _saw_rows(self, values: pa.Array) -> None:
-        if values.nbytes > self.row_bytes_max:
-            # Without kernels, which let go of the interpreter and wait for it again.
-            _, offsets = binary_parts(values)
-            self.row_bytes_max = max(self.row_bytes_max, int(np.diff(offsets).max(initial=0)))
+        # Without kernels, which let go of the interpreter and wait for it again.
+        _, ends = binary_parts(values)
+        longest = (ends[1:] - ends[:-1]).max(initial=0)
+        self.row_bytes_max = max(self.row_bytes_max, int(longest))
 
     def _report_memory(self) -> None:
         if self._share is not None:

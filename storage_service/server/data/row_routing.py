@@ -43,8 +43,6 @@ from streamhouse.storage_service.wire.request_stream import (
 
 __all__ = ["RowsRequest", "routed_batches", "routed_writes"]
 
-Operations = npt.NDArray[np.int8]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
@@ -150,7 +148,9 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
     """Read the body of an upsert or delete; return the changes of each bucket, in their order."""
     parts: list[tuple[int | None, KeyWrite]] = []
     numbered: set[int | None] = set()
-    for part in _opened(body, request).batches():
+    stream = _opened(body, request)
+    names = stream.schema.names
+    for part in stream.batches():
         _check_sequence(part, request)
         if part.sequence:
             if part.bucket in numbered:
@@ -159,42 +159,35 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
                     " send one a bucket"
                 )
             numbered.add(part.bucket)
-        if part.batch.num_rows:
-            rows, operations = _operations(part.batch, request)
-            if request.verb == "upsert":
-                rows = in_current_version(request.table, rows)
-            write = KeyWrite(part.bucket or 0, rows, operations, part.sequence)
-            parts.append((part.bucket, write))
+        rows, operations = part.batch, None
+        if not rows.num_rows:
+            continue
+        if request.verb == "delete":
+            _check_only_keys(names, request)
+            operations = np.full(rows.num_rows, OPERATION_DELETE, np.int8)
+        elif CHANGE_TYPE_COLUMN in names:
+            position = names.index(CHANGE_TYPE_COLUMN)
+            operations = operations_of(rows.column(position), table=str(request.table.path))
+            rows = rows.remove_column(position)
+        if request.verb == "upsert":
+            rows = in_current_version(request.table, rows)
+        write = KeyWrite(part.bucket or 0, rows, operations, part.sequence)
+        parts.append((part.bucket, write))
     pieces: dict[int, list[KeyWrite]] = {}
     for piece in _by_bucket(parts, request):
         pieces.setdefault(piece.bucket, []).append(piece)
     return [_joined(pieces[bucket]) for bucket in sorted(pieces)]
 
 
-def _operations(
-    batch: pa.RecordBatch, request: RowsRequest
-) -> tuple[pa.RecordBatch, Operations | None]:
-    """Return the rows without their change types, and what each of them does."""
-    if request.verb == "delete":
-        return _only_keys(batch, request), np.full(batch.num_rows, OPERATION_DELETE, np.int8)
-    names = batch.schema.names
-    if CHANGE_TYPE_COLUMN not in names:
-        return batch, None
-    position = names.index(CHANGE_TYPE_COLUMN)
-    operations = operations_of(batch.column(position), table=str(request.table.path))
-    return batch.remove_column(position), operations
-
-
-def _only_keys(batch: pa.RecordBatch, request: RowsRequest) -> pa.RecordBatch:
+def _check_only_keys(names: Sequence[str], request: RowsRequest) -> None:
     key = request.table.descriptor.primary_key
-    for name in batch.schema.names:
+    for name in names:
         if name not in key:
             request.table.schema.column(name, table=str(request.table.path))
             raise SchemaMismatchError(
                 f"{request.what}: column '{name}' is not part of the key ({', '.join(key)}); a"
                 " delete takes the key columns only"
             )
-    return batch
 
 
 def _by_bucket(
@@ -238,18 +231,18 @@ def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: Tabl
     """Whether few rows are seen to be for the buckets they name: what is not says why elsewhere."""
     if sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
         return False
-    schema, wanted = parts[0][1].rows.schema, table.schema
-    key = {name: schema.get_field_index(name) for name in table.descriptor.primary_key}
-    for name, position in key.items():
-        known = wanted.column(name, table=str(table.path)).type
+    schema = parts[0][1].rows.schema
+    at = {name: schema.get_field_index(name) for name in table.descriptor.primary_key}
+    for name, position in at.items():
+        known = table.schema.column(name, table=str(table.path)).type
         if position < 0 or schema.field(position).type != known:
             return False
+    hashed = [at[name] for name in table.descriptor.effective_bucket_key]
     for bucket, write in parts:
-        columns = {name: write.rows.column(position) for name, position in key.items()}
-        if bucket is None or any(column.null_count for column in columns.values()):
+        rows = write.rows
+        if bucket is None or any(rows.column(position).null_count for position in at.values()):
             return False
-        bucket_key = [columns[name] for name in table.descriptor.effective_bucket_key]
-        own = buckets_of_few(bucket_key, table.bucket_count)
+        own = buckets_of_few([rows.column(position) for position in hashed], table.bucket_count)
         if own is None or own.count(bucket) < len(own):
             return False
     return True
