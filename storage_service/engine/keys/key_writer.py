@@ -76,6 +76,8 @@ _ROUND_WRITES_MAX: Final = 64
 _LOAD_ROWS: Final = 20_000
 # Less waits for a sync to end, and shares a plan with what comes meanwhile.
 _OVERLAPPING_ROWS: Final = 512
+# A client needs about so long for its next request after an answer.
+_QUIET_TURNS: Final = 2
 
 
 class _Round:
@@ -122,6 +124,10 @@ class KeyWriter:
         """The round whose changes the commit thread has."""
         self._planned: _Round | None = None
         """The round after it, planned on top of it."""
+        self._is_shared = False
+        """Whether the last round had several requests."""
+        self._seen = self._quiet_turns = 0
+        """How many requests the next would have had a turn ago; how often they were as many."""
         self._untidy: set[int] = set()
         self._runs: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
@@ -224,7 +230,8 @@ class KeyWriter:
         elif self._untidy:
             await self._keep_up()
         elif requests := self._next_requests():
-            await self._plan(requests)
+            if not self._may_grow(requests):
+                await self._plan(requests)
         elif self._is_loading and not self._is_stopping and stored is None:
             self._is_loading = await self.on_thread(self._load)
         else:
@@ -258,9 +265,22 @@ class KeyWriter:
         is_worth_it = rows >= _OVERLAPPING_ROWS or writes >= _ROUND_WRITES_MAX
         return taken if before is None or is_worth_it else []
 
+    def _may_grow(self, requests: Sequence[KeyRequest]) -> bool:
+        """Whether a round of these waits for what the loop's next turn brings.
+
+        More share its plan and its sync, and nothing idles. Where one round had several the next
+        will, too: it is there when some turns brought nothing, or it is full.
+        """
+        count = len(requests)
+        self._quiet_turns = 0 if count > self._seen else self._quiet_turns + 1
+        self._seen = count
+        is_full = count < len(self._waiting)
+        return self._is_shared and not is_full and self._quiet_turns < _QUIET_TURNS
+
     async def _plan(self, requests: Sequence[KeyRequest]) -> None:
         """Plan the requests that wait first, on top of the round that is stored if there is one."""
         self._planned = planned = _Round(requests)
+        self._is_shared, self._seen = len(requests) > 1, 0
         for _ in requests:
             self._waiting.popleft()
         async with self._turn:
