@@ -37,6 +37,7 @@ __all__ = [
 
 BATCHES_KEY: Final = b"streamhouse.batches"
 POSITIONS_KEY: Final = b"streamhouse.positions"
+# Longer texts are those of pages whose rows take longer than a head.
 _SHORT_TEXT_BYTES_MAX: Final = 1_024
 
 # Without any, Arrow looks for some in the environment, which takes as long as writing a row.

@@ -24,6 +24,7 @@ SCHEMA_BYTES_MAX: Final = 4 << 20
 COLUMNS_MAX: Final = 2_100
 """A table's most columns and what may come beside them."""
 DEPTH_MAX: Final = 100
+# What is remembered takes two megabytes and what is made of it, whatever is sent.
 _KNOWN_SCHEMA_BYTES_MAX: Final = 16 << 10
 _KNOWN_SCHEMAS_MAX: Final = 128
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 __all__ = ["FEW_ROWS", "PlannedRows"]
 
 FEW_ROWS = 1_000
-"""Up to so many rows are kept in a dict."""
+"""Up to so many rows are kept in a dict: most rounds, which the next one joins."""
 
 _Few = dict[bytes, bytes | None]
 _Many = tuple[pa.Array, pa.Array]

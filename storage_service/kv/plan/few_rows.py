@@ -52,6 +52,7 @@ __all__ = ["FewBucketRows", "FewRowsPlan", "few_rows_max", "few_rows_plan"]
 _ROWS_MAX: Final = 48
 _ROWS_MAX_A_BUCKET: Final = 24
 _ROWS_MAX_ALTOGETHER: Final = 256
+# Larger values take longer to copy than calls take; Arrow lets others run meanwhile.
 _FEW_BYTES_MAX: Final = 1 << 20
 _KIND_TYPE, _RETRACTS_TYPE = (field.type for field in CHANGELOG_FIELDS)
 _BINARY: Final = pa.binary()
