@@ -265,8 +265,10 @@ class TableOpener:
             path=self._directory.key_rows(info.table_id, bucket),
             open_rows=functools.partial(self._open_rows, info=info, bucket=bucket),
             log=log,
-            lake_rows=self._recovery.source(info, lake, bucket),
+            lake_rows=self._recovery.lake_rows,
+            lake=lake,
             info=info,
+            bucket=bucket,
             where=_where(info, bucket),
         )
 

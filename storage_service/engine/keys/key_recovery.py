@@ -11,7 +11,6 @@ moved into place at once, and half of them are never taken for the whole.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -88,14 +87,6 @@ class KeyRecovery:
                     f"table '{path}' has no primary key, so there is nothing to rebuild"
                 )
 
-    def source(
-        self, table: TableInfo, lake: LakeState, bucket: int
-    ) -> Callable[[], LakeBucket] | None:
-        """Return what opens the lake's rows of a bucket; None if there can be none."""
-        if self.lake_rows is None or lake.snapshot_id is None:
-            return None
-        return functools.partial(self.lake_rows, table, lake, bucket)
-
 
 def clear_leftovers(rows: Path) -> None:
     """Delete what a rebuild that did not end has left beside `rows`."""
@@ -114,8 +105,10 @@ class LostRows:
     path: Path
     open_rows: Callable[[Path], KvTablet]
     log: LogTablet
-    lake_rows: Callable[[], LakeBucket] | None
+    lake_rows: LakeRows | None
+    lake: LakeState
     info: TableInfo
+    bucket: int
     where: str
 
 
@@ -165,13 +158,13 @@ def _copy_lake_rows(lost: LostRows, aside: Path, *, why: str, go_on: Callable[[]
     log = lost.log
     start, end = log.log_start_offset, log.log_end_offset
     why = f"{why}, and the log begins only at {start}"
-    if lost.lake_rows is None:
+    if lost.lake_rows is None or lost.lake.snapshot_id is None:
         raise CorruptDataError(
             f"{why}; the table has no lake snapshot to get them from: restore the bucket's kv"
             " directory from a backup"
         )
     try:
-        found = lost.lake_rows()
+        found = lost.lake_rows(lost.info, lost.lake, lost.bucket)
     except StreamhouseError as error:
         raise type(error)(f"{why}; they cannot be read from the lake: {error.message}") from error
     if not start <= found.end_offset <= end:

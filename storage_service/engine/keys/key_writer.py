@@ -334,8 +334,8 @@ class KeyWriter:
         """Apply and publish what is durable of a round, and answer it."""
         requests = stored.requests
         try:
-            if outcome.error is not None:
-                await self._plan_again()
+            if self._planned is not None and outcome.error is not None:
+                await self._plan_again(self._planned.requests)
             elif self._planned is not None:
                 # The disk goes on meanwhile.
                 self._store()
@@ -361,11 +361,9 @@ class KeyWriter:
         finally:
             _fail(requests)
 
-    async def _plan_again(self) -> None:
+    async def _plan_again(self, requests: Sequence[KeyRequest]) -> None:
         """Take back the round that was planned on top of one that failed."""
-        if self._planned is None:
-            return
-        requests, self._planned = self._planned.requests, None
+        self._planned = None
         self._waiting.extendleft(reversed(requests))
         async with self._turn:
             self._planner.take_back(requests)
@@ -446,9 +444,8 @@ class KeyWriter:
         _logger.error("event=bug table=%s", self._table, exc_info=bug)
 
     def _fail_rounds(self) -> None:
-        for left in (self._stored, self._planned):
-            if left is not None:
-                _fail(left.requests)
+        for left in filter(None, (self._stored, self._planned)):
+            _fail(left.requests)
         self._stored = self._planned = None
 
     def _answer(self, request: KeyRequest, error: StreamhouseError | None) -> None:

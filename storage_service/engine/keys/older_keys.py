@@ -41,7 +41,6 @@ async def older_keys(
             raise
 
     def close() -> None:
-        """Let go of the rows' files."""
         nonlocal pieces
         if pieces is not None:
             pieces.close()

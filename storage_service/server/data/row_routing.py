@@ -264,19 +264,18 @@ def _bucket_numbers(
 
     Rows that came for a bucket are counted in what came for it: each part is numbered from 0 then.
     """
-    keys = [_key_columns(rows, table) for rows in parts]
-    key = table.schema.select(table.descriptor.primary_key, table=str(table.path))
+    names = table.descriptor.primary_key
+    keys = [
+        rows.select([i for i, name in enumerate(rows.schema.names) if name in names])
+        for rows in parts
+    ]
+    key = table.schema.select(names, table=str(table.path))
     if is_each_numbered:
         conformed = [conform(rows, key, table=str(table.path)) for rows in keys]
         whole = pa.concat_batches(conformed)
     else:
         whole = conform(pa.concat_batches(keys), key, table=str(table.path))
     return buckets_for_rows(whole, table.descriptor.effective_bucket_key, table.bucket_count)
-
-
-def _key_columns(rows: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
-    key = table.descriptor.primary_key
-    return rows.select([i for i, name in enumerate(rows.schema.names) if name in key])
 
 
 def _joined(pieces: Sequence[KeyWrite]) -> KeyWrite:
