@@ -7,7 +7,6 @@ The library is loaded, and the threads are started, by the first request.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -79,8 +78,7 @@ class IcebergRoutes:
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request below `/iceberg`."""
-        path = self._path(exchange)
-        via = self._services_passed(exchange)
+        path, via = self._path(exchange), self._services_passed(exchange)
         async with self._service.held_body(exchange) as body:
             await self._answer(exchange, self._request(exchange, path, via, body))
 
@@ -227,7 +225,7 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
             break
     return status, {
         "error": {
-            "message": short(error.message).encode("utf-8", "backslashreplace").decode(),
+            "message": short(error.message),
             "type": name,
             "code": status,
         }
@@ -239,12 +237,7 @@ async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) 
     status, body = iceberg_error(error)
     if exchange.method == "HEAD":
         return await _answer_empty(exchange, status)
-    headers = []
-    if isinstance(error, UnauthorizedError):
-        headers.append((b"www-authenticate", b"Bearer"))
-    if error.retriable:
-        headers.append((b"retry-after", b"1"))
-    await exchange.answer(status, b"application/json", [json.dumps(body).encode()], headers=headers)
+    await exchange.answer_error(error, form=(status, body))
 
 
 async def _answer_empty(exchange: HttpExchange, status: int) -> None:

@@ -402,19 +402,23 @@ class HttpExchange:
         if abort is not None:
             abort()
 
-    async def answer_json(self, value: Any, *, status: int = 200) -> None:
+    async def answer_json(self, value: Any) -> None:
         """Send a JSON answer."""
-        await self.answer(status, b"application/json", [json.dumps(value).encode()])
+        await self.answer(200, b"application/json", [json.dumps(value).encode()])
 
-    async def answer_error(self, error: StreamhouseError) -> None:
-        """Send `error` as every route does."""
-        body = json.dumps(error_to_json(error, request_id=self.request_id)).encode()
+    async def answer_error(
+        self, error: StreamhouseError, *, form: tuple[int, dict[str, Any]] | None = None
+    ) -> None:
+        """Send `error` as every route does, or with the status and JSON of another protocol."""
+        own = error.http_status, error_to_json(error, request_id=self.request_id)
+        status, value = form or own
         headers = [*self.error_headers]
         if isinstance(error, UnauthorizedError):
             headers.append((b"www-authenticate", b"Bearer"))
         if error.retriable:
             headers.append((b"retry-after", b"1"))
-        await self.answer(error.http_status, b"application/json", [body], headers=headers)
+        body = json.dumps(value).encode()
+        await self.answer(status, b"application/json", [body], headers=headers)
 
 
 def exchange_of(request: Request) -> HttpExchange:
@@ -431,8 +435,7 @@ def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]
     return {
         "error": {
             "code": error.code,
-            # Half a surrogate pair, quoted from a request, cannot be sent.
-            "message": short(error.message).encode("utf-8", "backslashreplace").decode(),
+            "message": short(error.message),
             "retriable": error.retriable,
             "request_id": request_id,
         }
@@ -440,7 +443,9 @@ def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]
 
 
 def short(message: str) -> str:
-    """Return `message`, or its first part if it is a long one."""
+    """Return `message` as it can be sent: the first part of a long one."""
+    # Half a surrogate pair, quoted from a request, cannot be sent.
+    message = message.encode("utf-8", "backslashreplace").decode()
     if len(message) <= MESSAGE_CHARACTERS_MAX:
         return message
     return f"{message[:MESSAGE_CHARACTERS_MAX]}... ({len(message)} characters)"
