@@ -364,14 +364,14 @@ def _changelog(
     for places, kind in ((inserts, INSERT), (updates, UPDATE_AFTER), (deletes, DELETE)):
         if len(places) == 0:
             continue
-        lines = _at(last_line, places)
-        source[lines] = _at(effects.before_at if kind == DELETE else effects.at, places)
+        lines = last_line[places]
+        source[lines] = (effects.before_at if kind == DELETE else effects.at)[places]
         types[lines] = kind
         if kind != INSERT:
-            retracts[lines] = _at(replaced, places)
+            retracts[lines] = replaced[places]
     if full and len(updates):
-        lines = _at(last_line, updates) - 1
-        source[lines] = _at(effects.before_at, updates)
+        lines = last_line[updates] - 1
+        source[lines] = effects.before_at[updates]
         types[lines] = UPDATE_BEFORE
     columns = _take_lines(merged.rows, stored, source, before=full or len(deletes) > 0)
     return _with_kinds(columns, types, retracts, merged.rows.schema)
@@ -388,11 +388,6 @@ def _with_kinds(
     own = [pa.array(types), pa.Array.from_buffers(pa.int64(), len(retracts), buffers)]
     schema = pa.schema([*schema, *CHANGELOG_FIELDS])
     return pa.RecordBatch.from_arrays([*columns, *own], schema=schema)
-
-
-def _at(values: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the values at ascending places, which mostly are all."""
-    return values if len(places) == len(values) else values[places]
 
 
 def _take_lines(
