@@ -39,6 +39,8 @@ __all__ = ["bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
 _JOIN_BYTES_MAX: Final = 64 << 10
+# Far less than what makes a connection pause its writers.
+_TOGETHER_BYTES_MAX: Final = 16 << 10
 # What no head may have, besides the ends of its lines.
 _CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
 
@@ -51,8 +53,33 @@ def bounded_protocol(
     class BoundedHttpProtocol(_BoundedHttpProtocol):
         open_connections = connections
         head_timeout_s = head_timeout_ms / 1000
+        together = _Together()
 
     return BoundedHttpProtocol
+
+
+class _Together:
+    """Small answers that leave at the end of this turn of the loop, all connections' together.
+
+    Each one that is sent may wake its client. Clients that are woken one by one, between answers,
+    send one by one: measured with 32 connections, that costs the service a fifth of its processor.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[asyncio.Transport, bytes]] = []
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Send `data` soon."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._waiting.append((transport, data))
+
+    def flush(self) -> None:
+        """Send all of it now: something else is to be written, or a connection to be closed."""
+        waiting, self._waiting = self._waiting, []
+        for transport, data in waiting:
+            if not transport.is_closing():
+                transport.write(data)
 
 
 class _Flow:
@@ -71,6 +98,7 @@ class _Flow:
 class _BoundedHttpProtocol(HttpToolsProtocol):
     open_connections: OpenConnections
     head_timeout_s: float
+    together: _Together
     _answered: RequestResponseCycle
     """Of the requests that have arrived, the one whose turn it is."""
 
@@ -98,6 +126,11 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._end_head()
         self.open_connections.closed(self, self._address())
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close once what is in progress is answered."""
+        self.together.flush()
+        super().shutdown()
 
     def drop(self) -> None:
         """Close at once and give the place to another connection."""
@@ -193,12 +226,18 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if len(head.translate(None, _CONTROL)) != len(head) - 2 * (len(headers) + 2):
             raise RuntimeError("a header of the answer has a control character")
         if cycle.scope["method"] == "HEAD":
-            self.transport.write(head)
-        elif len(body) <= _JOIN_BYTES_MAX:
-            self.transport.write(head + body)
+            body = b""
+        if (
+            len(body) <= _TOGETHER_BYTES_MAX
+            and cycle.keep_alive
+            and not self._answer_flow.unsent_bytes()
+        ):
+            self.together.write(self.transport, head + body)
         else:
-            self.transport.write(head)
-            self.transport.write(body)
+            self.together.flush()
+            is_joined = len(body) <= _JOIN_BYTES_MAX
+            for piece in (head + body,) if is_joined else (head, body):
+                self.transport.write(piece)
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
         cycle.message_event.set()
@@ -233,6 +272,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: StreamhouseError) -> None:
         """Answer `error` without a request to answer to, and close the connection."""
         self._end_head()
+        self.together.flush()
         body = json.dumps(error_to_json(error, request_id="")).encode()
         self.transport.write(
             b"HTTP/1.1 %d Refused\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"

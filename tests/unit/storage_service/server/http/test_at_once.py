@@ -83,6 +83,7 @@ class _Connection:
 
         def receive() -> None:
             self.protocol.data_received(data)
+            self.protocol.together.flush()
             looked_at.set_result(self.take())
 
         asyncio.get_running_loop().call_soon(receive)
@@ -269,3 +270,19 @@ async def test_what_was_answered_is_freed_without_a_search(tmp_path: Path, name:
 
         # The last one is kept by its connection.
         assert len(cycles) <= 2
+
+
+@pytest.mark.parametrize("end", ["rubbish", "shutdown"])
+async def test_an_answer_leaves_before_its_connection_is_closed(tmp_path: Path, end: str) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+
+        connection.protocol.data_received(AT_ONCE["row"])
+        assert not connection.transport.sent
+        if end == "rubbish":
+            connection.protocol.data_received(b"rubbish\r\n\r\n")
+        else:
+            connection.protocol.shutdown()
+
+        assert connection.transport.is_closed
+        assert connection.take().startswith(b"HTTP/1.1 200 OK\r\n")
