@@ -201,6 +201,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         except StopIteration:
             if not cycle.response_complete:
                 # Its client is gone, or it met a bug when nothing could be answered any more.
+                self.together.flush()
                 self.transport.close()
             return
         task = self.loop.create_task(cycle.run_asgi(lambda *_: go_on(answering)), context=context)
