@@ -97,7 +97,7 @@ class ServiceApp:
             request_id=self._request_id(scope),
             stall_timeout_ms=self._service.config.answer_stall_timeout_ms,
         )
-        outer = REQUEST_ID.set(exchange.request_id)
+        REQUEST_ID.set(exchange.request_id)
         started = time.perf_counter()
         try:
             await self._answer(exchange)
@@ -114,7 +114,6 @@ class ServiceApp:
         finally:
             await exchange.end()
             self._count(exchange, started)
-            REQUEST_ID.reset(outer)
 
     def _count(self, exchange: HttpExchange, started: float) -> None:
         seconds = time.perf_counter() - started

@@ -214,7 +214,10 @@ class HttpExchange:
             held.end()
             if whole:
                 self._check_content_type(self.body.content_type)
-            return bytes(whole)
+            body = bytes(whole)
+            # The connection keeps it until its next request.
+            whole.clear()
+            return body
         await own_task()
         try:
             async with asyncio.timeout(timeout_ms / 1000) as limit:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -272,7 +274,7 @@ async def test_what_was_answered_is_freed_without_a_search(tmp_path: Path, name:
         assert len(cycles) <= 2
 
 
-@pytest.mark.parametrize("end", ["rubbish", "shutdown"])
+@pytest.mark.parametrize("end", ["rubbish", "shutdown", "drop"])
 async def test_an_answer_leaves_before_its_connection_is_closed(tmp_path: Path, end: str) -> None:
     async with _world(tmp_path) as world:
         connection = _Connection(world)
@@ -282,7 +284,99 @@ async def test_an_answer_leaves_before_its_connection_is_closed(tmp_path: Path, 
         if end == "rubbish":
             connection.protocol.data_received(b"rubbish\r\n\r\n")
         else:
-            connection.protocol.shutdown()
+            getattr(connection.protocol, end)()
 
         assert connection.transport.is_closed
         assert connection.take().startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_what_waits_behind_an_answered_request_is_not_idle(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        waiting = _get("/v1/tables/events/buckets/0/fetch?offset=0&max_wait_ms=60000")
+
+        assert b'"id"' in await connection.receive(AT_ONCE["row"] + waiting)
+        await until(lambda: world.service.open_requests == 1)
+
+        # Else it would be closed in the middle of it.
+        assert connection.protocol.timeout_keep_alive_task is None
+        await world.append([(0, 0, event_rows(0, 3))])
+        await until(lambda: not connection.protocol.tasks)
+        assert connection.take().startswith(b"HTTP/1.1 200 OK\r\n")
+        assert connection.protocol.timeout_keep_alive_task is not None
+
+
+async def test_nothing_begins_after_the_last_answer_of_a_connection(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        body = append_body(EVENTS, [(0, 0, event_rows(0, 3))])
+        append = _request("POST", "/v1/tables/events/append", ARROW, body=body)
+
+        assert b'"id"' in await connection.receive(AT_ONCE["old kept"] + append)
+
+        assert connection.transport.is_closed
+        assert not connection.protocol.tasks
+
+
+async def test_a_bug_where_no_task_is_there_is_not_the_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: logging.LogRecord) -> bool:
+        raise OSError("no log can be written")
+
+    reports = logging.getLogger("streamhouse.storage_service.server.service")
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        with caplog.at_level(logging.DEBUG, reports.name):
+            reports.addFilter(full)
+            try:
+                answered = await connection.answers(AT_ONCE["no row"])
+            finally:
+                reports.removeFilter(full)
+
+        assert answered.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+        assert connection.transport.is_closed
+        assert world.service.open_requests == 0
+
+
+@pytest.mark.parametrize("name", ["lookup", "lookup too large", "lookup untyped", "upsert"])
+async def test_the_body_of_an_answered_request_is_not_kept(tmp_path: Path, name: str) -> None:
+    async with _world(tmp_path, body_bytes_max=32_768, batch_bytes_max=32_768) as world:
+        connection = _Connection(world)
+
+        await connection.answers(AT_ONCE.get(name) or BY_TASK[name])
+
+        assert not connection.protocol.cycle.body
+
+
+async def test_each_request_of_a_lost_connection_is_told(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        waiting = _get("/v1/tables/events/buckets/0/fetch?offset=0&max_wait_ms=60000")
+        await connection.receive(waiting + AT_ONCE["row"])
+        await until(lambda: world.service.open_requests == 1)
+
+        connection.protocol.connection_lost(None)
+
+        await until(lambda: world.service.open_requests == 0)
+
+
+async def test_a_request_may_be_cancelled_before_its_task_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        unseen: list[object] = []
+        monkeypatch.setattr(sys, "unraisablehook", unseen.append)
+
+        def cancel() -> None:
+            connection.protocol.data_received(_get("/v1/tables/events/subscribe"))
+            for task in connection.protocol.tasks:
+                task.cancel()
+
+        asyncio.get_running_loop().call_soon(cancel)
+        await until(lambda: connection.protocol.cycle is not None)
+        await until(lambda: not connection.protocol.tasks)
+
+        assert world.service.open_requests == 0
+        assert unseen == []
