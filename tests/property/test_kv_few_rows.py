@@ -74,6 +74,7 @@ class Store:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.end_offset = 0
+        self.row_bytes_max = 0
 
     def few(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.values.get(key) for key in keys]
@@ -120,7 +121,7 @@ def plan_few(
     rows, operations, columns, row_ends = asked
     plan = few_rows_plan(rules, codec)
     buckets = [
-        FewBucketRows(end, store.end_offset, store.few)
+        FewBucketRows(end, store.end_offset, store.few, store.row_bytes_max)
         for end, store in zip(row_ends, stores, strict=True)
     ]
     return None if plan is None else plan.plan(rows, operations, buckets, columns=columns)
@@ -318,6 +319,21 @@ def test_a_key_is_as_long_as_it_may_be_among_few_and_many(
     else:
         assert few is not None
         check_same(few, plan_many(asked, [Store()], rules, codec))
+
+
+def test_rows_that_meet_long_ones_are_not_planned_one_by_one() -> None:
+    # They would be copied again and again, while nobody else has the interpreter.
+    fields = [pa.field("k", pa.int64(), nullable=False), pa.field("text", pa.string())]
+    schema = Schema.from_arrow(pa.schema(fields))
+    rules = TableRules(table="db.t", schema=schema, primary_key=("k",), merge=MergeRules())
+    codec = RowCodec(schema, schema_id=0, table=rules.table)
+    keys = pa.record_batch([pa.array(range(5), pa.int64())], schema=pa.schema(fields[:1]))
+    asked = Asked(keys, np.full(5, OPERATION_DELETE, dtype=np.int8), None, [2, 5])
+    stores = [Store(), Store()]
+
+    assert plan_few(asked, stores, rules, codec) is not None
+    stores[1].row_bytes_max = 1 << 20
+    assert plan_few(asked, stores, rules, codec) is None
 
 
 def test_what_small_writes_mostly_are_is_planned_one_by_one() -> None:

@@ -54,6 +54,8 @@ _ROWS_MAX_A_BUCKET: Final = 24
 _ROWS_MAX_ALTOGETHER: Final = 256
 # Larger values take longer to copy than calls take; Arrow lets others run meanwhile.
 _FEW_BYTES_MAX: Final = 1 << 20
+# Of rows that are as long as the longest one may be; most are shorter.
+_STORED_BYTES_MAX: Final = 4 << 20
 _KIND_TYPE, _RETRACTS_TYPE = (field.type for field in CHANGELOG_FIELDS)
 _BINARY: Final = pa.binary()
 
@@ -64,11 +66,15 @@ def few_rows_max(bucket_count: int) -> int:
 
 
 class FewBucketRows(NamedTuple):
-    """As `upsert_plan.BucketRows`; `newest` takes and returns lists."""
+    """As `upsert_plan.BucketRows`; `newest` takes and returns lists.
+
+    `row_bytes_max` is what no stored row is known to be longer than.
+    """
 
     row_end: int
     base_offset: int
     newest: Callable[[Sequence[bytes]], Sequence[bytes | None]]
+    row_bytes_max: int
 
 
 class _NotSimple(Exception):
@@ -156,6 +162,8 @@ class FewRowsPlan:
         """Return what `check_rows` and `plan_rows` give for these rows; None: ask them."""
         is_few = 0 < rows.num_rows <= few_rows_max(len(buckets))
         if not is_few or rows.get_total_buffer_size() > _FEW_BYTES_MAX:
+            return None
+        if rows.num_rows * max(bucket.row_bytes_max for bucket in buckets) > _STORED_BYTES_MAX:
             return None
         try:
             given = self._read(rows, operations, columns)

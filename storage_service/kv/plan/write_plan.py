@@ -108,6 +108,10 @@ class Bucket(Protocol):
     def planned_offset(self) -> int:
         """The offset of the next change."""
 
+    @property
+    def row_bytes_max(self) -> int:
+        """How long a row may be that is there."""
+
     def check_backlog(self) -> None:
         """Raise while nothing more may be planned."""
 
@@ -163,15 +167,11 @@ def _few(
     is_conditional = any(write.versions is not None for write in writes)
     if few_rows is None or row_ends[-1] > few_rows_max(len(last)) or is_conditional:
         return None
-    made = few_rows.plan(
-        _rows(writes),
-        _operations(writes),
-        [
-            FewBucketRows(end, buckets[number].planned_offset, buckets[number].newest_few)
-            for number, end in last.items()
-        ],
-        columns=columns,
-    )
+    of_buckets = [
+        FewBucketRows(end, bucket.planned_offset, bucket.newest_few, bucket.row_bytes_max)
+        for bucket, end in ((buckets[number], end) for number, end in last.items())
+    ]
+    made = few_rows.plan(_rows(writes), _operations(writes), of_buckets, columns=columns)
     return None if made is None else _Planned(made[0], counts_at(made[1], row_ends))
 
 
