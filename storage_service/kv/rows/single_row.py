@@ -63,7 +63,7 @@ class SingleRows:
     def encode_key(self, key: Mapping[str, Any]) -> bytes:
         """Return the encoded key; raises for anything but one fitting value a key column."""
         names = self._rules.primary_key
-        if len(key) != len(names) or not all(name in key for name in names):
+        if key.keys() != self._keys.keys():
             raise SchemaMismatchError(
                 f"table '{self._rules.table}': a lookup takes the key columns"
                 f" ({', '.join(names)}), not ({', '.join(key)})"

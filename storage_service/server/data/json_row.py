@@ -32,14 +32,15 @@ class JsonRows:
     def __init__(self, info: TableInfo) -> None:
         self.key_of: Final = _key_reader(info)
         self.headers: Final = ((VERSION_HEADER, info.version),)
-        self._writers: Final = [
-            (f"{json.dumps(c.name)}: ", _writer(c.type)) for c in info.schema.columns
-        ]
+        names = [json.dumps(column.name).replace("%", "%%") for column in info.schema.columns]
+        self._form: Final = f"{{{', '.join([f'{name}: %s' for name in names])}}}"
+        self._writers: Final = [_writer(column.type) for column in info.schema.columns]
 
     def text(self, values: Sequence[Any]) -> bytes:
         """Return a row, given in the order of the columns, as `json.dumps(row_to_json(row))`."""
         pairs = zip(self._writers, values, strict=True)
-        return f"{{{', '.join([name + write(value) for (name, write), value in pairs])}}}".encode()
+        texts = ["null" if value is None else write(value) for write, value in pairs]
+        return (self._form % tuple(texts)).encode()
 
 
 def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
@@ -114,18 +115,15 @@ def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _writer(t: pa.DataType) -> Callable[[Any], str]:
+    """Return what writes a value that is not None."""
     if pa.types.is_integer(t):
-        return lambda value: "null" if value is None else int.__repr__(value)
+        return repr
     if pa.types.is_string(t):
-        return lambda value: "null" if value is None else encode_basestring_ascii(value)
+        return encode_basestring_ascii
     if pa.types.is_timestamp(t) or pa.types.is_date(t):
-        return lambda value: "null" if value is None else f'"{value.isoformat()}"'
+        return lambda value: f'"{value.isoformat()}"'
     if pa.types.is_floating(t):
-        return lambda value: (
-            float.__repr__(value)
-            if value is not None and math.isfinite(value)
-            else json.dumps(_json(value))
-        )
+        return lambda value: repr(value) if math.isfinite(value) else json.dumps(_json(value))
     return lambda value: json.dumps(_json(value))
 
 
