@@ -206,7 +206,7 @@ def http_config(
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=bounded_protocol(connections, head_timeout_ms=config.keep_alive_timeout_ms),
+        http=bounded_protocol(connections, timeout_ms=config.keep_alive_timeout_ms),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -214,7 +214,6 @@ def http_config(
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=max(1, config.keep_alive_timeout_ms // 1000),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
 

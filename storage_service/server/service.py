@@ -8,7 +8,6 @@ import contextvars
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -85,7 +84,7 @@ class Service:
             ever=lambda: self.answers.held_ever,
         )
         self.open_requests = 0
-        self._requests_by_share: Counter[str] = Counter()
+        self._requests_by_share: dict[str, int] = {}
         self.catalog_requests = 0
         self.connections = OpenConnections(
             connections_max=config.connections_max,
@@ -159,7 +158,7 @@ class Service:
         """
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
-        most, own = self.config.open_requests_max, self._requests_by_share[share]
+        most, own = self.config.open_requests_max, self._requests_by_share.get(share, 0)
         if self.open_requests >= most + (_RESERVED_REQUESTS if is_about_service else 0):
             raise OverloadedError(
                 f"{most} requests are in progress (open_requests_max); try again later"
@@ -177,9 +176,9 @@ class Service:
     def end_request(self, share: str) -> None:
         """Count a request that `begin_request` has counted no longer."""
         self.open_requests -= 1
-        self._requests_by_share[share] -= 1
-        if not self._requests_by_share[share]:
-            del self._requests_by_share[share]
+        left = self._requests_by_share.pop(share) - 1
+        if left:
+            self._requests_by_share[share] = left
         if self.open_requests == 0:
             self._idle.set()
 

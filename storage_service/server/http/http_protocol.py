@@ -45,14 +45,15 @@ _TOGETHER_BYTES_MAX: Final = 16 << 10
 _CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
 
 
-def bounded_protocol(
-    connections: OpenConnections, *, head_timeout_ms: int
-) -> type[asyncio.Protocol]:
-    """Return a connection class with these limits; uvicorn makes one object a connection."""
+def bounded_protocol(connections: OpenConnections, *, timeout_ms: int) -> type[asyncio.Protocol]:
+    """Return a connection class with these limits; uvicorn makes one object a connection.
+
+    `timeout_ms` is how long a head may take, and how long the next one may be awaited.
+    """
 
     class BoundedHttpProtocol(_BoundedHttpProtocol):
         open_connections = connections
-        head_timeout_s = head_timeout_ms / 1000
+        timeout_s = timeout_ms / 1000
         together = _Together()
 
     return BoundedHttpProtocol
@@ -101,16 +102,18 @@ async def _raise(error: BaseException) -> None:
 
 class _BoundedHttpProtocol(HttpToolsProtocol):
     open_connections: OpenConnections
-    head_timeout_s: float
+    timeout_s: float
     together: _Together
     _answered: RequestResponseCycle | None = None
     """Of the requests that have arrived, the one whose turn it is."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._is_in_head = False
-        self._head_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.closes_at: float | None = None
+        """When it is closed unless a head, or the next request, has come by then."""
+        self._head_bytes: int | None = 0
+        """What has come of the head that has begun; None if none has."""
         # Of what came in one piece one request only begins at once: others have their turn.
         self._may_begin = False
         self._unbegun: RequestResponseCycle | None = None
@@ -119,16 +122,16 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._answer_flow = _Flow(self.flow, transport)
         try:
-            self.open_connections.opened(self, self._address())
+            self.open_connections.opened(self, self.client[0] if self.client else None)
         except OverloadedError as error:
             self._refuse(error)
             return
-        self._begin_head()
-        self._start_head_timer()
+        self._close_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
-        self.open_connections.closed(self, self._address())
+        if self._timer is not None:
+            self._timer.cancel()
+        self.open_connections.closed(self)
         super().connection_lost(exc)
         answered = self._answered
         if answered is not None and not answered.response_complete:
@@ -144,11 +147,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def drop(self) -> None:
         """Close at once and give the place to another connection."""
         self.together.flush()
-        self.open_connections.closed(self, self._address())
+        self.open_connections.closed(self)
         self.transport.abort()
-
-    def _address(self) -> str | None:
-        return None if self.client is None else self.client[0]
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -160,11 +160,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             # Its body has not arrived yet.
             super()._start_asgi_task(self._unbegun, self.app)
             self._unbegun = None
-        if not self._is_in_head:
+        if self._head_bytes is None:
             return
-        if self._head_timer is None and not self.transport.is_closing():
-            # Only here: most heads come whole, and a timer costs a tenth of a small request.
-            self._start_head_timer()
+        self._close_later()
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(
@@ -178,10 +176,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         scope[ABORT_KEY] = self.transport.abort
         scope[FLOW_KEY] = self._answer_flow
         scope[WRITE_KEY] = self._write_whole
-        self._begin_head()
+        self._head_bytes, self.closes_at = 0, None
 
     def on_headers_complete(self) -> None:
-        self._end_head()
+        self._head_bytes = self.closes_at = None
         self.open_connections.in_use(self)
         super().on_headers_complete()
 
@@ -189,8 +187,6 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             # The answer before was the last one, and this request came with it.
             return
-        # The request before may have been answered, and this one has come in the same piece.
-        self._unset_keepalive_if_required()
         self._answered = cycle
         if self._may_begin:
             self._may_begin = False
@@ -238,10 +234,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         headers = [*cycle.default_headers, *headers]
         if not cycle.keep_alive:
             headers.append((b"connection", b"close"))
-        lines = [STATUS_LINE[status]]
-        for name, value in headers:
-            lines += (name, b": ", value, b"\r\n")
-        head = b"".join([*lines, b"\r\n"])
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        head = b"".join([STATUS_LINE[status], *lines, b"\r\n"])
         if len(head.translate(None, _CONTROL)) != len(head) - 2 * (len(headers) + 2):
             raise RuntimeError("a header of the answer has a control character")
         if cycle.scope["method"] == "HEAD":
@@ -265,35 +259,40 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         cycle.on_response()
 
     def on_response_complete(self) -> None:
+        """Begin the next request that has come, or wait for one."""
         if self._answered is not None:
             # A body that nobody has read would be kept until the next request.
             self._answered.body.clear()
-        super().on_response_complete()
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
-            self.open_connections.idle(self)
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
+            self._close_later()
+        self.open_connections.idle(self)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP request like any other error."""
         self._refuse(InvalidRequestError(msg))
 
-    def _begin_head(self) -> None:
-        self._end_head()
-        self._is_in_head = True
-        self._head_bytes = 0
+    def _close_later(self) -> None:
+        """Close after a while, unless `closes_at` is None by then."""
+        if self.closes_at is None:
+            self.closes_at = self.loop.time() + self.timeout_s
+            # Setting one and taking it back for each would cost a twentieth of a small request.
+            self._timer = self._timer or self.loop.call_later(self.timeout_s, self._on_timer)
 
-    def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
-
-    def _end_head(self) -> None:
-        self._is_in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.closes_at is None or self.transport.is_closing():
+            return
+        if self.loop.time() < self.closes_at:
+            self._timer = self.loop.call_at(self.closes_at, self._on_timer)
+        else:
+            self.transport.close()
 
     def _refuse(self, error: StreamhouseError) -> None:
         """Answer `error` without a request to answer to, and close the connection."""
-        self._end_head()
         self.together.flush()
         body = json.dumps(error_to_json(error, request_id="")).encode()
         self.transport.write(

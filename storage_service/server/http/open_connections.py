@@ -8,13 +8,11 @@ nobody out. Event loop only.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from streamhouse.storage_service.errors import OverloadedError
 
 __all__ = ["OpenConnections"]
-
-_UNKNOWN_ADDRESS: Final = ""
 
 
 class Connection(Protocol):
@@ -27,7 +25,8 @@ class Connection(Protocol):
 class _Address:
     """The connections from one address; `idle` in the order in which they became idle."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None) -> None:
+        self.name = name
         self.count = 0
         self.idle: dict[Connection, None] = {}
 
@@ -38,7 +37,7 @@ class OpenConnections:
     def __init__(self, *, connections_max: int, address_connections_max: int) -> None:
         self._connections_max = connections_max
         self._address_max = address_connections_max
-        self._addresses: dict[str, _Address] = {}
+        self._addresses: dict[str | None, _Address] = {}
         self._address_of: dict[Connection, _Address] = {}
         self._idle: dict[Connection, None] = {}
         self.closed_idle_count = 0
@@ -48,8 +47,7 @@ class OpenConnections:
 
     def opened(self, connection: Connection, address: str | None) -> None:
         """Add a connection, which is idle; raises `OverloadedError` if all others are in use."""
-        key = address or _UNKNOWN_ADDRESS
-        of_address = self._addresses.get(key)
+        of_address = self._addresses.get(address)
         if of_address is not None and of_address.count >= self._address_max:
             self._make_room(
                 of_address.idle,
@@ -61,7 +59,7 @@ class OpenConnections:
                 self._idle, f"{self._connections_max} connections are in use (connections_max)"
             )
         # Looked up again: it goes with its last connection.
-        of_address = self._addresses.setdefault(key, _Address())
+        of_address = self._addresses.setdefault(address, _Address(address))
         of_address.count += 1
         self._address_of[connection] = of_address
         self.idle(connection)
@@ -81,16 +79,14 @@ class OpenConnections:
             self._idle.pop(connection, None)
             of_address.idle.pop(connection, None)
 
-    def closed(self, connection: Connection, address: str | None) -> None:
+    def closed(self, connection: Connection) -> None:
         """Forget a connection; one that is not known is fine."""
+        self.in_use(connection)
         of_address = self._address_of.pop(connection, None)
-        if of_address is None:
-            return
-        self._idle.pop(connection, None)
-        of_address.idle.pop(connection, None)
-        of_address.count -= 1
-        if not of_address.count:
-            del self._addresses[address or _UNKNOWN_ADDRESS]
+        if of_address is not None:
+            of_address.count -= 1
+            if not of_address.count:
+                del self._addresses[of_address.name]
 
     def _make_room(self, idle: dict[Connection, None], reason: str) -> None:
         longest = next(iter(idle), None)

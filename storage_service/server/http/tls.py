@@ -110,12 +110,12 @@ class TlsListener:
                 # It could be told why only after a handshake.
                 accepted.close()
                 continue
-            task = loop.create_task(self._shake_hands(handshake, accepted, peer[0]))
+            task = loop.create_task(self._shake_hands(handshake, accepted))
             handshake.task = task
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, handshake: _Handshake, peer: socket.socket, address: str) -> None:
+    async def _shake_hands(self, handshake: _Handshake, peer: socket.socket) -> None:
         # Answers are small and have to leave at once.
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,7 +129,7 @@ class TlsListener:
                     ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S,
                 )
         finally:
-            self._connections.closed(handshake, address)
+            self._connections.closed(handshake)
 
 
 class _Handshake:

@@ -299,11 +299,11 @@ async def test_what_waits_behind_an_answered_request_is_not_idle(tmp_path: Path)
         await until(lambda: world.service.open_requests == 1)
 
         # Else it would be closed in the middle of it.
-        assert connection.protocol.timeout_keep_alive_task is None
+        assert connection.protocol.closes_at is None
         await world.append([(0, 0, event_rows(0, 3))])
         await until(lambda: not connection.protocol.tasks)
         assert connection.take().startswith(b"HTTP/1.1 200 OK\r\n")
-        assert connection.protocol.timeout_keep_alive_task is not None
+        assert connection.protocol.closes_at is not None
 
 
 async def test_nothing_begins_after_the_last_answer_of_a_connection(tmp_path: Path) -> None:

@@ -11,16 +11,15 @@ from streamhouse.storage_service.server.http.open_connections import OpenConnect
 class _Connection:
     def __init__(self, all_of_them: OpenConnections, address: str) -> None:
         self._all = all_of_them
-        self._address = address
         self.is_open = True
         all_of_them.opened(self, address)
 
     def drop(self) -> None:
         self.is_open = False
-        self._all.closed(self, self._address)
+        self._all.closed(self)
 
     def close(self) -> None:
-        self._all.closed(self, self._address)
+        self._all.closed(self)
 
 
 def test_the_one_that_is_idle_for_longest_is_closed_for_a_new_one() -> None:
