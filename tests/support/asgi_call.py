@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from streamhouse.storage_service.server.http.http_exchange import ABORT_KEY, Message, Scope
+from streamhouse.storage_service.server.http.http_exchange import (
+    CONNECTION_KEY,
+    Headers,
+    Message,
+    Scope,
+)
 
 __all__ = ["AsgiAnswer", "AsgiCall"]
 
@@ -78,7 +83,7 @@ class AsgiCall:
             "server": ("in-process", 80),
             "client": ("test", 1),
             "state": {},
-            ABORT_KEY: self._abort,
+            CONNECTION_KEY: self,
         }
         self.is_aborted = False
         self._chunks = list(chunks)
@@ -93,7 +98,21 @@ class AsgiCall:
         """Close the connection from the client's side."""
         self._disconnected.set()
 
-    def _abort(self) -> None:
+    @property
+    def write_paused(self) -> bool:
+        """Whether the connection takes nothing more."""
+        return not self.takes_more.is_set()
+
+    async def drain(self) -> None:
+        """Return when the connection takes more, or is cut."""
+        await self.takes_more.wait()
+
+    def unsent_bytes(self) -> int:
+        """Return the same each time: nothing of it leaves."""
+        return int(self.write_paused)
+
+    def abort(self) -> None:
+        """Cut the connection."""
         self.is_aborted = True
         self._disconnected.set()
 
@@ -115,16 +134,24 @@ class AsgiCall:
         await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
+    def write_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Take a whole answer."""
+        if not self.is_aborted:
+            self._start(status, headers)
+            self.answer.body, self.answer.is_complete = body, True
+            self._sent.set()
+
+    def _start(self, status: int, headers: Headers) -> None:
+        assert self.answer.status == 0, "a second status line"
+        self.answer.status = status
+        self.answer.headers = {bytes(k).decode(): bytes(v).decode() for k, v in headers}
+
     async def _send(self, message: Message) -> None:
         await self.takes_more.wait()
         if self.is_aborted:
             return
         if message["type"] == "http.response.start":
-            assert self.answer.status == 0, "a second status line"
-            self.answer.status = message["status"]
-            self.answer.headers = {
-                bytes(k).decode(): bytes(v).decode() for k, v in message["headers"]
-            }
+            self._start(message["status"], message["headers"])
             return
         assert self.answer.status, "a body before the status line"
         assert not self.answer.is_complete, "more after the end"

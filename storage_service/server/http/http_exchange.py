@@ -29,9 +29,9 @@ from streamhouse.storage_service.server.http.own_task import own_task
 
 __all__ = [
     "ARROW_STREAM",
-    "AnswerFlow",
     "Body",
     "ClientGone",
+    "Connection",
     "HttpExchange",
     "Message",
     "Receive",
@@ -49,13 +49,10 @@ Piece: TypeAlias = bytes | memoryview
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
-ABORT_KEY: Final = "streamhouse.abort"
 BODY_KEY: Final = "streamhouse.body"
 """The whole body, where it came with the head."""
+CONNECTION_KEY: Final = "streamhouse.connection"
 EXCHANGE_KEY: Final = "streamhouse.exchange"
-FLOW_KEY: Final = "streamhouse.flow"
-WRITE_KEY: Final = "streamhouse.write"
-"""What writes a whole answer, given its status, headers and body."""
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 _JOIN_BYTES_MAX: Final = 128 << 10
 # What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
@@ -71,21 +68,24 @@ _SHORT_QUERY_BYTES: Final = 256
 _known_parameters = functools.lru_cache(maxsize=1_024)(_parameters)
 
 
-class AnswerFlow(Protocol):
-    """What a connection tells of the bytes that it was given and that have not left."""
+class Connection(Protocol):
+    """What an answer needs of its connection besides ASGI's messages."""
 
     @property
     def write_paused(self) -> bool:
-        """Whether so many have not left that no more should be given."""
-        ...
+        """Whether so many bytes have not left that no more should be given."""
 
     async def drain(self) -> None:
         """Return when few are left, or the connection is lost."""
-        ...
 
     def unsent_bytes(self) -> int:
         """How many have not left."""
-        ...
+
+    def write_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+
+    def abort(self) -> None:
+        """Cut the connection."""
 
 
 class ClientGone(Exception):
@@ -145,8 +145,7 @@ class HttpExchange:
         self._stall_timeout_s = stall_timeout_ms / 1000
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self._flow: AnswerFlow | None = scope.get(FLOW_KEY)
-        self._write: Callable[[int, Headers, bytes], None] | None = scope.get(WRITE_KEY)
+        self._connection: Connection = scope[CONNECTION_KEY]
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header called `name` (lower case)."""
@@ -300,8 +299,8 @@ class HttpExchange:
             self._watcher.cancel()
             self._watcher = None
         try:
-            if self._flow is not None and self._flow.write_paused:
-                await self._drained(self._flow)
+            if self._connection.write_paused:
+                await self._drained()
         except ClientGone:
             pass
         finally:
@@ -313,16 +312,16 @@ class HttpExchange:
             self.hold.release()
             self.hold = None
 
-    async def _drained(self, flow: AnswerFlow) -> None:
+    async def _drained(self) -> None:
         """Wait until what was sent has left; cuts the connection of a client that reads nothing."""
         await own_task()
-        unsent = flow.unsent_bytes()
-        while flow.write_paused:
+        unsent = self._connection.unsent_bytes()
+        while self._connection.write_paused:
             try:
                 async with asyncio.timeout(self._stall_timeout_s):
-                    await flow.drain()
+                    await self._connection.drain()
             except TimeoutError:
-                left = flow.unsent_bytes()
+                left = self._connection.unsent_bytes()
                 if left > unsent - _PROGRESS_BYTES_MIN:
                     self.abort()
                     raise ClientGone from None
@@ -355,14 +354,12 @@ class HttpExchange:
         await self._send_piece(pieces[-1], is_last=True)
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send an answer in one piece, by ASGI's messages where nothing writes one."""
-        if self._flow is None or self._write is None:
-            await self.start(status, headers)
-            await self._send_piece(body, is_last=True)
-            return
-        if self._flow.write_paused:
-            await self._drained(self._flow)
-        self._write(status, [*headers, (b"x-request-id", self.request_id.encode())], body)
+        """Send an answer in one piece."""
+        if self._connection.write_paused:
+            await self._drained()
+        self._connection.write_whole(
+            status, [*headers, (b"x-request-id", self.request_id.encode())], body
+        )
         self.status = status
 
     async def push(self, pieces: Sequence[Piece]) -> None:
@@ -376,34 +373,23 @@ class HttpExchange:
             pieces = [b"".join(pieces)]
         for piece in pieces:
             await self._send_piece(piece)
-        if self._flow is not None and self._flow.write_paused:
-            await self._drained(self._flow)
+        if self._connection.write_paused:
+            await self._drained()
 
     async def finish(self) -> None:
         """End a chunked answer cleanly."""
         await self._send_piece(b"", is_last=True)
 
     async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
-        message = {"type": "http.response.body", "body": piece, "more_body": not is_last}
-        if self._flow is not None:
-            if self._flow.write_paused:
-                await self._drained(self._flow)
-            # Given to a connection that takes more, it never waits.
-            await self._send(message)
-            return
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await self._send(message)
-        except TimeoutError:
-            self.abort()
-            raise ClientGone from None
+        if self._connection.write_paused:
+            await self._drained()
+        # Given to a connection that takes more, it never waits.
+        await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
     def abort(self) -> None:
         """Cut the connection; whoever answers this request meets `ClientGone`."""
         self._is_gone = True
-        abort = self.scope.get(ABORT_KEY)
-        if abort is not None:
-            abort()
+        self._connection.abort()
 
     async def answer_json(self, value: Any) -> None:
         """Send a JSON answer."""

@@ -12,7 +12,6 @@ import json
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -25,10 +24,8 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.server.http.http_exchange import (
-    ABORT_KEY,
     BODY_KEY,
-    FLOW_KEY,
-    WRITE_KEY,
+    CONNECTION_KEY,
     Headers,
     error_to_json,
 )
@@ -83,19 +80,6 @@ class _Together:
                 transport.write(data)
 
 
-class _Flow:
-    """The bytes of one connection that have not left; an `AnswerFlow`."""
-
-    def __init__(self, flow: FlowControl, transport: asyncio.Transport) -> None:
-        self._flow = flow
-        self.drain = flow.drain
-        self.unsent_bytes = transport.get_write_buffer_size
-
-    @property
-    def write_paused(self) -> bool:
-        return self._flow.write_paused
-
-
 async def _raise(error: BaseException) -> None:
     raise error
 
@@ -120,7 +104,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._answer_flow = _Flow(self.flow, transport)
+        self.drain = self.flow.drain
+        self.unsent_bytes = transport.get_write_buffer_size
+        # A stalled answer is given up by cutting the connection: closing would wait for the peer.
+        self.abort = transport.abort
         try:
             self.open_connections.opened(self, self.client[0] if self.client else None)
         except OverloadedError as error:
@@ -171,11 +158,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # A stalled answer is given up by cutting the connection: closing would wait for the peer.
         scope: Any = self.scope
-        scope[ABORT_KEY] = self.transport.abort
-        scope[FLOW_KEY] = self._answer_flow
-        scope[WRITE_KEY] = self._write_whole
+        scope[CONNECTION_KEY] = self
         self._head_bytes, self.closes_at = 0, None
 
     def on_headers_complete(self) -> None:
@@ -221,7 +205,12 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    def _write_whole(self, status: int, headers: Headers, body: bytes) -> None:
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client has to take something before it is given more."""
+        return self.flow.write_paused
+
+    def write_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Do what `send` of the request whose turn it is does with an answer, in one piece.
 
         Head and body in two would be two packets: on a busy machine the client, woken by the first
@@ -240,11 +229,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             raise RuntimeError("a header of the answer has a control character")
         if cycle.scope["method"] == "HEAD":
             body = b""
-        if (
-            len(body) <= _TOGETHER_BYTES_MAX
-            and cycle.keep_alive
-            and not self._answer_flow.unsent_bytes()
-        ):
+        if len(body) <= _TOGETHER_BYTES_MAX and cycle.keep_alive and not self.unsent_bytes():
             self.together.write(self.transport, head + body)
         else:
             self.together.flush()
