@@ -98,6 +98,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         """When it is closed unless a head, or the next request, has come by then."""
         self._head_bytes: int | None = 0
         """What has come of the head that has begun; None if none has."""
+        # Whether the piece that is being read has the end of another request.
+        self._is_shared = False
         # Of what came in one piece one request only begins at once: others have their turn.
         self._may_begin = False
         self._unbegun: RequestResponseCycle | None = None
@@ -140,6 +142,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._is_shared = False
         self._may_begin = not self.flow.write_paused
         super().data_received(data)
         self._may_begin = False
@@ -150,7 +153,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_bytes is None:
             return
         self._close_later()
-        self._head_bytes += len(data)
+        if not self._is_shared:
+            self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(
                 InvalidRequestError(f"the request's headers have more than {HEAD_BYTES_MAX} bytes")
@@ -180,6 +184,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._is_shared = True
         cycle, self._unbegun = self._unbegun, None
         if cycle is not None:
             self._begin(cycle)

@@ -380,3 +380,17 @@ async def test_a_request_may_be_cancelled_before_its_task_begins(
 
         assert world.service.open_requests == 0
         assert unseen == []
+
+
+async def test_a_head_does_not_count_what_came_before_it(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        whole = _request("POST", f"{KEYS}/lookup", ARROW, body=_keys(*range(10_000)))
+        next_head, rest = AT_ONCE["row"][:20], AT_ONCE["row"][20:]
+
+        answered = await connection.answers(whole + next_head)
+
+        assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b'{"id": 7,' in await connection.answers(rest)
+        refused = await connection.answers(b"GET /" + b"x" * (65 << 10))
+        assert refused.startswith(b"HTTP/1.1 400 Refused\r\n")
