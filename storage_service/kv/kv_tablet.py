@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,17 +41,20 @@ from streamhouse.storage_service.kv.cache.planned_rows import PlannedRows
 from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
 from streamhouse.storage_service.kv.cache.write_behind import Piece, Run, WriteBehind
 from streamhouse.storage_service.kv.lookup import (
+    FIRST_STEP_ROWS,
     FoundRows,
     FoundValues,
     check_lookup_keys,
     check_prefix,
     least_row_bytes,
     prefix_end,
+    read_in_steps,
     rows_in_key_order,
     too_many_bytes,
 )
 from streamhouse.storage_service.kv.plan.few_rows import few_rows_plan
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_replay, plan_restore
+from streamhouse.storage_service.kv.plan.write_input import MET_BYTES_MAX, too_much_met
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.rows.byte_runs import binary_parts
@@ -65,9 +68,6 @@ _logger = logging.getLogger(__name__)
 
 _LOAD_CHUNK_ROWS: Final = 10_000
 _SCAN_CHUNK_ROWS: Final = 2_000
-# Rows are looked up in steps, whose sizes follow what the rows before took.
-_FIRST_STEP_ROWS: Final = 16
-_STEP_GROWTH: Final = 8
 _SCAN_CHUNK_BYTES: Final = 16 << 20
 _ANY_SIZE: Final = 1 << 62
 # Where few rows are old, whoever looks for them lets others do their work in between.
@@ -343,8 +343,8 @@ class KvTablet:
         if unknown:
             self._behind.wait()
             size = sum(len(value) for value in values if value is not None)
-        for start in range(0, len(unknown), _FIRST_STEP_ROWS):
-            positions = unknown[start : start + _FIRST_STEP_ROWS]
+        for start in range(0, len(unknown), FIRST_STEP_ROWS):
+            positions = unknown[start : start + FIRST_STEP_ROWS]
             stored = self._store.get(pa.array([keys[p] for p in positions], pa.binary()))
             size += stored.nbytes
             if size > bytes_max:
@@ -354,7 +354,7 @@ class KvTablet:
         return FoundValues(values, self._end_seen)
 
     def _values_of(self, keys: pa.Array, *, bytes_max: int) -> pa.Array:
-        if len(keys) <= _FIRST_STEP_ROWS:
+        if len(keys) <= FIRST_STEP_ROWS:
             return self._completed(keys, self._cache.get(keys))
         if self._cache.complete:
             cached = self._cache.get_within(keys, bytes_max)
@@ -362,22 +362,15 @@ class KvTablet:
                 raise too_many_bytes(self.rules.table, bytes_max)
             if cached.unknown is None:
                 return cached.values
-        # How large rows of the files are is known once they are read.
-        row_bytes = least_row_bytes(self.rules.schema.to_arrow())
-        parts: list[pa.Array] = []
-        start, step, size = 0, _FIRST_STEP_ROWS, 0
-        while start < len(keys):
-            part = keys.slice(start, step)
-            values = self._completed(part, self._cache.get(part))
-            of_part = max(values.nbytes, row_bytes * (len(part) - values.null_count))
-            size += of_part
-            if size > bytes_max:
-                raise too_many_bytes(self.rules.table, bytes_max)
-            parts.append(values)
-            start += len(part)
-            fitting = (bytes_max - size) * len(part) // max(of_part, 1)
-            step = max(min(step * _STEP_GROWTH, fitting), _FIRST_STEP_ROWS)
-        return pa.concat_arrays(parts)
+        values = read_in_steps(
+            keys,
+            lambda part: self._completed(part, self._cache.get(part)),
+            row_bytes=least_row_bytes(self.codec.arrow_schema),
+            bytes_max=bytes_max,
+        )
+        if values is None:
+            raise too_many_bytes(self.rules.table, bytes_max)
+        return values
 
     def prefix_lookup(
         self, prefix: pa.RecordBatch, *, rows_max: int, bytes_max: int = _ANY_SIZE
@@ -390,7 +383,7 @@ class KvTablet:
         start = check_prefix(prefix, self.rules)
         newer = self._behind.changes_under(start)
         chunk_rows = min(rows_max + 1, _SCAN_CHUNK_ROWS)
-        if chunk_rows > _FIRST_STEP_ROWS:
+        if chunk_rows > FIRST_STEP_ROWS:
             held = self._store.approximate_bytes()
             row_bytes = (held["files"] + held["memtables"]) // max(self.row_count, 1)
             chunk_rows = min(chunk_rows, max(_SCAN_CHUNK_BYTES // max(row_bytes, 1), 1))
@@ -483,9 +476,9 @@ class KvTablet:
     def newest(self, hashed: HashedKeys) -> pa.Array:
         """Return the values of distinct keys as they will be when all planned is applied.
 
-        For who plans.
+        For who plans. Raises `RequestTooLargeError` for more than a plan may meet.
         """
-        values = self._completed(hashed.keys, self._cache.get_to_write(hashed))
+        values = self._met(hashed)
         return self._all_planned().over(hashed.keys, values) if self._pending else values
 
     def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
@@ -493,9 +486,21 @@ class KvTablet:
         values: Sequence[bytes | None] | None = self._cache.get_few_to_write(keys)
         if values is None:
             hashed = PROCESS_HASHER.hashed(pa.array(keys, pa.binary()))
-            cached = self._cache.get_to_write(hashed)
-            values = list(self._completed(hashed.keys, cached).to_pylist())
+            values = list(self._met(hashed).to_pylist())
         return self._all_planned().over_few(keys, values) if self._pending else values
+
+    def _met(self, hashed: HashedKeys) -> pa.Array:
+        """Return the values of distinct keys as they are now, for who plans."""
+        bytes_max = MET_BYTES_MAX
+
+        def read(keys: pa.Array) -> pa.Array | None:
+            return read_in_steps(keys, self._store.get, row_bytes=1, bytes_max=bytes_max)
+
+        cached = self._cache.get_to_write(hashed, bytes_max)
+        values = None if cached is None else self._completed(hashed.keys, cached, read)
+        if values is None or values.nbytes > bytes_max:
+            raise too_much_met(self.rules.table, bytes_max)
+        return values
 
     def _all_planned(self) -> PlannedRows:
         """Return what is planned but not applied."""
@@ -507,15 +512,25 @@ class KvTablet:
             self._planned_rows = over
         return self._planned_rows
 
-    def _completed(self, keys: pa.Array, cached: CachedRows) -> pa.Array:
-        """Return the values of `keys`, with those from RocksDB that the cache does not know."""
+    def _completed(
+        self,
+        keys: pa.Array,
+        cached: CachedRows,
+        read: Callable[[pa.Array], pa.Array | None] | None = None,
+    ) -> pa.Array | None:
+        """Return the values of `keys`, with those from RocksDB that the cache does not know.
+
+        `read` gets these from there; None if it returns None.
+        """
         values, unknown = cached
         if unknown is None:
             return values
         self._behind.wait()
         places = np.flatnonzero(unknown)
         places = places[pc.sort_indices(keys.take(pa.array(places))).to_numpy()]
-        stored = self._store.get(keys.take(pa.array(places)))
+        stored = (read or self._store.get)(keys.take(pa.array(places)))
+        if stored is None:
+            return None
         source = np.arange(len(keys))
         source[places] = np.arange(len(keys), len(keys) + len(places))
         return pa.concat_arrays([values, stored]).take(pa.array(source))

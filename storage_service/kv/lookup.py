@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
 
 __all__ = [
+    "FIRST_STEP_ROWS",
     "FoundRows",
     "FoundValues",
     "check_key_names",
@@ -29,11 +30,15 @@ __all__ = [
     "check_prefix_columns",
     "least_row_bytes",
     "prefix_end",
+    "read_in_steps",
     "rows_in_key_order",
     "too_many_bytes",
 ]
 
+FIRST_STEP_ROWS: Final = 16
+"""Rows are read in steps, whose sizes follow what the rows before took; so many are the first."""
 
+_STEP_GROWTH: Final = 8
 _LISTED_CHARACTERS_MAX: Final = 500
 
 
@@ -115,6 +120,29 @@ def too_many_bytes(table: str, bytes_max: int) -> RequestTooLargeError:
         f"lookup in '{table}': the rows have more than {bytes_max} bytes, the most that one answer"
         " may have of the memory for answers (answers_bytes_max); ask for fewer rows at once"
     )
+
+
+def read_in_steps(
+    keys: pa.Array, read: Callable[[pa.Array], pa.Array], *, row_bytes: int, bytes_max: int
+) -> pa.Array | None:
+    """Return what `read` returns for all keys; None if that has more than `bytes_max`.
+
+    A row counts as `row_bytes` at least. How large rows of files are is known once they are read.
+    """
+    parts: list[pa.Array] = []
+    start, step, size = 0, FIRST_STEP_ROWS, 0
+    while start < len(keys):
+        part = keys.slice(start, step)
+        values = read(part)
+        of_part = max(values.nbytes, row_bytes * (len(part) - values.null_count))
+        size += of_part
+        if size > bytes_max:
+            return None
+        parts.append(values)
+        start += len(part)
+        fitting = (bytes_max - size) * len(part) // max(of_part, 1)
+        step = max(min(step * _STEP_GROWTH, fitting), FIRST_STEP_ROWS)
+    return pa.concat_arrays(parts)
 
 
 def prefix_end(prefix: bytes) -> bytes:

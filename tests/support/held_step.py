@@ -129,6 +129,8 @@ BOUNDS: Final = {
         "_SYNCED_ALONE_S",
         "no disk of a test is so slow that its logs are synced at the same time",
     ),
+    "met-bytes": Place("storage_service.kv.kv_tablet", "MET_BYTES_MAX", _SLOW),
+    "met-bytes-of-buckets": Place("storage_service.kv.plan.upsert_plan", "MET_BYTES_MAX", _SLOW),
     "run-bytes": Place("storage_service.kv.cache.write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),

@@ -184,11 +184,12 @@ class RowCache:
         unknown = None if self._complete or not missing.any() else missing
         return _Located(locations, unknown, self._arena.segments)
 
-    def get_to_write(self, hashed: HashedKeys) -> CachedRows:
-        """As `get`, for the writing thread; to `put` the same keys then costs less."""
+    def get_to_write(self, hashed: HashedKeys, bytes_max: int) -> CachedRows | None:
+        """As `get_within`, for the writing thread; to `put` the same keys then costs less."""
         slots = self._index.find(hashed.first, hashed.second)
         self._read_last = _Read(hashed, slots, self._changes)
-        return _rows_of([self._at(slots)])
+        located = self._at(slots)
+        return None if RowArena.bytes_at(located.locations) > bytes_max else _rows_of([located])
 
     def get_few_to_write(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
         """As `get_to_write`, for few keys; None if of any of them nothing is known."""

@@ -23,7 +23,12 @@ import pyarrow.compute as pc
 from streamhouse.storage_service.errors import CorruptDataError, RequestTooLargeError
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
 from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
-from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, WriteInput
+from streamhouse.storage_service.kv.plan.write_input import (
+    MET_BYTES_MAX,
+    ROW_BYTES_MAX,
+    WriteInput,
+    too_much_met,
+)
 from streamhouse.storage_service.kv.rows.byte_runs import in_turn, validity_buffer
 from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
@@ -105,7 +110,7 @@ def plan_rows(
     # Places are rows, in another order within a bucket: both end at the same number.
     assert chains.distinct or all(int(chains.row[:e].max(initial=-1)) == e - 1 for e in row_ends)
     key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
-    stored = StoredRows(_stored_values(chains.hashed, key_ends, buckets), codec)
+    stored = StoredRows(_stored_values(chains.hashed, key_ends, buckets, rules), codec)
     merged = merge_rows(given, chains, stored, rules)
     values = codec.encode(merged.rows)
     _check_sizes(values, merged, given, chains, rules)
@@ -234,17 +239,22 @@ def _changes(
 
 
 def _stored_values(
-    hashed: HashedKeys, key_ends: Sequence[int], buckets: Sequence[BucketRows]
+    hashed: HashedKeys,
+    key_ends: Sequence[int],
+    buckets: Sequence[BucketRows],
+    rules: TableRules,
 ) -> pa.Array:
     if len(buckets) == 1:
         return buckets[0].newest(hashed)
-    starts = [0, *key_ends[:-1]]
-    return pa.concat_arrays(
-        [
-            bucket.newest(hashed.between(start, end))
-            for bucket, start, end in zip(buckets, starts, key_ends, strict=True)
-        ]
-    )
+    values = []
+    start = size = 0
+    for bucket, end in zip(buckets, key_ends, strict=True):
+        values.append(bucket.newest(hashed.between(start, end)))
+        size += values[-1].nbytes
+        if size > MET_BYTES_MAX:
+            raise too_much_met(rules.table, MET_BYTES_MAX)
+        start = end
+    return pa.concat_arrays(values)
 
 
 def _between(rows: _Rows, start: int, end: int) -> _Rows:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    RequestTooLargeError,
     SchemaMismatchError,
     UnsupportedError,
 )
@@ -32,13 +33,25 @@ from streamhouse.storage_service.model.conform import check_nulls, conform
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.schema import Schema
 
-__all__ = ["KEY_BYTES_MAX", "ROW_BYTES_MAX", "WriteInput", "check_keys", "check_rows"]
+__all__ = [
+    "KEY_BYTES_MAX",
+    "MET_BYTES_MAX",
+    "ROW_BYTES_MAX",
+    "WriteInput",
+    "check_keys",
+    "check_rows",
+    "too_much_met",
+]
 
 KEY_BYTES_MAX: Final = 16 << 10
 """Longest encoded key."""
 
 ROW_BYTES_MAX: Final = 8 << 20
 """Longest encoded row."""
+
+MET_BYTES_MAX: Final = 512 << 20
+"""Most that the stored rows have which one plan meets: it makes several times as much of them, and
+what is before and after in one array, which has less than 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,3 +268,11 @@ def _widened(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
         for field in arrow_schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema)
+
+
+def too_much_met(table: str, bytes_max: int) -> RequestTooLargeError:
+    """Return the error for changes of rows that have more bytes than one plan may meet."""
+    return RequestTooLargeError(
+        f"table '{table}': the stored rows that are changed have more than {bytes_max} bytes;"
+        " send fewer rows at once"
+    )

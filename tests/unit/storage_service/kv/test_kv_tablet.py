@@ -21,18 +21,23 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.plan.write_plan import delete_of, plan_writes
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
-from tests.support.held_step import around
+from tests.support.held_step import around, lower
 from tests.support.kv_world import Batch, LoggedBucket, found_alone, simple_rules
 
 
 def upserts(*ids: int, name: str = "a") -> Batch:
     return Batch([("upsert", {"id": i, "name": name, "amount": None}) for i in ids])
+
+
+def deletes(*ids: int) -> Batch:
+    return Batch([("delete", {"id": i, "name": None, "amount": None}) for i in ids])
 
 
 def keys(*ids: int) -> pa.RecordBatch:
@@ -104,6 +109,42 @@ def test_lookups_answer_in_the_order_of_keys(bucket: LoggedBucket) -> None:
     assert found.found.tolist() == [True, False, True, True]
     assert found.rows.column("id").to_pylist() == [3, 1, 3]
     assert bucket.tablet.lookup(keys()).rows.num_rows == 0
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 64 << 20], ids=["in files", "in memory"])
+def test_changes_that_meet_too_many_bytes_are_refused_and_nothing_is_planned(
+    tmp_path: Path, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = KvOptions(cache_bytes=cache_bytes, backlog_rows=50)
+    bucket = LoggedBucket(tmp_path / "kv", simple_rules(), options=options)
+    every = range(200)
+    bucket.write(upserts(*every, name="x" * 1_000))
+    lower(monkeypatch, "met-bytes", 100_000)
+
+    for ids in (range(99), every):
+        with pytest.raises(RequestTooLargeError, match="more than 100000 bytes; send fewer"):
+            bucket.plan(deletes(*ids))
+        assert bucket.tablet.planned_offset == bucket.tablet.applied_offset == 200
+    assert bucket.write(deletes(*every[:90])).changelog.num_rows == 90
+    bucket.tablet.close()
+
+
+def test_what_buckets_meet_counts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buckets = [LoggedBucket(tmp_path / str(n), simple_rules()) for n in range(2)]
+    every = [range(0, 300, 2), range(1, 300, 2)]
+    for bucket, ids in zip(buckets, every, strict=True):
+        bucket.write(upserts(*ids, name="x" * 1_000))
+    lower(monkeypatch, "met-bytes-of-buckets", 200_000)
+    tablets = [bucket.tablet for bucket in buckets]
+    writes = [delete_of(number, keys(*ids)) for number, ids in enumerate(every)]
+
+    with pytest.raises(RequestTooLargeError, match="more than 200000 bytes"):
+        plan_writes(tablets, writes, columns=None)
+    for write in writes:
+        (part,) = plan_writes(tablets, [write], columns=None)
+        assert part.changelog.num_rows == 150
+    for tablet in tablets:
+        tablet.close()
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 64 << 20], ids=["in files", "in memory"])

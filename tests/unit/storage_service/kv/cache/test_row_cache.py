@@ -214,7 +214,7 @@ def test_it_is_a_dict_even_if_hashes_collide(bits: int, few_keys: int) -> None:
         changes = {n: None if random.random() < 0.3 else row(f"{n} {step}") for n in some}
         keys = [key(n) for n in changes]
         if random.random() < 0.5:
-            cache.get_to_write(cache._hasher.hashed(pa.array(keys, pa.binary())))
+            cache.get_to_write(cache._hasher.hashed(pa.array(keys, pa.binary())), 1 << 30)
         elif random.random() < 0.5:
             assert cache.get_few_to_write(keys) == [model.get(n) for n in changes]
         put(cache, changes)
@@ -231,7 +231,7 @@ def test_writing_what_was_just_read_finds_the_same_places(few_keys: int) -> None
     cache = RowCache(budget_bytes=1 << 20, few_keys=few_keys)
     put(cache, {n: row("a") for n in range(50)})
     keys = pa.array([key(n) for n in range(40, 60)], pa.binary())
-    cache.get_to_write(PROCESS_HASHER.hashed(keys))
+    cache.get_to_write(PROCESS_HASHER.hashed(keys), 1 << 30)
     cache.get_few_to_write(keys.to_pylist())
     # What is read and written in between moves slots.
     put(cache, {n: row("between") for n in range(45, 2_000)})
