@@ -113,19 +113,16 @@ class ServiceApp:
             await self._answer_error(exchange, bug)
         finally:
             await exchange.end()
-            self._count(exchange, started)
-
-    def _count(self, exchange: HttpExchange, started: float) -> None:
-        seconds = time.perf_counter() - started
-        self._service.metrics.count_request(exchange.route, exchange.status, seconds)
-        _logger.debug(
-            "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
-            exchange.request_id,
-            exchange.method,
-            exchange.route,
-            exchange.status,
-            seconds * 1000,
-        )
+            seconds = time.perf_counter() - started
+            self._service.metrics.count_request(exchange.route, exchange.status, seconds)
+            _logger.debug(
+                "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
+                exchange.request_id,
+                exchange.method,
+                exchange.route,
+                exchange.status,
+                seconds * 1000,
+            )
 
     async def _answer(self, exchange: HttpExchange) -> None:
         if exchange.path == HEALTH_PATH:

@@ -81,15 +81,6 @@ class Route:
         assert self.need in (ANY_TOKEN, OPEN) or _NEED.fullmatch(self.need), self
         assert bool(self.name) == (self.answer is not Answer.NOTHING), self
 
-    def need_of(self, parameters: Mapping[str, str]) -> Need:
-        """Return the need of a request; raises `InvalidNameError` for a path of no table."""
-        found = _NEED.fullmatch(self.need)
-        if found is None:
-            return Need(Level.READ, None)
-        if found[2] == "{path}":
-            return Need(Level[found[1].upper()], str(TablePath.parse(parameters["path"])))
-        return Need(Level[found[1].upper()], found[2].format_map(parameters))
-
 
 class Found(NamedTuple):
     """The row that a request falls under, and the parameters of its path."""
@@ -98,8 +89,13 @@ class Found(NamedTuple):
     parameters: dict[str, str]
 
     def need(self) -> Need:
-        """See `Route.need_of`."""
-        return self.route.need_of(self.parameters)
+        """Return the need of the request; raises `InvalidNameError` for a path of no table."""
+        found = _NEED.fullmatch(self.route.need)
+        if found is None:
+            return Need(Level.READ, None)
+        if found[2] == "{path}":
+            return Need(Level[found[1].upper()], str(TablePath.parse(self.parameters["path"])))
+        return Need(Level[found[1].upper()], found[2].format_map(self.parameters))
 
 
 def _data(method: str, path: str, need: str, name: str) -> Route:

@@ -23,7 +23,6 @@ from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_
 from streamhouse.storage_service.errors import RequestTooLargeError, UnavailableError
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import (
-    FoundRows,
     check_key_names,
     check_prefix,
     check_prefix_columns,
@@ -62,11 +61,6 @@ class Keys(NamedTuple):
 
     encoded: Any
     buckets: Any
-
-    @property
-    def are_few(self) -> bool:
-        """Whether these are lists."""
-        return isinstance(self.encoded, list)
 
 
 class StoredRows(NamedTuple):
@@ -111,7 +105,6 @@ class KeyLookup:
         )
         self._no_row: Final = (None,) * len(self._codec.arrow_schema)
         self._single_rows: Final = SingleRows(self._rules, self._codec)
-        self._plain: Final = self._single_rows.plain
         self._bucket_key: Final = info.descriptor.effective_bucket_key
         self._is_key_hashed: Final = self._bucket_key == self._rules.primary_key
         column = info.schema.column(self._bucket_key[0], table=str(info.path))
@@ -142,7 +135,7 @@ class KeyLookup:
     def find_in_memory(self, keys: Keys, *, bytes_max: int) -> StoredRows | None:
         """Return the rows of keys; None if that takes reading files, or more than `bytes_max`."""
         try:
-            if keys.are_few:
+            if isinstance(keys.encoded, list):
                 return self._find_few(keys, bytes_max=bytes_max, reads_files=False)
             is_loaded = all(bucket.rows.is_loaded for bucket in self._buckets)
             return self.find(keys, bytes_max=bytes_max) if is_loaded else None
@@ -151,14 +144,13 @@ class KeyLookup:
 
     def find(self, keys: Keys, *, bytes_max: int = _ANY_SIZE) -> StoredRows:
         """Return the rows of keys; raises `RequestTooLargeError` for more than `bytes_max`."""
-        if keys.are_few:
-            # So few rows are counted once they are found.
-            is_counted = len(keys.encoded) > _UNCOUNTED_KEYS
-            size_max = bytes_max if is_counted else _ANY_SIZE
-            found = self._find_few(keys, bytes_max=size_max, reads_files=True)
-            assert found is not None
-            return found
-        return self._find_many(keys, bytes_max=bytes_max)
+        if not isinstance(keys.encoded, list):
+            return self._find_many(keys, bytes_max=bytes_max)
+        # So few rows are counted once they are found.
+        size_max = bytes_max if len(keys.encoded) > _UNCOUNTED_KEYS else _ANY_SIZE
+        found = self._find_few(keys, bytes_max=size_max, reads_files=True)
+        assert found is not None
+        return found
 
     def _find_few(self, keys: Keys, *, bytes_max: int, reads_files: bool) -> StoredRows | None:
         encoded = keys.encoded
@@ -240,7 +232,7 @@ class KeyLookup:
 
     def _few_columns(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
         """Return the columns of few rows, made value by value; None if arrays have to be made."""
-        plain = self._plain
+        plain = self._single_rows.plain
         if plain is None or not 0 < len(values) <= _FEW:
             return None
         if not all(value is None or plain.is_own(value) for value in values):
@@ -272,9 +264,7 @@ class KeyLookup:
             found: list[pa.RecordBatch] = []
             for number in self._buckets_of_prefix(prefix):
                 rows_of = self._usable(number)
-                part: FoundRows = rows_of.prefix_lookup(
-                    prefix, rows_max=rows_max, bytes_max=bytes_left
-                )
+                part = rows_of.prefix_lookup(prefix, rows_max=rows_max, bytes_max=bytes_left)
                 bytes_left -= part.rows.nbytes
                 if bytes_left < 0:
                     raise too_many_bytes(self._rules.table, bytes_max)

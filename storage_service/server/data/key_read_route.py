@@ -49,7 +49,6 @@ _INLINE_KEYS: Final = 2_000
 _INLINE_BYTES: Final = 1 << 20
 _PUBLICATION_WAIT_S: Final = 30.0
 
-
 _JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
 
 
@@ -71,8 +70,11 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     names = None if columns is None else [*columns, FOUND_COLUMN]
     with service.body_memory.body(exchange.caller.name) as held:
         rows = await _keys(exchange, service, table, held, what="lookup")
-        pack = partial(_packed_found, lookup, names)
         keys = partial(lookup.keys, rows)
+
+        def pack(stored: StoredRows) -> _Answer:
+            return _packed(lookup.rows(stored), names)
+
         found = await _found(exchange, service, lookup, keys, pack, key_count=rows.num_rows)
     await _answer_rows(exchange, service, table, found)
 
@@ -86,8 +88,13 @@ async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> 
     lookup = table.lookup
     as_json = _JSON_ROWS.get(lookup) or _JSON_ROWS.setdefault(lookup, JsonRows(lookup.info))
     key = as_json.key_of(segments)
-    pack = partial(_row_as_json, lookup, as_json)
-    found = await _found(exchange, service, lookup, partial(lookup.key, key), pack, key_count=1)
+
+    def pack(stored: StoredRows) -> _Answer:
+        values = lookup.values(stored)
+        pieces = () if values is None else (as_json.text(values),)
+        return _Answer(pieces, stored.ends, len(pieces), sum(map(len, pieces)))
+
+    found = await _found(exchange, service, lookup, lambda: lookup.key(key), pack, key_count=1)
     await _wait_until_visible(exchange, service, table, found.ends)
     if not found.row_count:
         # Whoever wrote the key for another version has asked for another row.
@@ -180,8 +187,7 @@ async def _keys(
         return batches[0]
     if batches:
         return pa.concat_batches(batches)
-    none = [pa.nulls(0, t) for t in stream.schema.types]
-    return pa.RecordBatch.from_arrays(none, schema=stream.schema)
+    return pa.RecordBatch.from_pylist([], schema=stream.schema)
 
 
 async def _wait_until_visible(
@@ -198,18 +204,6 @@ async def _wait_until_visible(
             bucket.check_usable()
             if asyncio.get_running_loop().time() - started >= _PUBLICATION_WAIT_S:
                 raise UnavailableError(f"{bucket.where} is busy writing; try again later")
-
-
-def _packed_found(lookup: KeyLookup, columns: Sequence[str] | None, found: StoredRows) -> _Answer:
-    return _packed(lookup.rows(found), columns)
-
-
-def _row_as_json(lookup: KeyLookup, as_json: JsonRows, found: StoredRows) -> _Answer:
-    values = lookup.values(found)
-    if values is None:
-        return _Answer((), found.ends, 0, 0)
-    body = as_json.text(values)
-    return _Answer((body,), found.ends, 1, len(body))
 
 
 def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _Answer:

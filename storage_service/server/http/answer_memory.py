@@ -36,11 +36,9 @@ class Answered(Protocol):
     @property
     def share(self) -> str:
         """Whose share of the memory it uses: the caller's."""
-        ...
 
     async def wait(self, waiter: asyncio.Future[None]) -> None:
         """Await `waiter`; raises when the client goes away meanwhile."""
-        ...
 
 
 class Built(Protocol):
@@ -49,7 +47,6 @@ class Built(Protocol):
     @property
     def byte_count(self) -> int:
         """How many bytes it has."""
-        ...
 
 
 _Built = TypeVar("_Built", bound=Built)

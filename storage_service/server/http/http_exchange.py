@@ -175,8 +175,7 @@ class HttpExchange:
     @property
     def raw_path(self) -> str:
         """The path as it was sent, percent-encoded."""
-        raw: bytes | None = self.scope.get("raw_path")
-        return self.path if raw is None else raw.decode("latin-1")
+        return str(self.scope["raw_path"], "latin-1")
 
     @property
     def is_changing(self) -> bool:

@@ -35,7 +35,6 @@ from streamhouse.storage_service.server.http.own_task import go_on
 __all__ = ["bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
-_JOIN_BYTES_MAX: Final = 64 << 10
 # Far less than what makes a connection pause its writers.
 _TOGETHER_BYTES_MAX: Final = 16 << 10
 # What no head may have, besides the ends of its lines.
@@ -238,9 +237,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self.together.write(self.transport, head + body)
         else:
             self.together.flush()
-            is_joined = len(body) <= _JOIN_BYTES_MAX
-            for piece in (head + body,) if is_joined else (head, body):
-                self.transport.write(piece)
+            self.transport.writelines((head, body))
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
         cycle.message_event.set()
