@@ -149,7 +149,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             # Its body has not arrived yet.
             super()._start_asgi_task(self._unbegun, self.app)
             self._unbegun = None
-        if self._head_bytes is None:
+        if self._head_bytes is None or self.transport.is_closing():
             return
         self._close_later()
         if not self._is_shared:

@@ -394,3 +394,13 @@ async def test_a_head_does_not_count_what_came_before_it(tmp_path: Path) -> None
         assert b'{"id": 7,' in await connection.answers(rest)
         refused = await connection.answers(b"GET /" + b"x" * (65 << 10))
         assert refused.startswith(b"HTTP/1.1 400 Refused\r\n")
+
+
+async def test_rubbish_is_refused_once(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+
+        refused = await connection.receive(b"x y\r\n" + b"x" * (65 << 10))
+
+        assert refused.count(b"HTTP/1.1 400 Refused\r\n") == 1
+        assert refused.endswith(b"}")
