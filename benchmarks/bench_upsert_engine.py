@@ -27,6 +27,7 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
+from tests.support.kv_world import looked_up
 
 KEYS: Final = 1_000_000
 MANY_KEYS: Final = 5_000_000
@@ -200,7 +201,7 @@ def _report_lookups(tablet: KvTablet, where: str, *, keys_bar: int) -> None:
     ]
     start = time.perf_counter()
     for keys in asked:
-        assert tablet.lookup(keys).found.all()
+        assert looked_up(tablet, keys).found.all()
     rate = LOOKUP_KEYS * LOOKUPS / (time.perf_counter() - start)
     report(
         f"lookup {where}, {LOOKUP_KEYS:,} random keys of {MANY_KEYS:,} a call",

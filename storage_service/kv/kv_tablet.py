@@ -15,9 +15,9 @@ Promises:
   and `on_damage` is told; memory stands in for the files only if all rows that are counted came in.
 
 Threads: what changes something (`plan`, `accept`, `apply`, `abort`, `keep_up`, `replay`, `restore`,
-`load_some`, `flush`, `checkpoint`, `close`) is called by one thread at a time; `find*`, `lookup`
-and the like, and the properties may be called by any. Few rows are planned and applied without a
-wait for the disk while `writes_at_once` says so.
+`load_some`, `flush`, `checkpoint`, `close`) is called by one thread at a time; `find*`,
+`prefix_lookup` and the like, and the properties may be called by any. Few rows are planned and
+applied without a wait for the disk while `writes_at_once` says so.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
@@ -44,7 +44,6 @@ from streamhouse.storage_service.kv.lookup import (
     FIRST_STEP_ROWS,
     FoundRows,
     FoundValues,
-    check_lookup_keys,
     check_prefix,
     least_row_bytes,
     prefix_end,
@@ -310,18 +309,11 @@ class KvTablet:
             CorruptDataError(f"{self.path} has {count} rows, but counts {self.row_count}")
         )
 
-    def lookup(self, keys: pa.RecordBatch, *, bytes_max: int = _ANY_SIZE) -> FoundRows:
-        """Return the newest rows of many keys, given as rows of the key columns.
+    def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
+        """Return the newest stored row of each encoded key.
 
         Raises `RequestTooLargeError` for rows of more than `bytes_max`.
         """
-        values, end_offset = self.find(check_lookup_keys(keys, self.rules), bytes_max=bytes_max)
-        found = values.is_valid().to_numpy(zero_copy_only=False)
-        rows = self.codec.decode(values.drop_null() if values.null_count else values)
-        return FoundRows(rows=rows, found=found, end_offset=end_offset)
-
-    def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
-        """Return the newest stored row of each encoded key; raises as `lookup`."""
         return FoundValues(self._values_of(keys, bytes_max=bytes_max), self._end_seen)
 
     def find_few(

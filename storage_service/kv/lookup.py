@@ -15,7 +15,6 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.kv.plan.write_input import check_keys
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.conform import conform
@@ -25,7 +24,6 @@ __all__ = [
     "FoundRows",
     "FoundValues",
     "check_key_names",
-    "check_lookup_keys",
     "check_prefix",
     "check_prefix_columns",
     "least_row_bytes",
@@ -61,13 +59,6 @@ class FoundValues(NamedTuple):
 
     values: Any
     end_offset: int
-
-
-def check_lookup_keys(keys: pa.RecordBatch, rules: TableRules) -> pa.Array:
-    """Return the encoded keys of rows that have exactly the key columns, in any order."""
-    check_key_names(keys.schema.names, rules)
-    part = rules.schema.select(rules.primary_key, table=rules.table)
-    return check_keys(conform(keys, part, table=rules.table), rules)
 
 
 def check_key_names(names: Sequence[str], rules: TableRules) -> None:

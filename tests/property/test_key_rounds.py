@@ -52,7 +52,7 @@ from tests.support.examples import examples
 from tests.support.held_step import around, lower
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 from tests.support.kv_model import Entry, identity
-from tests.support.kv_world import entries_of, fold_log
+from tests.support.kv_world import entries_of, fold_log, looked_up
 
 _BUCKETS: Final = 3
 _WRITERS: Final = 6
@@ -284,7 +284,7 @@ def _check(table: KeyTable, writers: list[_Writer]) -> None:
         state = fold_log(entries, ("id",))
         assert bucket.row_count == len(state) == bucket.rows.row_count
         keys = pa.record_batch([pa.array([key for (key,) in state], pa.int64())], names=["id"])
-        found = bucket.rows.lookup(keys)
+        found = looked_up(bucket.rows, keys)
         assert found.found.all()
         assert identity(found.rows.to_pylist()) == identity([row for _, row in state.values()])
         for writer in writers:

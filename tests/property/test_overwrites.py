@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
+from tests.support.kv_world import looked_up
 
 _BUCKETS = 3
 # Pieces so small that most overwrites take many.
@@ -144,7 +145,7 @@ async def _live(data_dir: Path, world: _World, actions: list[str]) -> None:
                 assert _folded(table, cut) == rows
         keys = pa.array(range(60), pa.int64())
         for bucket, keyed in enumerate(table.key_buckets if isinstance(table, KeyTable) else ()):
-            found = keyed.rows.lookup(pa.record_batch([keys], names=["id"])).rows.to_pydict()
+            found = looked_up(keyed.rows, pa.record_batch([keys], names=["id"])).rows.to_pydict()
             own = {i: name for i, name in world.rows.items() if i % _BUCKETS == bucket}
             assert dict(zip(found["id"], found["name"], strict=True)) == own
 

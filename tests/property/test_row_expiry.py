@@ -25,6 +25,7 @@ from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, expiry_of, open_manager, table_descriptor
+from tests.support.kv_world import looked_up
 
 BUCKETS = 2
 IDS = 24
@@ -132,7 +133,7 @@ class _Life:
         keys = pa.record_batch([pa.array(range(IDS), pa.int64())], names=["id"])
         rows: dict[int, str] = {}
         for bucket in self.table.key_buckets:
-            found = bucket.rows.lookup(keys).rows.to_pydict()
+            found = looked_up(bucket.rows, keys).rows.to_pydict()
             rows |= dict(zip(found["id"], found["name"], strict=True))
         return rows
 

@@ -19,6 +19,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.storage_service.model.transaction import TransactionStatus
 from tests.support.in_process_service import open_manager
+from tests.support.kv_world import looked_up
 from tests.support.python_process import run_python
 from tests.support.transaction_crash_child import (
     BUCKETS,
@@ -125,7 +126,7 @@ def _check_keys(table: OpenTable, committed: set[int]) -> None:
     for bucket in range(BUCKETS):
         ids = [key for key in expected if key % BUCKETS == bucket]
         keys = pa.record_batch([pa.array([*ids, 10**9], pa.int64())], names=["id"])
-        answer = table.key_buckets[bucket].rows.lookup(keys)
+        answer = looked_up(table.key_buckets[bucket].rows, keys)
         assert answer.rows.column("name").to_pylist() == [expected[key] for key in ids]
         assert answer.end_offset == table.tablets[bucket].high_watermark
     # Once: a piece that was applied twice would write its rows twice.

@@ -42,6 +42,7 @@ from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
+from tests.support.kv_world import looked_up
 
 __all__ = [
     "EVENTS",
@@ -359,7 +360,7 @@ class ExpiryWorld:
 def ids_of(table: OpenTable) -> list[int]:
     """Return the ids below 100 that the first bucket has."""
     keys = pa.record_batch([pa.array(range(100), pa.int64())], names=["id"])
-    ids: list[int] = table.key_buckets[0].rows.lookup(keys).rows.column("id").to_pylist()
+    ids: list[int] = looked_up(table.key_buckets[0].rows, keys).rows.column("id").to_pylist()
     return ids
 
 

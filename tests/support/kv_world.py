@@ -19,7 +19,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.lookup import FoundRows, check_key_names
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_input import check_keys
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -30,6 +32,7 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_UPSERT,
     UPDATE_AFTER,
 )
+from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,
@@ -47,6 +50,7 @@ __all__ = [
     "entries_of",
     "fold_log",
     "found_alone",
+    "looked_up",
     "operations_of_changes",
     "random_batch",
     "random_keys",
@@ -157,12 +161,24 @@ class LoggedBucket:
         """Return the rows found of `keys`, by key."""
         schema = self.rules.schema.select(self.rules.primary_key, table="").to_arrow()
         columns = [pa.array([key[i] for key in keys], f.type) for i, f in enumerate(schema)]
-        found = self.tablet.lookup(pa.RecordBatch.from_arrays(columns, schema=schema))
+        found = looked_up(self.tablet, pa.RecordBatch.from_arrays(columns, schema=schema))
         assert found.end_offset == self.tablet.applied_offset
         positions = np.flatnonzero(found.found).tolist()
         rows = found.rows.to_pylist()
         assert len(rows) == len(positions)
         return {keys[i]: row for i, row in zip(positions, rows, strict=True)}
+
+
+def looked_up(tablet: KvTablet, keys: pa.RecordBatch, *, bytes_max: int = 1 << 62) -> FoundRows:
+    """Return the newest rows of many keys, given as rows of the key columns."""
+    rules = tablet.rules
+    check_key_names(keys.schema.names, rules)
+    columns = rules.schema.select(rules.primary_key, table=rules.table)
+    encoded = check_keys(conform(keys, columns, table=rules.table), rules)
+    values, end_offset = tablet.find(encoded, bytes_max=bytes_max)
+    found = values.is_valid().to_numpy(zero_copy_only=False)
+    rows = tablet.codec.decode(values.drop_null() if values.null_count else values)
+    return FoundRows(rows=rows, found=found, end_offset=end_offset)
 
 
 def found_alone(tablet: KvTablet, key: Mapping[str, Any]) -> dict[str, Any] | None:

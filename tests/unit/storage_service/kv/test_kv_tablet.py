@@ -29,7 +29,7 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.held_step import around, lower
-from tests.support.kv_world import Batch, LoggedBucket, found_alone, simple_rules
+from tests.support.kv_world import Batch, LoggedBucket, found_alone, looked_up, simple_rules
 
 
 def upserts(*ids: int, name: str = "a") -> Batch:
@@ -90,11 +90,11 @@ def test_what_is_aborted_never_was(bucket: LoggedBucket) -> None:
 
 def test_an_answer_says_up_to_where_the_changelog_must_be_visible(bucket: LoggedBucket) -> None:
     planned = bucket.plan(upserts(1, 2, 3))
-    assert bucket.tablet.lookup(keys(1)).end_offset == 0
+    assert looked_up(bucket.tablet, keys(1)).end_offset == 0
 
     bucket.tablet.apply(planned)
 
-    assert bucket.tablet.lookup(keys(1)).end_offset == 3
+    assert looked_up(bucket.tablet, keys(1)).end_offset == 3
     few = bucket.tablet.find_few([b""], [(0, 0)], bytes_max=1, reads_files=False)
     assert few is not None
     assert few.end_offset == 3
@@ -104,11 +104,11 @@ def test_an_answer_says_up_to_where_the_changelog_must_be_visible(bucket: Logged
 def test_lookups_answer_in_the_order_of_keys(bucket: LoggedBucket) -> None:
     bucket.write(upserts(1, 2, 3))
 
-    found = bucket.tablet.lookup(keys(3, 9, 1, 3))
+    found = looked_up(bucket.tablet, keys(3, 9, 1, 3))
 
     assert found.found.tolist() == [True, False, True, True]
     assert found.rows.column("id").to_pylist() == [3, 1, 3]
-    assert bucket.tablet.lookup(keys()).rows.num_rows == 0
+    assert looked_up(bucket.tablet, keys()).rows.num_rows == 0
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 64 << 20], ids=["in files", "in memory"])
@@ -157,10 +157,10 @@ def test_an_answer_of_too_many_bytes_is_refused_and_not_built(
     bucket.write(upserts(*every, name="x" * 1_000))
     wanted = keys(*every)
 
-    assert bucket.tablet.lookup(wanted, bytes_max=200_000).rows.num_rows == 100
+    assert looked_up(bucket.tablet, wanted, bytes_max=200_000).rows.num_rows == 100
     with pytest.raises(RequestTooLargeError, match="more than 50000 bytes"):
-        bucket.tablet.lookup(wanted, bytes_max=50_000)
-    assert bucket.tablet.lookup(keys(*every[:20]), bytes_max=50_000).rows.num_rows == 20
+        looked_up(bucket.tablet, wanted, bytes_max=50_000)
+    assert looked_up(bucket.tablet, keys(*every[:20]), bytes_max=50_000).rows.num_rows == 20
     bucket.tablet.close()
 
 
@@ -235,7 +235,7 @@ def test_lookups_of_other_threads_see_whole_rows_while_rows_change(tmp_path: Pat
 
     def read() -> None:
         while not stop.is_set():
-            found = bucket.tablet.lookup(keys(*ids))
+            found = looked_up(bucket.tablet, keys(*ids))
             names = found.rows.column("name").to_pylist()
             alone = found_alone(bucket.tablet, {"id": 7})
             under = bucket.tablet.prefix_lookup(keys(8), rows_max=1).rows.num_rows
@@ -328,7 +328,7 @@ def test_wrong_keys_are_refused(
     sentence: str,
 ) -> None:
     with pytest.raises(error, match=sentence):
-        composite.lookup(pa.RecordBatch.from_pydict(columns))
+        looked_up(composite, pa.RecordBatch.from_pydict(columns))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from tests.support.in_process_service import (
     table_descriptor,
     until,
 )
+from tests.support.kv_world import looked_up
 
 PATH = TablePath.parse("events")
 YEAR_US = 365 * 86_400_000_000
@@ -120,7 +121,7 @@ def _state(table: OpenTable) -> Rows:
     """Every row, and its version as deleting it would retract it."""
     bucket = table.key_buckets[0]
     keys = pa.record_batch([pa.array(range(10_000), pa.int64())], names=["id"])
-    found = bucket.rows.lookup(keys)
+    found = looked_up(bucket.rows, keys)
     assert int(found.found.sum()) == bucket.row_count
     planned = bucket.rows.plan(
         found.rows.set_column(1, EVENTS.field("name"), pa.array(["?"] * found.rows.num_rows)),

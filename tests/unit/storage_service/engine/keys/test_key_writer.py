@@ -35,6 +35,7 @@ from tests.support.in_process_service import (
     table_descriptor,
     until,
 )
+from tests.support.kv_world import looked_up
 
 
 async def _table(manager: TabletManager, bucket_count: int = 1, **fields: Any) -> OpenTable:
@@ -54,7 +55,7 @@ def _named(ids: range, name: str) -> pa.RecordBatch:
 
 def _names(table: OpenTable, bucket: int, ids: range) -> list[str | None]:
     keys = pa.record_batch([pa.array(ids, pa.int64())], names=["id"])
-    found = table.key_buckets[bucket].rows.lookup(keys)
+    found = looked_up(table.key_buckets[bucket].rows, keys)
     names = iter(found.rows.column("name").to_pylist())
     return [next(names) if is_found else None for is_found in found.found.tolist()]
 
@@ -340,7 +341,7 @@ async def test_a_request_that_was_read_before_the_schema_changed_is_stored_after
         await _write(manager, table, KeyWrite(0, rows))
         await _write(manager, table, KeyWrite(0, keys, np.array([OPERATION_DELETE], np.int8)))
 
-        found = table.key_buckets[0].rows.lookup(_named(range(3), "").select(["id"]))
+        found = looked_up(table.key_buckets[0].rows, _named(range(3), "").select(["id"]))
         assert found.found.tolist() == [False, True, True]
         assert found.rows.column("title").to_pylist() == ["x", "x"]
         assert found.rows.column("unit").to_pylist() == [None, None]

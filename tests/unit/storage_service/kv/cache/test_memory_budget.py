@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions, MemoryBudget
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
-from tests.support.kv_world import simple_rules
+from tests.support.kv_world import looked_up, simple_rules
 
 RULES = simple_rules()
 MIB = 1 << 20
@@ -70,10 +70,10 @@ def test_a_full_bucket_makes_room_for_others_and_finds_its_rows_all_the_same(
     assert _used(first) < alone * 0.8
     assert sum(map(_used, tablets)) < 13 * MIB
     keys = pa.record_batch([pa.array(range(0, 100_000, 1_000), pa.int64())], names=["id"])
-    assert first.lookup(keys).found.all()
+    assert looked_up(first, keys).found.all()
     assert first.row_count == 100_000
     for tablet in others:
-        assert tablet.lookup(keys).found.sum() == 50
+        assert looked_up(tablet, keys).found.sum() == 50
     for tablet in tablets:
         tablet.close()
     assert options.memory is not None
