@@ -214,21 +214,19 @@ class KeyLookup:
 
     def rows(self, found: StoredRows) -> KeyAnswer:
         """Return one row a key, in their order, and `__found`; rows not found are null."""
-        values = found.values
+        values, columns = found.values, None
         if isinstance(values, list):
             columns = self._few_columns(values)
-            if columns is not None:
-                is_found = pa.array([value is not None for value in values])
-                return self._answer(columns, is_found, found.ends)
             values = pa.array(values, pa.binary())
         is_found = values.is_valid()
-        if values.null_count:
-            present = is_found.to_numpy(zero_copy_only=False)
-            taken = pa.array(np.cumsum(present) - 1, mask=~present)
-            columns = [c.take(taken) for c in self._codec.decode(values.drop_null()).columns]
-        else:
-            columns = self._codec.decode(values).columns
-        return self._answer(columns, is_found, found.ends)
+        if columns is None:
+            columns = self._codec.decode(values.drop_null()).columns
+            if values.null_count:
+                present = is_found.to_numpy(zero_copy_only=False)
+                taken = pa.array(np.cumsum(present) - 1, mask=~present)
+                columns = [column.take(taken) for column in columns]
+        rows = pa.RecordBatch.from_arrays([*columns, is_found], schema=self._answer_schema)
+        return KeyAnswer(rows=rows, ends=found.ends)
 
     def _few_columns(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
         """Return the columns of few rows, made value by value; None if arrays have to be made."""
@@ -239,12 +237,6 @@ class KeyLookup:
             return None
         rows = [self._no_row if value is None else plain.decode(value) for value in values]
         return list(plain.arrays(rows))
-
-    def _answer(
-        self, columns: Sequence[pa.Array], is_found: pa.Array, ends: Mapping[int, int]
-    ) -> KeyAnswer:
-        rows = pa.RecordBatch.from_arrays([*columns, is_found], schema=self._answer_schema)
-        return KeyAnswer(rows=rows, ends=ends)
 
     def prefix_rows(
         self, prefixes: pa.RecordBatch, *, rows_max: int, bytes_max: int = _ANY_SIZE
