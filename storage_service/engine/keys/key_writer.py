@@ -36,6 +36,7 @@ rows are made again from them.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import itertools
 import logging
@@ -136,7 +137,8 @@ class KeyWriter:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         """Whether there may be something to do."""
-        self._running = self._loop.create_task(self._run())
+        # A table's writer is nobody's: what it logs must not have the id of one request.
+        self._running = self._loop.create_task(self._run(), context=contextvars.Context())
 
     async def write(
         self,

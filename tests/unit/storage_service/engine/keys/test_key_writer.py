@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,23 @@ async def test_changes_are_durable_then_found_then_visible_in_one_step(
         assert seen == [([3, 2], [0, 0]), ([3, 2], [0, 0])]
         assert _watermarks(table) == [3, 2]
         assert [bucket.row_count for bucket in table.key_buckets] == [3, 2]
+
+
+async def test_a_writer_has_nothing_of_the_request_that_made_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_id: ContextVar[str] = ContextVar("request_id", default="")
+    seen: list[str] = []
+
+    def watching(apply: Any, *planned: Any) -> None:
+        seen.append(request_id.get())
+        apply(*planned)
+
+    around(monkeypatch, "changes-applying", watching)
+    async with open_manager(tmp_path) as manager:
+        request_id.set("the one that creates")
+        await _write(manager, await _table(manager), KeyWrite(0, event_rows(0, 3)))
+        assert seen == [""]
 
 
 async def test_writes_that_wait_together_are_one_round_each_with_its_own_answer(
