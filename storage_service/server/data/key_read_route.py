@@ -187,7 +187,9 @@ async def _keys(
         return batches[0]
     if batches:
         return pa.concat_batches(batches)
-    return pa.RecordBatch.from_pylist([], schema=stream.schema)
+    # `from_pylist` knows fewer types than a request may name.
+    none = [pa.nulls(0, t) for t in stream.schema.types]
+    return pa.RecordBatch.from_arrays(none, schema=stream.schema)
 
 
 async def _wait_until_visible(
