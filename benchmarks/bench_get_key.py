@@ -3,9 +3,10 @@
 Keys are random among a million, in a table that fits in memory. The second figure is taken while
 another client upserts and a worker tiers what it writes, the third while the service's own thread
 (`--tiering embedded`) does: that one shares Python's lock with the answers. Both go on, five
-seconds at a time, until something was tiered meanwhile; the p99 is that of the slowest five. The
-limit is what the same client gets from a Python server that reads nothing and answers always the
-same. How late the service's event loop was is its `streamhouse_event_loop_lag_seconds`.
+seconds at a time, until something was tiered meanwhile; the p99 is that of the slowest five. With
+32 connections that always ask, each waits for the 31 others: a second figure is the p99 with four.
+The limit is what the same client gets from a Python server that reads nothing and answers always
+the same. How late the service's event loop was is its `streamhouse_event_loop_lag_seconds`.
 
 All three take a minute on a quiet machine: `python -m benchmarks.bench_get_key`, or with those
 wanted of `alone`, `worker` and `embedded`. On a loaded one the p99 is that of the machine.
@@ -36,6 +37,7 @@ from tests.support.service_process import ServiceProcess
 
 KEYS = 1_000_000
 CONNECTIONS = 32
+FEW_CONNECTIONS = 4
 SECONDS = 5.0
 BUCKETS = 4
 UPSERT_ROWS = 5_000
@@ -130,9 +132,9 @@ def _measure_while_tiered(
         writer.join()
 
 
-def _answers(endpoint: str) -> Answers:
+def _answers(endpoint: str, connections: int = CONNECTIONS) -> Answers:
     prefix = f"/v1/tables/{PATH}/rows/"
-    return get_rows(endpoint, prefix, keys=KEYS, connections=CONNECTIONS, seconds=SECONDS)
+    return get_rows(endpoint, prefix, keys=KEYS, connections=connections, seconds=SECONDS)
 
 
 def _measure(
@@ -151,16 +153,25 @@ def _measure(
     rate, p99_ms = count / sum(a.seconds for a in rounds), max(a.p99_ms for a in rounds)
     cpu_us = (process_cpu_seconds(service.pid) - before_s) / count * 1e6
     looks, lag = _lag(service)
-    late = {bound: int(n - lag_before[bound]) for bound, n in lag.items()}
+    rises = {bound: int(n - lag_before[bound]) for bound, n in lag.items()}
+    late = ", ".join(f"{b * 1e3:g} ms {n} times" for b, n in rises.items() if n) or "nothing"
     report(
         f"GET of one key of {KEYS:,}, {CONNECTIONS} connections, {what}",
         measured=f"{rate / 1e3:,.1f} k/s, p99 {p99_ms:.1f} ms, {cpu_us:.0f} us of the service's"
-        f" processor each; of {looks - looks_before:.0f} looks the event loop was late "
-        + ", ".join(f"by {bound * 1e3:g} ms at {n}" for bound, n in late.items() if n),
+        f" processor each; the event loop was late by {late} in {looks - looks_before:.0f} looks",
         limit=f"a server that answers a constant: {limit / 1e3:,.1f} k/s",
         ratio=rate / limit,
         bar=f"at least 15 k/s, p99 under {p99_ms_max:g} ms",
         reached=rate >= 15_000 and p99_ms < p99_ms_max,
+    )
+    few = _answers(service.endpoint, FEW_CONNECTIONS)
+    report(
+        f"p99 of GET of one key of {KEYS:,}, {FEW_CONNECTIONS} connections, {what}",
+        measured=f"{few.p99_ms:.1f} ms at {few.rate / 1e3:,.1f} k/s",
+        limit="the bar",
+        ratio=few.p99_ms / p99_ms_max,
+        bar=f"under {p99_ms_max:g} ms",
+        reached=few.p99_ms < p99_ms_max,
     )
 
 
