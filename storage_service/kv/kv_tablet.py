@@ -337,11 +337,11 @@ class KvTablet:
             size = sum(len(value) for value in values if value is not None)
         for start in range(0, len(unknown), FIRST_STEP_ROWS):
             positions = unknown[start : start + FIRST_STEP_ROWS]
-            stored = self._store.get(pa.array([keys[p] for p in positions], pa.binary()))
-            size += stored.nbytes
+            stored = self._store.get_few([keys[p] for p in positions])
+            size += sum(len(value) for value in stored if value is not None)
             if size > bytes_max:
                 raise too_many_bytes(self.rules.table, bytes_max)
-            for position, value in zip(positions, stored.to_pylist(), strict=True):
+            for position, value in zip(positions, stored, strict=True):
                 values[position] = value
         return FoundValues(values, self._end_seen)
 
