@@ -56,7 +56,7 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_r
 from streamhouse.storage_service.kv.plan.write_input import MET_BYTES_MAX, too_much_met
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
-from streamhouse.storage_service.kv.rows.byte_runs import binary_parts
+from streamhouse.storage_service.kv.rows.byte_runs import longest_of
 from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -537,10 +537,7 @@ class KvTablet:
         self._report_memory()
 
     def _saw_rows(self, values: pa.Array) -> None:
-        # Without kernels, which let go of the interpreter and wait for it again.
-        _, ends = binary_parts(values)
-        longest = (ends[1:] - ends[:-1]).max(initial=0)
-        self.row_bytes_max = max(self.row_bytes_max, int(longest))
+        self.row_bytes_max = max(self.row_bytes_max, longest_of(values))
 
     def _report_memory(self) -> None:
         if self._share is not None:

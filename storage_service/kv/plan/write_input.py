@@ -21,7 +21,7 @@ from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kv.rows.byte_runs import binary_parts
+from streamhouse.storage_service.kv.rows.byte_runs import longest_of
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.changelog import (
@@ -121,8 +121,7 @@ def check_keys(
 ) -> pa.Array:
     """Return the encoded keys of `rows`, whose key columns are there, without nulls."""
     keys = encode_key([rows.column(name) for name in rules.primary_key])
-    _, offsets = binary_parts(keys)
-    longest = int((offsets[1:] - offsets[:-1]).max(initial=0))
+    longest = longest_of(keys)
     if longest > KEY_BYTES_MAX:
         row = pc.index(pc.binary_length(keys), longest).as_py()
         number = row if row_numbers is None else int(row_numbers[row])

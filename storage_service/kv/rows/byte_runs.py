@@ -22,6 +22,7 @@ __all__ = [
     "gather_at",
     "in_turn",
     "joined",
+    "longest_of",
     "slice_runs",
     "validity_buffer",
     "write_at",
@@ -57,6 +58,13 @@ def bytes_of(array: pa.Array) -> int:
         return 0
     ends = memoryview(offsets).cast("i")
     return int(ends[array.offset + len(array)] - ends[array.offset]) + 4 * len(array)
+
+
+def longest_of(array: pa.Array) -> int:
+    """Return how many bytes the longest value of a binary array has, 0 if there is none."""
+    # Without kernels, which let go of the interpreter and wait for it again.
+    _, offsets = binary_parts(array)
+    return int((offsets[1:] - offsets[:-1]).max(initial=0))
 
 
 def binary_array(data: Any, offsets: npt.NDArray[np.int32], *, valid: Any = None) -> pa.Array:
