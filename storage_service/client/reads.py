@@ -29,7 +29,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.offsets import buckets_to_json
-from streamhouse.storage_service.model.schema import FOUND_COLUMN
+from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
@@ -359,4 +359,4 @@ def _whole(keys: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(keys, pa.RecordBatch):
         return plain(keys)
     batches = keys.combine_chunks().to_batches()
-    return plain(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=keys.schema))
+    return plain(batches[0] if batches else empty_batch(keys.schema))

@@ -29,6 +29,7 @@ __all__ = [
     "Schema",
     "canonical_type",
     "check_new_schema",
+    "empty_batch",
     "type_from_json",
     "type_to_json",
 ]
@@ -402,6 +403,11 @@ def _check_column_name(name: str) -> None:
         )
     if any(ord(c) < 32 for c in name):
         raise InvalidNameError(f"column name {name!r} has a control character")
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return no rows of a schema with any types; `from_pylist` knows fewer of them."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, t) for t in schema.types], schema=schema)
 
 
 def check_new_schema(schema: Schema, *, table: str) -> None:

@@ -199,6 +199,7 @@ class Service:
     async def rows_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
         """Receive the body of a request that writes rows; its memory is `held`."""
         self.manager.disk_budget.check()
+        # It waits for its commit in any case: measured, to begin without a task saved nothing.
         await own_task()
         body = await self.read_body(exchange, held)
         self.metrics.received_bytes.inc(len(body))

@@ -40,7 +40,7 @@ from streamhouse.storage_service.model.bucketing import (
     encode_key,
 )
 from streamhouse.storage_service.model.conform import conform
-from streamhouse.storage_service.model.schema import FOUND_COLUMN
+from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 
@@ -268,8 +268,7 @@ class KeyLookup:
                 more.append(position)
             batches.append(rows.slice(0, rows_max))
         if not batches:
-            empty = pa.RecordBatch.from_pylist([], schema=self._codec.arrow_schema)
-            return KeyAnswer(rows=empty, ends=ends)
+            return KeyAnswer(rows=empty_batch(self._codec.arrow_schema), ends=ends)
         return KeyAnswer(rows=pa.concat_batches(batches), ends=ends, more=more)
 
     def _usable(self, number: int) -> KvTablet:

@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.schema import FOUND_COLUMN
+from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.server.data.json_row import JsonRows, row_to_json
 from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.http.body_memory import HeldBody
@@ -187,9 +187,7 @@ async def _keys(
         return batches[0]
     if batches:
         return pa.concat_batches(batches)
-    # `from_pylist` knows fewer types than a request may name.
-    none = [pa.nulls(0, t) for t in stream.schema.types]
-    return pa.RecordBatch.from_arrays(none, schema=stream.schema)
+    return empty_batch(stream.schema)
 
 
 async def _wait_until_visible(

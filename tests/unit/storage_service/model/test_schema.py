@@ -10,7 +10,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.schema import Column, Schema
+from streamhouse.storage_service.model.schema import Column, Schema, empty_batch
 
 EVERY_TYPE = pa.schema(
     [
@@ -171,3 +171,13 @@ def test_comments_are_kept() -> None:
     assert Schema.from_json(Schema.from_arrow(pa.schema([field])).to_json()).columns[0].comment == (
         "metres"
     )
+
+
+def test_no_rows_are_made_of_any_types() -> None:
+    union = pa.sparse_union([pa.field("a", pa.int64()), pa.field("b", pa.string())])
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("either", union)])
+
+    none = empty_batch(schema)
+
+    assert none.num_rows == 0
+    assert none.schema == schema
