@@ -22,6 +22,7 @@ StreamhouseError
 │   ├── DatabaseExistsError        database_exists           409
 │   ├── DatabaseNotEmptyError      database_not_empty        409
 │   └── TableExistsError           table_exists              409
+├── NotOwnerError                  not_owner                 421
 ├── OffsetOutOfRangeError          offset_out_of_range       416
 ├── RequestTooLargeError           request_too_large         413
 ├── OutOfOrderSequenceError        out_of_order_sequence     409
@@ -37,13 +38,13 @@ StreamhouseError
 ├── UnknownOutcomeError            unknown_outcome           500
 └── InternalError                  internal                  500
 
-`overloaded`, `unavailable` and `storage_failed` are retriable. A code is never reused or renamed:
-clients of any age branch on it.
+`not_owner`, `overloaded`, `unavailable` and `storage_failed` are retriable. A code is never reused
+or renamed: clients of any age branch on it.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class StreamhouseError(Exception):
@@ -62,7 +63,7 @@ class StreamhouseError(Exception):
         self.message = message
         self.request_id = request_id
 
-    def __reduce__(self) -> tuple[type[StreamhouseError], tuple[str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Spark ships errors between processes; keyword-only fields would break the default.
         return (type(self), (self.message,))
 
@@ -198,6 +199,26 @@ class TableExistsError(AlreadyExistsError):
     code = "table_exists"
 
 
+class NotOwnerError(StreamhouseError):
+    """This process does not serve what was asked for, and did nothing.
+
+    `owner` is the URL of the process that does, or None where this one does not know it.
+    """
+
+    code = "not_owner"
+    retriable = True
+    http_status = 421
+
+    def __init__(
+        self, message: str, *, owner: str | None = None, request_id: str | None = None
+    ) -> None:
+        super().__init__(message, request_id=request_id)
+        self.owner = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message,), {"owner": self.owner})
+
+
 class OffsetOutOfRangeError(StreamhouseError):
     """The offset is below the log's start or above its high watermark."""
 
@@ -302,8 +323,15 @@ def _leaves(root: type[StreamhouseError]) -> dict[str, type[StreamhouseError]]:
     return found
 
 
-def error_for_code(code: str, message: str, *, request_id: str | None = None) -> StreamhouseError:
-    """Rebuild the error class that `code` names; an unknown code becomes `InternalError`."""
+def error_for_code(
+    code: str, message: str, *, request_id: str | None = None, owner: str | None = None
+) -> StreamhouseError:
+    """Rebuild the error class that `code` names; an unknown code becomes `InternalError`.
+
+    `owner` is what `not_owner` has besides.
+    """
+    if code == NotOwnerError.code:
+        return NotOwnerError(message, owner=owner, request_id=request_id)
     classes = _leaves(StreamhouseError) | {InternalError.code: InternalError}
     return classes.get(code, InternalError)(message, request_id=request_id)
 

@@ -237,8 +237,12 @@ def _failure(error: OSError, *, endpoint: str, request: str) -> StreamhouseError
 def _error_of(status: int, data: bytes | bytearray, *, endpoint: str) -> StreamhouseError:
     try:
         detail = json.loads(data)["error"]
+        owner = detail.get("owner")
         return error_for_code(
-            str(detail["code"]), str(detail["message"]), request_id=detail.get("request_id")
+            str(detail["code"]),
+            str(detail["message"]),
+            request_id=detail.get("request_id"),
+            owner=owner if isinstance(owner, str) else None,
         )
     except (ValueError, KeyError, TypeError):
         return InvalidRequestError(

@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
+    NotOwnerError,
     OverloadedError,
     StreamhouseError,
     TableNotFoundError,
@@ -59,6 +60,8 @@ _TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
     (UnknownOutcomeError, 500, "CommitStateUnknownException"),
     (OverloadedError, 503, "ServiceUnavailableException"),
     (UnavailableError, 503, "ServiceUnavailableException"),
+    # Its clients know nothing of owners: they ask again later.
+    (NotOwnerError, 503, "ServiceUnavailableException"),
     (UnsupportedError, 501, "UnsupportedOperationException"),
     (InvalidRequestError, 400, "BadRequestException"),
 )

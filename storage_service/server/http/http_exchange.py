@@ -18,6 +18,7 @@ from fastapi import Request
 
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    NotOwnerError,
     RequestTooLargeError,
     StreamhouseError,
     UnauthorizedError,
@@ -420,14 +421,15 @@ def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]
 
     What it quotes of a request is cut off: a message is a sentence, not an echo.
     """
-    return {
-        "error": {
-            "code": error.code,
-            "message": short(error.message),
-            "retriable": error.retriable,
-            "request_id": request_id,
-        }
+    detail: dict[str, Any] = {
+        "code": error.code,
+        "message": short(error.message),
+        "retriable": error.retriable,
+        "request_id": request_id,
     }
+    if isinstance(error, NotOwnerError):
+        detail["owner"] = error.owner
+    return {"error": detail}
 
 
 def short(message: str) -> str:
