@@ -18,10 +18,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from streamhouse.storage_service.errors import (
+    ForbiddenError,
     InternalError,
     InvalidRequestError,
     RequestTooLargeError,
     StreamhouseError,
+    UnauthorizedError,
+    UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
@@ -70,6 +73,8 @@ _SMALL_JSON_BYTES: Final = 64 << 10
 # A table of 2,000 columns and 10,000 nested fields has 40,000 of them.
 _JSON_FIELDS_MAX: Final = 50_000
 _JSON_VALUES_MAX: Final = 250_000
+# Errors that say nothing of the data, or not that nothing was done.
+_WHOEVER_OWNS: Final = (UnauthorizedError, ForbiddenError, UnknownOutcomeError, InternalError)
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -128,7 +133,8 @@ class ServiceApp:
         if exchange.path == HEALTH_PATH:
             # Alive even when stopping or full, by whatever name: an orchestrator must not kill it.
             exchange.route = "health"
-            return await exchange.answer_json({"status": "alive"})
+            role = {} if self._service.tenure is None else {"role": "owner"}
+            return await exchange.answer_json({"status": "alive", **role})
         service = self._service
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
         # The page has nothing in it: what it shows it asks for, with the token.
@@ -136,6 +142,8 @@ class ServiceApp:
         if found is not None:
             exchange.need, exchange.body = found.need, found.route.body
             service.access.admit(exchange)
+            if service.tenure is not None and found.route.is_read:
+                exchange.tenure = service.tenure
         share = exchange.share
         is_about_service = found is None or found.route.is_about_service
         service.begin_request(share, is_about_service=is_about_service)
@@ -192,6 +200,13 @@ class ServiceApp:
         await exchange.send_whole(start["status"], start["headers"], answer)
 
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+        exchange.tenure = None
+        if self._service.tenure is not None and not isinstance(error, _WHOEVER_OWNS):
+            # That there is no such table or row may be past; and a refused write was not done.
+            try:
+                self._service.tenure.check()
+            except StreamhouseError as lapsed:
+                error = lapsed
         self._service.report(exchange, error)
         if exchange.status == 0:
             answer = answer_iceberg_error if _is_iceberg(exchange) else HttpExchange.answer_error

@@ -40,6 +40,11 @@ ANY_TOKEN: Final = "any token"
 OPEN: Final = "nothing"
 HEALTH_PATH: Final = "/health"
 STATUS_PAGE_PATH: Final = "/"
+# Whoever looks after a process wants to know how it is, whosever the data are.
+_OF_THE_PROCESS: Final = frozenset(("health", "page", "status", "metrics"))
+# Of these routes, those whose answer says how things stand, although they may change something.
+_PLANS: Final = frozenset(("claim", "heartbeat", "compare_history", "fail"))
+_READS: Final = frozenset(("GET", READING))
 _NEED: Final = re.compile(r"(read|write|admin):([\w{}.*]+)")
 
 
@@ -76,6 +81,16 @@ class Route:
     """Whether it looks after the service itself: it is let in when others are not."""
     tag: str = ""
     """Under which its control route is described."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its answer is true only of the process that owns the data at that moment.
+
+        Other answers are of what was stored, or of the process itself.
+        """
+        if self.answer is Answer.PAGES or self.name in _OF_THE_PROCESS:
+            return False
+        return self.need.startswith("read:") or self.method in _READS or self.name in _PLANS
 
     def __post_init__(self) -> None:
         assert self.need in (ANY_TOKEN, OPEN) or _NEED.fullmatch(self.need), self

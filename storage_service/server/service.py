@@ -32,6 +32,7 @@ from streamhouse.storage_service.server.http.fair_shares import FairTurns
 from streamhouse.storage_service.server.http.http_exchange import (
     MESSAGE_CHARACTERS_MAX,
     HttpExchange,
+    Tenure,
 )
 from streamhouse.storage_service.server.http.memory_return import (
     MEMORY_LOOK_MS,
@@ -67,8 +68,13 @@ class Service:
         manager: TabletManager,
         executor: ThreadPoolExecutor,
         metrics: ServiceMetrics,
+        *,
+        tenure: Tenure | None = None,
+        connections: OpenConnections | None = None,
     ) -> None:
         self.config = config
+        self.tenure = tenure
+        """Of a service with a journal: until when what it reads is nobody else's."""
         self.manager = manager
         self.metrics = metrics
         metrics.show_limits(
@@ -86,10 +92,7 @@ class Service:
         self.open_requests = 0
         self._requests_by_share: dict[str, int] = {}
         self.catalog_requests = 0
-        self.connections = OpenConnections(
-            connections_max=config.connections_max,
-            address_connections_max=config.address_connections_max,
-        )
+        self.connections = connections or OpenConnections.of(config)
         self.subscriptions: set[HttpExchange] = set()
         """Those that are open."""
         self.is_draining = False

@@ -38,6 +38,7 @@ from streamhouse.storage_service.model.table_state import TieringAssignment, Tie
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
+from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -174,7 +175,9 @@ def later(manager: TabletManager, us: int) -> Runtime:
 
 
 @contextlib.asynccontextmanager
-async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InProcessService]:
+async def in_process_service(
+    data_dir: Path, *, tenure: Tenure | None = None, **config: Any
+) -> AsyncIterator[InProcessService]:
     """Run a service with these settings; leaving closes it cleanly."""
     with ThreadPoolExecutor(2) as executor:
         settings = ServiceConfig(data_dir=data_dir, **config)
@@ -182,7 +185,7 @@ async def in_process_service(data_dir: Path, **config: Any) -> AsyncIterator[InP
         runtime = Runtime(executor=executor, observer=metrics)
         manager = await TabletManager.open(settings, runtime=runtime)
         try:
-            service = Service(settings, manager, executor, metrics)
+            service = Service(settings, manager, executor, metrics, tenure=tenure)
             metrics.watch(functools.partial(read_state, service))
             yield InProcessService(service)
         finally:

@@ -47,7 +47,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         batches = await service.run_by_size(routed_batches, body, request)
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
-    await _answer(exchange, appended)
+    await _answer(exchange, service, appended)
 
 
 async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -82,10 +82,13 @@ async def _write(
             table, writes, columns=columns, writer_id=writer_id
         )
     service.metrics.appended_rows.inc(sum(end - start for start, end in appended.ranges.values()))
-    await _answer(exchange, appended)
+    await _answer(exchange, service, appended)
 
 
-async def _answer(exchange: HttpExchange, appended: Appended) -> None:
+async def _answer(exchange: HttpExchange, service: Service, appended: Appended) -> None:
+    if all(start == end for start, end in appended.ranges.values()):
+        # Nothing to change, as the rows are here: they may be others elsewhere by now.
+        exchange.tenure = service.tenure
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
     text = f'{{"buckets": {{{", ".join(ranges)}}}, "timestamp_us": {appended.timestamp_us}}}'
     await exchange.answer(200, b"application/json", [text.encode()])

@@ -38,6 +38,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "Tenure",
     "error_to_json",
     "exchange_of",
 ]
@@ -89,6 +90,13 @@ class Connection(Protocol):
         """Cut the connection."""
 
 
+class Tenure(Protocol):
+    """How long this process owns the data that it answers about."""
+
+    def check(self) -> None:
+        """Raise `NotOwnerError` unless nobody else can have changed anything until now."""
+
+
 class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
@@ -126,6 +134,8 @@ class HttpExchange:
     """What an answer that is an error says besides."""
     hold: AnswerHold | None = None
     """What the answer holds of the memory for answers."""
+    tenure: Tenure | None = None
+    """Asked before an answer leaves, and so after its data was read; not for what was stored."""
     _watcher: asyncio.Task[None] | None = None
     _waiting: asyncio.Future[None] | None = None
     _is_gone = False
@@ -329,6 +339,8 @@ class HttpExchange:
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the status line and headers; without a length among them the body is chunked."""
+        if self.tenure is not None:
+            self.tenure.check()
         await own_task()
         self.status = status
         headers = [*headers, (b"x-request-id", self.request_id.encode())]
@@ -357,6 +369,8 @@ class HttpExchange:
         """Send an answer in one piece."""
         if self._connection.write_paused:
             await self._drained()
+        if self.tenure is not None:
+            self.tenure.check()
         self._connection.write_whole(
             status, [*headers, (b"x-request-id", self.request_id.encode())], body
         )
@@ -365,10 +379,17 @@ class HttpExchange:
     async def push(self, pieces: Sequence[Piece]) -> None:
         """Send the next part of a chunked answer; returns once the connection takes more.
 
-        Raises `ClientGone` if it is closed.
+        Raises `ClientGone` if it is closed; cuts it if the data may be another process's by now.
         """
         if self._is_gone:
             raise ClientGone
+        if self.tenure is not None:
+            try:
+                self.tenure.check()
+            except StreamhouseError:
+                # The status is long sent: the client asks anew, and is told then.
+                self.abort()
+                raise ClientGone from None
         if sum(len(piece) for piece in pieces) <= _JOIN_BYTES_MAX:
             pieces = [b"".join(pieces)]
         for piece in pieces:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import OverloadedError
 
 __all__ = ["OpenConnections"]
@@ -41,6 +42,14 @@ class OpenConnections:
         self._address_of: dict[Connection, _Address] = {}
         self._idle: dict[Connection, None] = {}
         self.closed_idle_count = 0
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> OpenConnections:
+        """Return those of a service that was just started."""
+        return cls(
+            connections_max=config.connections_max,
+            address_connections_max=config.address_connections_max,
+        )
 
     def __len__(self) -> int:
         return len(self._address_of)
