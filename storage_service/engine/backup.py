@@ -28,17 +28,13 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     OUTCOMES_FILE,
-    PART_SUFFIX,
 )
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
-    CorruptDataError,
     StorageFailedError,
 )
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
 from streamhouse.storage_service.log.segment_format import LogIdentity, offsets_of, segment_path
-from streamhouse.storage_service.log.staged_part import StagedPart
 
 __all__ = ["STAGING", "BucketEnds", "clear_staging", "stage_closed", "stage_running"]
 
@@ -204,21 +200,10 @@ def _link_transactions(directory: DataDirectory, staged: DataDirectory, table_id
     target.mkdir()
     # A decision is removed once it is among the outcomes: looked at last, these have it then.
     for path in sorted(source.iterdir(), key=lambda path: path.name == OUTCOMES_FILE):
-        if path.suffix != ".tmp" and _is_whole(path, table_id):
+        if path.suffix != ".tmp":
             # An open transaction may be aborted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 link_or_copy(path, target / path.name)
-
-
-def _is_whole(path: Path, table_id: int) -> bool:
-    """Whether a file of a transaction is written to the end; only staged parts grow in place."""
-    if path.suffix != PART_SUFFIX:
-        return True
-    try:
-        StagedPart.open(path, filesystem=LocalFilesystem(), table_id=table_id)
-    except CorruptDataError:
-        return False
-    return True
 
 
 def _copy_logs(

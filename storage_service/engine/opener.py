@@ -54,7 +54,6 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.rocksdb_store import is_damage
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.segment_format import LogIdentity
@@ -114,7 +113,6 @@ class TableOpener:
         self._key_threads = key_threads
         self._submit = submit
         self._recovery = recovery
-        self._filesystem = LocalFilesystem()
 
     async def create(self, new: NewTable) -> OpenTable:
         """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
@@ -138,7 +136,7 @@ class TableOpener:
             self._directory.transactions(table_id),
             service_id=self._directory.service_id,
             table_id=table_id,
-            filesystem=self._filesystem,
+            filesystem=self._directory.filesystem,
         ).create(new.lake.truncated_offsets, new.truncated_at_us)
 
     async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
@@ -289,7 +287,7 @@ class TableOpener:
             self._directory.bucket(info.table_id, bucket),
             table_id=info.table_id,
             bucket=bucket,
-            filesystem=self._filesystem,
+            filesystem=self._directory.filesystem,
             options=LogOptions(
                 segment_bytes_max=info.properties().log_segment_bytes,
                 frame_bytes_max=self._frame_bytes_max,
@@ -370,7 +368,7 @@ def begin_adopted(
                 directory.bucket(table_id, bucket),
                 first_offset=end,
                 identity=LogIdentity(table_id, bucket),
-                filesystem=LocalFilesystem(),
+                filesystem=directory.filesystem,
                 now_us=now_us,
             )
     except OSError as error:

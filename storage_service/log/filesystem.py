@@ -1,8 +1,9 @@
-"""The file operations a log needs, and the local disk behind them.
+"""The file operations of a data directory, and the local disk behind them.
 
-Every byte the log stores or reads passes through a `Filesystem`, so that a test can put one in its
-place that loses what was not synced. A failing operation raises `OSError`; translating it is the
-caller's job, because only the caller knows what was in flight.
+Every durable change of a data directory passes through one `Filesystem`, and so does every byte the
+log reads: a test puts one in its place that loses what was not synced, a service with a journal one
+that records. A failing operation raises `OSError`; translating it is the caller's job, because only
+the caller knows what was in flight.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -87,6 +89,12 @@ class Filesystem(Protocol):
     def remove(self, path: Path) -> None:
         """Remove a file; durable after `sync_directory`. Views of it stay valid."""
 
+    def move_directory(self, source: Path, target: Path) -> None:
+        """Give a directory another name, with all in it; durable after `sync_directory`."""
+
+    def remove_tree(self, directory: Path) -> None:
+        """Remove a directory with all that is in it; what cannot be removed stays."""
+
     def forget(self, directory: Path) -> None:
         """Keep no file in `directory` open for later reads; views that are held stay valid."""
 
@@ -94,16 +102,25 @@ class Filesystem(Protocol):
         """Return only when the names in `directory` are durable as they are now."""
 
 
-def replace_durably(filesystem: Filesystem, path: Path, buffers: Sequence[Buffer]) -> None:
+def replace_durably(
+    filesystem: Filesystem, path: Path, buffers: Sequence[Buffer], *, is_synced: bool = True
+) -> None:
     """Give `path` these contents as a whole: after a crash it has the old ones or the new.
 
-    The contents are durable on return; the name is after the caller's `sync_directory`.
+    The contents are durable on return; the name is after the caller's `sync_directory`. Without
+    `is_synced` a power cut may leave the name with some of the contents, until somebody syncs them.
     """
     temporary = path.with_name(path.name + ".tmp")
     file = filesystem.create(temporary)
     try:
         file.write(buffers, position=0)
-        file.sync()
+        if is_synced:
+            file.sync()
+    except OSError:
+        # A disk that is full gets its room back.
+        with contextlib.suppress(OSError):
+            filesystem.remove(temporary)
+        raise
     finally:
         file.close()
     filesystem.rename(temporary, path)
@@ -227,6 +244,14 @@ class LocalFilesystem:
         """See `Filesystem.remove`."""
         path.unlink()
         self._forget(path)
+
+    def move_directory(self, source: Path, target: Path) -> None:
+        """See `Filesystem.move_directory`."""
+        source.rename(target)
+
+    def remove_tree(self, directory: Path) -> None:
+        """See `Filesystem.remove_tree`."""
+        shutil.rmtree(directory, ignore_errors=True)
 
     def forget(self, directory: Path) -> None:
         """See `Filesystem.forget`."""

@@ -63,23 +63,15 @@ def create_segment(
     # Where nothing is known of what lies before, the log's fingerprints begin.
     fingerprint = header.fingerprint or first_fingerprint(identity, header.base_offset)
     header = header._replace(fingerprint=fingerprint)
-    temporary = path.with_name(path.name + ".tmp")
-    file = filesystem.create(temporary)
-    try:
-        file.write([encode_segment_header(header, identity=identity)], position=0)
-        file.sync()
-        filesystem.rename(temporary, path)
-        filesystem.sync_directory(directory)
-    except OSError:
-        file.close()
-        raise
+    replace_durably(filesystem, path, [encode_segment_header(header, identity=identity)])
+    filesystem.sync_directory(directory)
     return ActiveSegment(
         path=path,
         base_offset=header.base_offset,
         base_fingerprint=fingerprint,
         created_timestamp_us=header.created_timestamp_us,
         filesystem=filesystem,
-        file=file,
+        file=filesystem.open(path),
         index=GrowingIndex(interval_bytes=index_interval_bytes),
     )
 

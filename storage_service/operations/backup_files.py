@@ -13,17 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.engine.directory.state_file import (
-    read_json,
-    replace_json,
-    sync_directory,
-)
+from streamhouse.storage_service.engine.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
     CorruptDataError,
     InvalidRequestError,
     StorageFailedError,
 )
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 
 __all__ = ["MANIFEST", "restore_backup", "verify_backup", "write_backup"]
 
@@ -47,7 +44,7 @@ def write_backup(staged: Path, target: Path, facts: Mapping[str, Any]) -> dict[s
             files[str(name)] = _fingerprint(target / name)
         _sync_tree(target)
         manifest = {"format_version": FORMAT_VERSION, **facts, "files": files}
-        replace_json(target / MANIFEST, manifest)
+        replace_json(LocalFilesystem(), target / MANIFEST, manifest)
     except OSError as error:
         raise StorageFailedError(f"the backup cannot be written to {target}: {error}") from error
     return manifest
@@ -173,13 +170,14 @@ def _check_file(path: Path, expected: Mapping[str, Any], *, source: Path | None 
 
 def _sync_tree(directory: Path) -> None:
     """Make everything below `directory` durable."""
+    filesystem = LocalFilesystem()
     for path in directory.rglob("*"):
         if path.is_dir():
-            sync_directory(path)
+            filesystem.sync_directory(path)
             continue
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    sync_directory(directory)
+    filesystem.sync_directory(directory)

@@ -72,7 +72,9 @@ def rebuild_service_file(directory: DataDirectory) -> list[str]:
     directory.service_id = next(iter(services))
     if directory.service_file.exists():
         try:
-            directory.service_file.rename(directory.service_file.with_suffix(".json.damaged"))
+            directory.filesystem.rename(
+                directory.service_file, directory.service_file.with_suffix(".json.damaged")
+            )
         except OSError as error:
             raise StorageFailedError(
                 f"{directory.service_file} cannot be moved: {error.strerror}"

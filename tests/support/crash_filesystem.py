@@ -244,6 +244,18 @@ class CrashFilesystem:
         del directory.live[path.name]
         directory.pending.append(_NameChange((path.name,), {}))
 
+    def move_directory(self, source: Path, target: Path) -> None:
+        """See `Filesystem`; a power cut does not undo it here."""
+        self._before("move_directory", target)
+        for path in [path for path in self._directories if path.is_relative_to(source)]:
+            self._directories[target / path.relative_to(source)] = self._directories.pop(path)
+
+    def remove_tree(self, directory: Path) -> None:
+        """See `Filesystem`; a power cut does not undo it here."""
+        self._before("remove_tree", directory)
+        for path in [path for path in self._directories if path.is_relative_to(directory)]:
+            del self._directories[path]
+
     def forget(self, directory: Path) -> None:
         """See `Filesystem`: every view is a copy."""
 

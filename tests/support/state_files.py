@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity, seal
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 
 __all__ = ["content_of", "reseal", "state_file"]
 
@@ -15,7 +16,7 @@ __all__ = ["content_of", "reseal", "state_file"]
 def state_file(path: Path, kind: str) -> StateFile:
     """Return the state file at `path`, of table 1 of some service."""
     identity = StateIdentity(kind=kind, service_id="tests", table_id=1)
-    return StateFile(path=path, identity=identity)
+    return StateFile(path=path, identity=identity, filesystem=LocalFilesystem())
 
 
 def content_of(path: Path) -> Any:

@@ -220,7 +220,7 @@ def _watch_files(fate: _Fate) -> None:
     def written(self: LocalWritableFile, buffers: Any, *, position: int) -> None:
         name = names.get(id(self), "")
         step = "frames half written"
-        if name.endswith(".part"):
+        if ".part" in name:
             step = "part half written"
         elif ".decision" in name:
             is_first = b'"committing"' in bytes(buffers[0])

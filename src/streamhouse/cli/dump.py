@@ -13,6 +13,7 @@ import click
 from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity
 from streamhouse.storage_service.engine.directory.table_files import read_table
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segment_scan import SegmentFrame, open_segment
 from streamhouse.storage_service.model.calendar import python_value
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
@@ -58,7 +59,8 @@ def _table(segment: Path, table_id: int) -> TableInfo:
     path = segment.absolute().parent.parent / "table.json"
     # Of whatever service and release: a single file is looked at.
     identity = StateIdentity(kind="table", service_id="", table_id=table_id)
-    info, _ = read_table(StateFile(path=path, identity=identity, is_former=True))
+    file = StateFile(path=path, identity=identity, filesystem=LocalFilesystem(), is_former=True)
+    info, _ = read_table(file)
     if info.table_id != table_id:
         raise CorruptDataError(f"{path} is of table {info.table_id}, the segment of {table_id}")
     return info

@@ -16,6 +16,8 @@
     backup.staged/                a backup that is being put together
 
 The directory is its owner's alone (mode 700): nobody else reads a table on the disk.
+Every durable change goes through the directory's one `filesystem`, besides those of RocksDB below
+`kv`, of the lake, of backups that are staged, and of LOCK.
 No path is made of user input: tables are directories by their id. Every JSON file is sealed
 (state_file.py); a table of a release before that is among `former` until it was opened once.
 """
@@ -29,12 +31,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.engine.directory.state_file import (
-    StateFile,
-    StateIdentity,
-    sync_directory,
-)
+from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.log.filesystem import Filesystem, LocalFilesystem
 
 __all__ = ["DataDirectory"]
 
@@ -51,6 +50,8 @@ class DataDirectory:
     def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
         self.path = path
         self._lock_descriptor: int | None = lock_descriptor
+        self.filesystem: Filesystem = LocalFilesystem()
+        """What changes the directory; another one takes its place before anything is opened."""
         self.service_id = ""
         """Known once service.json was read."""
         self.former: set[int] = set()
@@ -67,8 +68,9 @@ class DataDirectory:
         try:
             path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
             _make_private(path)
-            (path / "tables").mkdir(exist_ok=True)
-            (path / "lake" / "warehouse").mkdir(parents=True, exist_ok=True)
+            filesystem = LocalFilesystem()
+            for directory in (path / "tables", path / "lake" / "warehouse"):
+                filesystem.make_directory(directory)
             descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidRequestError(
@@ -85,8 +87,7 @@ class DataDirectory:
             ) from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-        for created in (path / "lake", path, path.parent):
-            sync_directory(created)
+        filesystem.sync_directory(path.parent)
         return cls(path, descriptor)
 
     @property
@@ -106,7 +107,12 @@ class DataDirectory:
     def service_state(self) -> StateFile:
         """As `service_file`, to load and save; of any service while `service_id` is empty."""
         identity = StateIdentity(kind="service", service_id=self.service_id)
-        return StateFile(path=self.service_file, identity=identity, is_former=not self.service_id)
+        return StateFile(
+            path=self.service_file,
+            identity=identity,
+            filesystem=self.filesystem,
+            is_former=not self.service_id,
+        )
 
     def state_of(self, table_id: int, kind: str) -> StateIdentity:
         """Return what a table's file of this kind must say it is."""
@@ -116,6 +122,7 @@ class DataDirectory:
         return StateFile(
             path=self.table(table_id) / f"{kind}.json",
             identity=self.state_of(table_id, kind),
+            filesystem=self.filesystem,
             is_former=table_id in self.former,
         )
 

@@ -17,7 +17,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 
 __all__ = [
     "FORMAT_VERSION",
@@ -39,7 +39,6 @@ __all__ = [
     "replace_file",
     "replace_json",
     "seal",
-    "sync_directory",
     "unseal",
 ]
 
@@ -47,8 +46,6 @@ FORMAT_VERSION: Final = 2
 """Files of format 1 had neither checksum nor identity; the first start seals them."""
 
 _MEMBERS: Final = {"content", "format", "kind", "service_id", "table_id"}
-
-_TEMPORARY_SUFFIX: Final = ".tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +123,7 @@ class StateFile:
 
     path: Path
     identity: StateIdentity
+    filesystem: Filesystem
     is_former: bool = False
 
     def exists(self) -> bool:
@@ -144,33 +142,28 @@ class StateFile:
 
     def save(self, content: Mapping[str, Any]) -> None:
         """Replace the content durably; raises as `replace_file`."""
-        replace_file(self.path, seal(self.identity, content))
+        replace_file(self.filesystem, self.path, seal(self.identity, content))
 
 
-def replace_json(path: Path, value: Mapping[str, Any]) -> None:
+def replace_json(filesystem: Filesystem, path: Path, value: Mapping[str, Any]) -> None:
     """Make `value` the content of `path`, as `replace_file`."""
-    replace_file(path, json.dumps(value, indent=1).encode())
+    replace_file(filesystem, path, json.dumps(value, indent=1).encode())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
     """Make `data` the content of `path`; it is durable on return.
 
     Raises `StorageFailedError`, and then `path` has its old content, or `UnknownOutcomeError`, and
     then it has the new one, which a crash may undo.
     """
-    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_durably(filesystem, path, [data])
     except OSError as error:
         raise StorageFailedError(
             f"cannot write {path.name}: {error.strerror}; nothing was changed"
         ) from error
     try:
-        sync_directory(path.parent)
+        filesystem.sync_directory(path.parent)
     except OSError as error:
         raise UnknownOutcomeError(
             f"the disk failed to sync {path.parent.name} after {path.name} was replaced:"
@@ -187,12 +180,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptDataError(f"{path} holds no JSON object")
     return value
-
-
-def sync_directory(path: Path) -> None:
-    """Make created, renamed and deleted entries of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

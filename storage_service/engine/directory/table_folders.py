@@ -8,7 +8,6 @@ stays where it is, is no table, and is said.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -37,14 +36,14 @@ def remove_remains(directory: DataDirectory, state: ServiceState) -> None:
     """Delete what is left of tables that were dropped, or whose creation was cut off."""
     for table_id in sorted(state.dropped):
         for path in (directory.table(table_id), directory.dropped(table_id)):
-            shutil.rmtree(path, ignore_errors=True)
+            directory.filesystem.remove_tree(path)
         if not directory.table(table_id).exists() and not directory.dropped(table_id).exists():
             state.dropped.discard(table_id)
     for table_id in sorted(state.creating):
         path = directory.table(table_id)
         if path.exists() and _is_cut_off_creation(path):
             _logger.info("event=creation_cleared table_id=%d", table_id)
-            shutil.rmtree(path, ignore_errors=True)
+            directory.filesystem.remove_tree(path)
         if not path.exists():
             state.creating.discard(table_id)
 

@@ -12,8 +12,9 @@ Logs and lake state are others' files in the same directory. One caller at a tim
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-import shutil
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,6 @@ from streamhouse.storage_service.engine.directory.service_state import (
     load_service_state,
     save_service_state,
 )
-from streamhouse.storage_service.engine.directory.state_file import sync_directory
 from streamhouse.storage_service.engine.directory.table_files import load_table, write_table
 from streamhouse.storage_service.engine.directory.table_folders import (
     find_strangers,
@@ -225,8 +225,11 @@ class TableRegistry:
 
     def make_directory(self, info: TableInfo) -> None:
         """Make the directory of a table to come."""
+        directory = self._directory.table(info.table_id)
         try:
-            self._directory.table(info.table_id).mkdir()
+            if directory.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(directory))
+            self._directory.filesystem.make_directory(directory)
         except OSError as error:
             raise StorageFailedError(
                 f"cannot create table '{info.path}': {error.strerror}"
@@ -240,7 +243,7 @@ class TableRegistry:
         path, table_id, state = info.path, info.table_id, self._state
         write_table(self._directory.table_file(table_id), info, generation=1)
         try:
-            sync_directory(self._directory.tables)
+            self._directory.filesystem.sync_directory(self._directory.tables)
         except OSError as error:
             raise StorageFailedError(f"cannot create table '{path}': {error.strerror}") from error
         state.tables[table_id] = KnownTable(path, generation=1)
@@ -255,7 +258,7 @@ class TableRegistry:
 
     def withdraw_table(self, info: TableInfo) -> None:
         """Delete what is there of a table to come that was not added and that nobody has seen."""
-        shutil.rmtree(self._directory.table(info.table_id), ignore_errors=True)
+        self._directory.filesystem.remove_tree(self._directory.table(info.table_id))
         if not self._directory.table(info.table_id).exists():
             self._state.creating.discard(info.table_id)
 
@@ -353,15 +356,17 @@ class TableRegistry:
     def _give_up(self, table_id: int) -> None:
         """Name the directory of what is no table any more; under its old name it stays as well."""
         with contextlib.suppress(OSError):
-            self._directory.table(table_id).rename(self._directory.given_up(table_id))
-            sync_directory(self._directory.tables)
+            self._directory.filesystem.move_directory(
+                self._directory.table(table_id), self._directory.given_up(table_id)
+            )
+            self._directory.filesystem.sync_directory(self._directory.tables)
 
     def purge(self, table_id: int) -> None:
         """Delete the files of a dropped table."""
-        dropped = self._directory.dropped(table_id)
+        filesystem, dropped = self._directory.filesystem, self._directory.dropped(table_id)
         with contextlib.suppress(OSError):
-            self._directory.table(table_id).rename(dropped)
-        shutil.rmtree(dropped, ignore_errors=True)
+            filesystem.move_directory(self._directory.table(table_id), dropped)
+        filesystem.remove_tree(dropped)
         if not dropped.exists() and not self._directory.table(table_id).exists():
             # As durable as the next change: a number too many does no harm.
             self._state.dropped.discard(table_id)

@@ -26,6 +26,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema_change import read_stored
@@ -211,7 +212,9 @@ class Damage(NamedTuple):
 
 def mark_damaged(rows: Path, reason: str, *, applied_offset: int) -> None:
     """Mark the rows at `rows`; durable on return."""
-    replace_json(rows / _DAMAGE_FILE, {"reason": reason, "applied_offset": applied_offset})
+    replace_json(
+        LocalFilesystem(), rows / _DAMAGE_FILE, {"reason": reason, "applied_offset": applied_offset}
+    )
 
 
 def damage_of(rows: Path) -> Damage | None:

@@ -20,7 +20,6 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.directory.state_file import sync_directory
 from streamhouse.storage_service.engine.keys.key_bucket import replay_log
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -30,6 +29,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
@@ -194,6 +194,6 @@ def _move(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     try:
         source.rename(target)
-        sync_directory(source.parent)
+        LocalFilesystem().sync_directory(source.parent)
     except OSError as error:
         raise StorageFailedError(f"{source} cannot be moved: {error.strerror}") from error

@@ -17,7 +17,6 @@ from streamhouse.storage_service.engine.transactions.table_transactions import T
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
@@ -43,7 +42,6 @@ class TransactionCoordinator:
         self._directory = directory
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="transactions")
         self._runtime = dataclasses.replace(runtime, executor=self._threads)
-        self._filesystem = LocalFilesystem()
         self._staged_bytes = StagedBytes(
             "the service", "transaction_bytes_max", config.transaction_bytes_max
         )
@@ -76,7 +74,7 @@ class TransactionCoordinator:
             self._directory.transactions(table.info.table_id),
             service_id=self._directory.service_id,
             table_id=table.info.table_id,
-            filesystem=self._filesystem,
+            filesystem=self._directory.filesystem,
             is_former=table.info.table_id in self._directory.former,
         )
         transactions = TableTransactions(

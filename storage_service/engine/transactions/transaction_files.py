@@ -218,12 +218,9 @@ class TransactionFiles:
     def begin(self, spec: TransactionSpec) -> None:
         """Store a new transaction; it survives a power failure once something is staged for it."""
         with _failing("begin a transaction in", self.directory):
-            file = self._filesystem.create(self._open_file(spec.transaction_id))
-            try:
-                sealed = seal(self._identity(_OPEN_KIND), spec.to_json())
-                file.write([sealed], position=0)
-            finally:
-                file.close()
+            sealed = seal(self._identity(_OPEN_KIND), spec.to_json())
+            path = self._open_file(spec.transaction_id)
+            replace_durably(self._filesystem, path, [sealed], is_synced=False)
 
     def stage(
         self,
@@ -232,21 +229,12 @@ class TransactionFiles:
         schema: pa.Schema,
         batches: Sequence[RoutedBatch],
     ) -> PartSize:
-        """Store a part; a file that a crash cuts off is dropped at the next start."""
+        """Store a part."""
         path = self._part(transaction_id, part_id)
         buffers = encode_part(schema, batches, table_id=self.table_id)
         with _failing("stage rows in", self.directory):
             self._sync_open(transaction_id)
-            file = self._filesystem.create(path)
-            try:
-                file.write(buffers, position=0)
-                file.sync()
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._filesystem.remove(path)
-                raise
-            finally:
-                file.close()
+            replace_durably(self._filesystem, path, buffers)
             self._filesystem.sync_directory(self.directory)
         return PartSize(
             row_count=sum(batch.row_count for batch in batches),
@@ -346,7 +334,7 @@ class TransactionFiles:
 
         Raises `CorruptDataError` for what is damaged or missing.
         """
-        names = self._filesystem.list_names(self.directory)
+        names = self._names()
         if self.is_former and OUTCOMES_FILE not in names:
             if not names:
                 self._filesystem.make_directory(self.directory)
@@ -373,6 +361,12 @@ class TransactionFiles:
                     found[spec.transaction_id] = LoadedTransaction(spec=spec)
         self._load_parts(names, found, ended)
         return list(found.values()), folded
+
+    def _names(self) -> list[str]:
+        """Return the names of whole files; what a crash left half written is removed."""
+        names = self._filesystem.list_names(self.directory)
+        self._remove(name for name in names if name.endswith(".tmp"))
+        return [name for name in names if not name.endswith(".tmp")]
 
     def load_folded(self) -> list[Decision]:
         """Read the folded decisions; raises `CorruptDataError`."""
@@ -448,8 +442,6 @@ class TransactionFiles:
         self, names: Iterable[str], found: Mapping[str, LoadedTransaction], ended: Collection[str]
     ) -> None:
         for name in names:
-            if name.endswith(".tmp"):
-                self._remove([name])
             if not name.endswith(PART_SUFFIX):
                 continue
             transaction_id, part_id, _ = name.split(".")

@@ -126,6 +126,35 @@ def test_map_after_rename_shows_the_new_file(filesystem: Filesystem, directory: 
     assert filesystem.list_names(directory) == ["x"]
 
 
+def test_a_directory_is_moved_and_removed_with_all_in_it(
+    filesystem: Filesystem, directory: Path
+) -> None:
+    filesystem.make_directory(directory / "c")
+    _put(filesystem, directory / "x", b"1")
+    _put(filesystem, directory / "c" / "y", b"2")
+    moved = directory.with_name("moved")
+
+    filesystem.move_directory(directory, moved)
+
+    assert filesystem.list_names(directory) == []
+    assert filesystem.read(moved / "c" / "y", bytes_max=9) == b"2"
+    filesystem.remove_tree(moved)
+    filesystem.remove_tree(moved)
+    assert filesystem.list_names(moved) == filesystem.list_names(moved / "c") == []
+
+
+def test_what_is_refused_leaves_nothing_beside(tmp_path: Path) -> None:
+    filesystem = CrashFilesystem(0)
+    filesystem.make_directory(tmp_path)
+    replace_durably(filesystem, tmp_path / "x", [b"old"])
+    filesystem.errors = {filesystem.steps + 1: errno.ENOSPC}
+
+    with pytest.raises(OSError, match="No space left"):
+        replace_durably(filesystem, tmp_path / "x", [b"new and longer"])
+
+    assert filesystem.list_names(tmp_path) == ["x"]
+
+
 def test_local_filesystem_holds_few_files_open(tmp_path: Path) -> None:
     filesystem = LocalFilesystem(mapped_files_max=3)
     open_before = _open_files()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -266,13 +267,13 @@ def test_tables_without_a_service_file_are_not_taken_for_a_new_directory(
 
 
 def _fail(monkeypatch: pytest.MonkeyPatch, *names: str, after: int = 0) -> None:
-    """Make these functions of `os` fail, each after `after` calls that work."""
+    """Make these functions of `os` fail, after `after` calls of them that work."""
+    calls = itertools.count(1)
     for name in names:
-        real, calls = getattr(os, name), [0]
+        real = getattr(os, name)
 
-        def fail(*args: Any, real: Any = real, calls: list[int] = calls, **kwargs: Any) -> Any:
-            calls[0] += 1
-            if calls[0] > after:
+        def fail(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            if next(calls) > after:
                 raise OSError(errno.EIO, "Input/output error")
             return real(*args, **kwargs)
 
@@ -288,7 +289,7 @@ def test_a_table_made_again_after_a_failed_sync_is_the_one_a_restart_finds(
         registry.drop_table(_create(registry, f"before_{number}").path)
     with monkeypatch.context() as failing:
         # The sync fails, and then the files cannot be deleted either.
-        _fail(failing, "fsync", after=synced)
+        _fail(failing, "fdatasync", "fsync", after=synced)
         _fail(failing, "rename")
         try:
             _create(registry, "orders")
@@ -312,7 +313,7 @@ def test_a_change_whose_name_is_not_synced_has_an_unknown_outcome(
     path = TablePath.parse("orders")
     for synced, expected in ((0, StorageFailedError), (1, UnknownOutcomeError)):
         with monkeypatch.context() as failing:
-            _fail(failing, "fsync", after=synced)
+            _fail(failing, "fdatasync", "fsync", after=synced)
             with pytest.raises(expected):
                 registry.alter_properties(path, updates={"table.log.ttl": "1h"}, removals=())
         found = _open(directory).table(path).descriptor.properties.get("table.log.ttl")
