@@ -1,6 +1,7 @@
 """Planning a read of 10,000 lake files: in a new process, and in one that planned before.
 
-Then again with 5,000 files of position deletes among them, each for one of the data files.
+Then again with 5,000 files of position deletes among them, each for one of the data files. Last a
+table of 100,000 files, which has no bar: `docs/scale.md` says what follows from it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
 FILES = 10_000
+MANY_FILES = 100_000
 DELETE_FILES = 5_000
 BUCKETS = 4
 REPEATS = 5
 TABLE = "default.planning"
+LARGE_TABLE = "default.planning_many"
 BAR_S = 1.0
 BAR_WITH_DELETES_S = 1.5
 # Its files are entries only: maintenance would open them.
@@ -70,24 +73,30 @@ def main() -> None:
         ServiceProcess(directory) as service,
         StreamhouseClient(service.endpoint) as client,
     ):
-        client.create_table(TABLE, SCHEMA, bucket_count=BUCKETS, properties=PROPERTIES)
-        for first in range(0, BUCKETS * 10_000, 10_000):
-            client.append(TABLE, make_rows(10_000, first_id=first))
-        tier_once(client, TABLE)
-        _multiply_files(client)
-        # A round of our own on top: the service names only snapshots that tiering made.
-        client.append(TABLE, make_rows(10_000))
-        tier_once(client, TABLE)
-        _report_plans(service.endpoint, f"{FILES:,} lake files", BAR_S)
+        _make_table(client, TABLE, FILES)
+        _report_plans(service.endpoint, TABLE, f"{FILES:,} lake files", BAR_S)
         _add_delete_files(client)
         client.append(TABLE, make_rows(10_000))
         tier_once(client, TABLE)
         what = f"{FILES:,} lake files and {DELETE_FILES:,} delete files"
-        _report_plans(service.endpoint, what, BAR_WITH_DELETES_S)
+        _report_plans(service.endpoint, TABLE, what, BAR_WITH_DELETES_S)
+        _make_table(client, LARGE_TABLE, MANY_FILES)
+        _report_plans(service.endpoint, LARGE_TABLE, f"{MANY_FILES:,} lake files", None)
 
 
-def _report_plans(endpoint: str, what: str, bar_s: float) -> None:
-    imports, *plans = zip(*(_run(endpoint) for _ in range(REPEATS)), strict=True)
+def _make_table(client: StreamhouseClient, table: str, file_count: int) -> None:
+    client.create_table(table, SCHEMA, bucket_count=BUCKETS, properties=PROPERTIES)
+    for first in range(0, BUCKETS * 10_000, 10_000):
+        client.append(table, make_rows(10_000, first_id=first))
+    tier_once(client, table)
+    _multiply_files(client, table, file_count)
+    # A round of our own on top: the service names only snapshots that tiering made.
+    client.append(table, make_rows(10_000))
+    tier_once(client, table)
+
+
+def _report_plans(endpoint: str, table: str, what: str, bar_s: float | None) -> None:
+    imports, *plans = zip(*(_run(endpoint, table) for _ in range(REPEATS)), strict=True)
     names = (
         f"planning {what}, first time in a process (after {median(imports):.2f} s of imports)",
         f"planning {what} again",
@@ -95,19 +104,20 @@ def _report_plans(endpoint: str, what: str, bar_s: float) -> None:
     )
     for name, seconds in zip(names, plans, strict=True):
         took = median(seconds)
+        limit_s = BAR_S if bar_s is None else bar_s
         report(
             name,
             measured=f"{took:.3f} s",
-            limit=f"the bar of {bar_s:g} s",
-            ratio=took / bar_s,
-            bar="at most 1",
-            reached=took <= bar_s,
+            limit=f"the bar of {limit_s:g} s" if bar_s else f"{limit_s:g} s for {FILES:,} files",
+            ratio=took / limit_s,
+            bar="at most 1" if bar_s else "no bar",
+            reached=took <= bar_s if bar_s else None,
         )
 
 
-def _run(endpoint: str) -> list[float]:
+def _run(endpoint: str, table: str) -> list[float]:
     done = subprocess.run(
-        [sys.executable, "-c", _PLANNER, endpoint, TABLE],
+        [sys.executable, "-c", _PLANNER, endpoint, table],
         capture_output=True,
         text=True,
         check=True,
@@ -117,19 +127,19 @@ def _run(endpoint: str) -> list[float]:
     return [float(line.split()[1]) for line in done.stdout.splitlines()]
 
 
-def _multiply_files(client: StreamhouseClient) -> None:
+def _multiply_files(client: StreamhouseClient, name: str, file_count: int) -> None:
     """Commit entries for files that do not exist, like the tiered ones: planning opens none."""
-    table = _open(client)
+    table = _open(client, name)
     patterns = [task.file for task in table.scan().plan_files()]
     ids = {field.name: field.field_id for field in table.schema().fields}
     with table.transaction() as change, change.update_snapshot().fast_append() as append:
-        for number in range(FILES - len(patterns)):
+        for number in range(file_count - len(patterns)):
             append.append_data_file(_like(patterns[number % len(patterns)], ids, number))
 
 
 def _add_delete_files(client: StreamhouseClient) -> None:
     """Delete the first row of every other file, each in a delete file of its own."""
-    table = _open(client)
+    table = _open(client, TABLE)
     tasks = list(table.scan().plan_files())[: 2 * DELETE_FILES : 2]
     commit_delete_files(
         table,
@@ -144,11 +154,11 @@ def _add_delete_files(client: StreamhouseClient) -> None:
     )
 
 
-def _open(client: StreamhouseClient) -> Table:
+def _open(client: StreamhouseClient, name: str) -> Table:
     from pyiceberg.catalog import load_catalog
 
     found: LakeCatalog = client.lake_catalog()
-    return load_catalog(found.name, **found.properties).load_table(TABLE)
+    return load_catalog(found.name, **found.properties).load_table(name)
 
 
 def _like(pattern: DataFile, ids: dict[str, int], number: int) -> DataFile:

@@ -24,6 +24,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "crc32c": (
         "streamhouse.storage_service.kv.rocksdb_files",
         "streamhouse.storage_service.log.*",
+        "streamhouse.storage_service.journal.*",
         "streamhouse.storage_service.engine.directory.state_file",
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),
