@@ -22,6 +22,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.spark_job",
     ),
     "crc32c": (
+        "streamhouse.storage_service.journal.*",
         "streamhouse.storage_service.kv.rocksdb_files",
         "streamhouse.storage_service.log.*",
         "streamhouse.storage_service.journal.*",
@@ -29,6 +30,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "httptools": ("streamhouse.storage_service.client.connection",),
+    "obstore": ("streamhouse.storage_service.journal.s3_store",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": ("streamhouse.storage_service.lake.*",),
     "pyiceberg_core": (

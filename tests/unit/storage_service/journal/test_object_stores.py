@@ -1,0 +1,158 @@
+"""Every object store keeps the contract of `ObjectStore`: directories here, S3 in a slow test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.journal.object_store import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectTooLargeError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+from streamhouse.storage_service.journal.store_opening import open_store, probe
+from tests.support import object_store as s3
+
+_S3 = pytest.param("s3", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[s3.ObjectStore]:
+    with s3.ObjectStore() as started:
+        yield started
+
+
+def _s3_properties(server: s3.ObjectStore, **changes: str) -> dict[str, str]:
+    return {
+        "s3.endpoint": server.endpoint,
+        "s3.region": s3.REGION,
+        "s3.access-key-id": s3.ACCESS_KEY,
+        "s3.secret-access-key": s3.SECRET_KEY,
+        **changes,
+    }
+
+
+@pytest.fixture(params=["file", _S3])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "file":
+        return open_store(f"file://{tmp_path}/store")
+    server = request.getfixturevalue("server")
+    return open_store(f"s3://{s3.BUCKET}/{tmp_path.name}", properties=_s3_properties(server))
+
+
+def test_of_all_who_create_a_key_one_succeeds(store: ObjectStore) -> None:
+    def attempt(text: bytes) -> bool:
+        try:
+            store.create("a/key", [text, memoryview(text)])
+        except ObjectExistsError:
+            return False
+        return True
+
+    texts = [b"%d" % number for number in range(8)]
+    with ThreadPoolExecutor(8) as rivals:
+        won = list(rivals.map(attempt, texts))
+
+    assert won.count(True) == 1
+    assert store.get("a/key", bytes_max=100) == 2 * texts[won.index(True)]
+
+
+def test_an_object_is_read_within_bounds(store: ObjectStore) -> None:
+    store.replace("a/key", b"former")
+    store.replace("a/key", b"0123456789")
+
+    assert store.get("a/key", bytes_max=10) == b"0123456789"
+    assert store.get_range("a/key", start=2, length=3) == b"234"
+    assert store.get_range("a/key", start=2, length=0) == b""
+    with pytest.raises(ObjectTooLargeError):
+        store.get("a/key", bytes_max=9)
+    with pytest.raises((ObjectNotFoundError, StoreUnavailableError)):
+        store.get_range("a/key", start=8, length=3)
+    with pytest.raises(ObjectNotFoundError):
+        store.get("a/other", bytes_max=9)
+
+
+def test_keys_are_listed_in_order_and_in_pages(store: ObjectStore) -> None:
+    keys = sorted(["a/b", "a/b-c", "a/b.d", "a/c/1", "a/c/2", "a/c/d/1", "a/c1", "ab/1"])
+    for key in reversed(keys):
+        store.create(key, [b"12"])
+    below = [key for key in keys if key.startswith("a/")]
+
+    assert [entry.key for entry in store.list_objects("a/")] == below
+    assert {entry.size_bytes for entry in store.list_objects("a/")} == {2}
+    assert [entry.key for entry in store.list_objects("a/c/")] == ["a/c/1", "a/c/2", "a/c/d/1"]
+    for number, key in enumerate(below):
+        found = store.list_objects("a/", start_after=key, count_max=2)
+        assert [entry.key for entry in found] == below[number + 1 : number + 3]
+    assert [e.key for e in store.list_objects("a/", start_after="a/c/0")] == below[3:]
+    assert store.list_objects("nothing/") == []
+
+
+def test_deleted_keys_are_gone_and_may_be_deleted_again(store: ObjectStore) -> None:
+    for key in ("a/1", "a/2", "a/3"):
+        store.create(key, [b"x"])
+
+    store.delete(["a/1", "a/3", "a/none"])
+    store.delete(["a/1"])
+    store.delete([])
+
+    assert [entry.key for entry in store.list_objects("a/")] == ["a/2"]
+
+
+def test_a_good_store_passes_the_probe_and_nothing_is_left(store: ObjectStore) -> None:
+    probe(store)
+
+    assert store.list_objects("probe/") == []
+
+
+def test_a_store_that_overwrites_fails_the_probe(tmp_path: Path) -> None:
+    from streamhouse.storage_service.journal.file_store import FileObjectStore
+
+    class Overwriting(FileObjectStore):
+        def create(self, key: str, buffers: object) -> None:
+            assert isinstance(buffers, list)
+            self.replace(key, b"".join(buffers))
+
+    with pytest.raises(InvalidRequestError, match="let 5 of 5 create one object"):
+        probe(Overwriting(tmp_path))
+
+
+@pytest.mark.slow
+def test_wrong_keys_are_said_without_the_secret(server: s3.ObjectStore) -> None:
+    wrong = _s3_properties(server, **{"s3.secret-access-key": "not-the-secret"})
+    store = open_store(f"s3://{s3.BUCKET}/wrong", properties=wrong)
+
+    with pytest.raises(StoreRefusedError, match="refuses a/key") as raised:
+        store.create("a/key", [b"x"])
+
+    assert "not-the-secret" not in str(raised.value)
+    with pytest.raises(InvalidRequestError, match="cannot be used"):
+        probe(store)
+
+
+def test_a_store_that_is_away_is_said_so() -> None:
+    store = open_store(
+        "s3://bucket/prefix",
+        properties={
+            "s3.endpoint": "http://127.0.0.1:1",
+            "s3.access-key-id": "a",
+            "s3.secret-access-key": "b",
+        },
+    )
+
+    with pytest.raises(StoreUnavailableError, match="s3://bucket/prefix"):
+        store.get("a/key", bytes_max=1)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "/dir", "file://", "file:///", "file://host/dir", "s3://", "gs://b/p", "s3://b/p?x"]
+)
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="--journal"):
+        open_store(url)
