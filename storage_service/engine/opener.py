@@ -107,8 +107,12 @@ class TableOpener:
         self._runtime = runtime
         self._frame_bytes_max = config.batch_bytes_max
         self._waiter_limit = waiter_limit
-        self._key_options = KvOptions.shared(
-            cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+        self._key_options = (
+            KvOptions.shared(
+                cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+            )
+            if recovery.warm is None
+            else recovery.warm.options
         )
         self._key_threads = key_threads
         self._submit = submit
@@ -219,7 +223,9 @@ class TableOpener:
         open_rows_at = functools.partial(self._open_rows, info=info, bucket=bucket)
         clear_leftovers(path)
         with contextlib.ExitStack() as opened:
-            rows = self._found_rows(path, open_rows_at, info)
+            rows: KvTablet | Damage | None = self._warm_rows(info, bucket)
+            if rows is None:
+                rows = self._found_rows(path, open_rows_at, info)
             if isinstance(rows, KvTablet):
                 opened.callback(rows.close)
             # What was applied was durable in the log before.
@@ -237,6 +243,14 @@ class TableOpener:
             keys = KeyBucket(tablet, rows, where=_where(info, bucket), info=info)
             opened.pop_all()
         return _OpenBucket(tablet, keys)
+
+    def _warm_rows(self, info: TableInfo, bucket: int) -> KvTablet | None:
+        warm = self._recovery.warm
+        rows = None if warm is None else warm.take(info, bucket)
+        if rows is not None and info.path in self._recovery.rebuild:
+            rows.close()
+            return None
+        return rows
 
     def _found_rows(
         self, path: Path, open_rows_at: Callable[[Path], KvTablet], info: TableInfo

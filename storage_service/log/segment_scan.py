@@ -196,9 +196,12 @@ class SegmentFile:
     header: SegmentHeader
     view: memoryview
 
-    def frames(self) -> Iterator[SegmentFrame]:
-        """Yield frames until the first bytes that can be none, without judging what they say."""
-        position = FILE_HEADER_BYTES
+    def frames(self, *, start: int = FILE_HEADER_BYTES) -> Iterator[SegmentFrame]:
+        """Yield frames until the first bytes that can be none, without judging what they say.
+
+        One of them begins at byte `start`, or the file ends there.
+        """
+        position = start
         while position + FRAME_HEADER_BYTES <= len(self.view):
             (
                 magic,

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from streamhouse.storage_service.engine.keys.key_bucket import replay_log
+from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     HistoryDivergedError,
@@ -74,10 +75,14 @@ class LakeRows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecovery:
-    """How rows by key are got back: from which lake, and of which tables even if they are there."""
+    """How rows by key are got back: from which lake, and of which tables even if they are there.
+
+    `warm` are those that are open already.
+    """
 
     lake_rows: LakeRows | None = None
     rebuild: frozenset[TablePath] = frozenset()
+    warm: WarmRows | None = None
 
     def check(self, find: Callable[[TablePath], TableInfo]) -> None:
         """Raise unless every table of `rebuild` exists and has rows by key."""

@@ -1,0 +1,230 @@
+"""Rows by key of a directory that another process's changes are applied to, kept up with its logs.
+
+A standby has them open before it owns anything, so that taking over need not read the logs nor load
+RocksDB. Of each bucket the files are read on from where they were read to, frame by frame: nothing
+of a log is opened for writing, and nothing but `kv` is changed.
+
+A bucket that cannot be kept warm is let go, and opened as after any restart when it is needed: what
+is wrong with it is found and said there. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.service_state import load_service_state
+from streamhouse.storage_service.engine.directory.table_files import read_table
+from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
+from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.log.segment_format import (
+    FILE_HEADER_BYTES,
+    LogIdentity,
+    frame_bytes,
+    offsets_of,
+    segment_path,
+)
+from streamhouse.storage_service.log.segment_scan import SegmentFrame, open_segment
+from streamhouse.storage_service.model.schema_change import read_stored
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["WarmRows"]
+
+_logger = logging.getLogger(__name__)
+
+_LOG_FILE: Final = re.compile(r"tables/(\d+)/bucket-(\d+)/\d{20}\.log")
+_TABLE_FILE: Final = re.compile(r"tables/(\d+)/table\.json")
+_TABLE: Final = re.compile(r"tables/(\d+)")
+_LOAD_ROWS: Final = 20_000
+
+
+@dataclass(slots=True)
+class _WarmBucket:
+    rows: KvTablet
+    base_offset: int = -1
+    """Of the segment that was read last, and up to which byte."""
+    position: int = FILE_HEADER_BYTES
+
+
+class WarmRows:
+    """See the module. `close` lets go of all that nobody has taken."""
+
+    def __init__(self, directory: DataDirectory, config: ServiceConfig) -> None:
+        self._directory = directory
+        self.options: Final = KvOptions.shared(
+            cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+        )
+        """Of whoever opens the other buckets of the same directory, too: they share memory."""
+        self._tables: dict[int, TableInfo] = {}
+        self._buckets: dict[tuple[int, int], _WarmBucket] = {}
+        # Those that are let go are not tried again.
+        self._cold: set[tuple[int, int]] = set()
+
+    def open_all(self) -> None:
+        """Open what the directory has, and bring it up to the logs."""
+        if not self._directory.service_file.exists():
+            return
+        try:
+            state, _ = load_service_state(self._directory)
+        except StreamhouseError as error:
+            _logger.warning("event=not_warm why=%r", error.message)
+            return
+        for table_id in sorted(state.tables):
+            self._follow_table(table_id)
+
+    def leave(self, path: str) -> None:
+        """Let go of what is in the directory at `path`: it is about to be moved or removed."""
+        found = _TABLE.match(path)
+        if found is not None:
+            self._leave_table(int(found[1]))
+
+    def follow(self, paths: Iterable[str]) -> None:
+        """Apply what the files at these paths have become."""
+        changed = set(paths)
+        if "service.json" in changed and not self._directory.service_id:
+            self.open_all()
+        for path in sorted(changed):
+            found = _TABLE_FILE.fullmatch(path)
+            if found is not None:
+                self._follow_table(int(found[1]))
+        for path in sorted(changed):
+            found = _LOG_FILE.fullmatch(path)
+            if found is not None:
+                self._follow_bucket(int(found[1]), int(found[2]))
+
+    def load_some(self) -> bool:
+        """Load some more rows into memory; return whether there is more to load."""
+        return any(bucket.rows.load_some(_LOAD_ROWS) for bucket in self._buckets.values())
+
+    def take(self, info: TableInfo, bucket: int) -> KvTablet | None:
+        """Return the open rows of a bucket to who owns them from now on, if there are any."""
+        warm = self._buckets.pop((info.table_id, bucket), None)
+        if warm is None:
+            return None
+        try:
+            _follow_rules(warm.rows, info)
+        except StreamhouseError:
+            warm.rows.close()
+            raise
+        return warm.rows
+
+    def close(self) -> None:
+        """Let go of everything; what is not flushed comes back from the logs."""
+        for table_id in list(self._tables):
+            self._leave_table(table_id)
+
+    def _leave_table(self, table_id: int) -> None:
+        info = self._tables.pop(table_id, None)
+        for bucket in range(0 if info is None else info.bucket_count):
+            self._let_go(table_id, bucket)
+
+    def _let_go(self, table_id: int, bucket: int) -> None:
+        warm = self._buckets.pop((table_id, bucket), None)
+        if warm is not None:
+            try:
+                warm.rows.close()
+            except StreamhouseError as error:
+                _logger.warning("event=close_failed path='%s' why=%r", warm.rows.path, error)
+
+    def _follow_table(self, table_id: int) -> None:
+        if not self._directory.service_id:
+            return
+        try:
+            info, _ = read_table(self._directory.table_file(table_id))
+        except StreamhouseError as error:
+            _logger.warning("event=not_warm table_id=%d why=%r", table_id, error.message)
+            self._leave_table(table_id)
+            return
+        if not info.is_primary_key_table:
+            return
+        self._tables[table_id] = info
+        for bucket in range(info.bucket_count):
+            warm = self._buckets.get((table_id, bucket))
+            if warm is not None:
+                _follow_rules(warm.rows, info)
+            self._follow_bucket(table_id, bucket)
+
+    def _follow_bucket(self, table_id: int, bucket: int) -> None:
+        info = self._tables.get(table_id)
+        if info is None or (table_id, bucket) in self._cold:
+            return
+        try:
+            warm = self._buckets.get((table_id, bucket)) or self._opened(info, bucket)
+            if warm is not None:
+                self._replay(warm, info, bucket)
+        except StreamhouseError as error:
+            _logger.warning(
+                "event=not_warm table=%s bucket=%d why=%r", info.path, bucket, error.message
+            )
+            self._let_go(table_id, bucket)
+            self._cold.add((table_id, bucket))
+
+    def _opened(self, info: TableInfo, bucket: int) -> _WarmBucket | None:
+        """Open a bucket whose log is there and has what its rows lack."""
+        path = self._directory.key_rows(info.table_id, bucket)
+        segments = self._segments(info.table_id, bucket)
+        if not segments:
+            # The log is about to come.
+            return None
+        if damage_of(path) is not None or (segments[0] > 0 and not path.exists()):
+            raise CorruptDataError("the rows have to be made again")
+        rows = KvTablet(
+            path,
+            table_id=info.table_id,
+            bucket=bucket,
+            rules=table_rules(info),
+            options=self.options,
+        )
+        if rows.applied_offset < segments[0]:
+            rows.close()
+            raise CorruptDataError("the log begins after what the rows have")
+        warm = self._buckets[info.table_id, bucket] = _WarmBucket(rows)
+        return warm
+
+    def _segments(self, table_id: int, bucket: int) -> list[int]:
+        """The base offsets of a bucket's segment files."""
+        names = self._directory.filesystem.list_names(self._directory.bucket(table_id, bucket))
+        return sorted(offsets_of(names, ".log"))
+
+    def _replay(self, warm: _WarmBucket, info: TableInfo, bucket: int) -> None:
+        rows = warm.rows
+        for frame in self._frames_after(warm, info.table_id, bucket):
+            if frame.end_offset <= rows.applied_offset:
+                continue
+            if not frame.is_checksum_right:
+                raise CorruptDataError(f"the frame at offset {frame.base_offset} is damaged")
+            changes = read_stored(frame.payload, info, stored_as=frame.schema_id)
+            rows.replay(changes, base_offset=frame.base_offset)
+
+    def _frames_after(
+        self, warm: _WarmBucket, table_id: int, bucket: int
+    ) -> Iterator[SegmentFrame]:
+        """Yield what the log has had added since it was read last."""
+        segments = self._segments(table_id, bucket)
+        first = warm.base_offset
+        if first not in segments:
+            first = max((s for s in segments if s <= warm.rows.applied_offset), default=-1)
+        for base_offset in segments:
+            if base_offset < first:
+                continue
+            if base_offset != warm.base_offset:
+                warm.base_offset, warm.position = base_offset, FILE_HEADER_BYTES
+            path = segment_path(self._directory.bucket(table_id, bucket), base_offset)
+            segment = open_segment(path, identity=LogIdentity(table_id, bucket))
+            for frame in segment.frames(start=warm.position):
+                yield frame
+                warm.position = frame.position + frame_bytes(len(frame.payload))
+
+
+def _follow_rules(rows: KvTablet, info: TableInfo) -> None:
+    rules = table_rules(info)
+    if rules.schema_id != rows.rules.schema_id:
+        rows.change_schema(rules)
+    else:
+        rows.follow(rules)
