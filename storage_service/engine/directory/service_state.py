@@ -47,10 +47,11 @@ class KnownTable:
 
 @dataclass(slots=True, kw_only=True)
 class ServiceState:
-    """Every id below `next_table_id` was used. Of `creating` and `dropped` tables remains may lie
-    about."""
+    """Every id below `next_table_id` was used or is another shard's. Of `creating` and `dropped`
+    tables remains may lie about. In one of several shards, ids from `ids_end` on are others'."""
 
     next_table_id: int = 1
+    ids_end: int | None = None
     databases: set[str] = field(default_factory=set)
     tables: dict[int, KnownTable] = field(default_factory=dict)
     creating: set[int] = field(default_factory=set)
@@ -64,6 +65,7 @@ class ServiceState:
             "tables": {str(number): known.to_json() for number, known in self.tables.items()},
             "creating": sorted(self.creating),
             "dropped": sorted(self.dropped),
+            **({} if self.ids_end is None else {"ids_end": self.ids_end}),
         }
 
     @classmethod
@@ -85,6 +87,7 @@ class ServiceState:
                 },
                 creating=set(map(int, value.get("creating", ()))),
                 dropped=set(map(int, value.get("dropped", ()))),
+                ids_end=int(value["ids_end"]) if "ids_end" in value else None,
             )
         except (KeyError, TypeError, ValueError, StreamhouseError) as error:
             raise CorruptDataError(f"{where} says not what tables there are: {error!r}") from error

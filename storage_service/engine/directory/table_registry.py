@@ -6,6 +6,8 @@ Invariants:
 - a table id is used once, also across crashes: the next id is durable before an id is used
 - a table exists exactly while service.json names it: one replacement of that file creates or drops
   it. A table that is named and whose own file is missing, damaged or old is damaged, not gone
+- of several shards, a table's name is held in their directory before service.json names the table,
+  and until it does not any more
 Logs and lake state are others' files in the same directory. One caller at a time (the manager).
 """
 
@@ -65,6 +67,7 @@ from streamhouse.storage_service.model.table import (
     TablePath,
     check_name,
 )
+from streamhouse.storage_service.shards.directory import ShardDirectory
 
 __all__ = ["TableRegistry"]
 
@@ -78,9 +81,17 @@ class TableRegistry:
     """The databases and tables of one data directory."""
 
     def __init__(
-        self, directory: DataDirectory, *, databases_max: int, tables_max: int, buckets_max: int
+        self,
+        directory: DataDirectory,
+        *,
+        databases_max: int,
+        tables_max: int,
+        buckets_max: int,
+        names: ShardDirectory | None = None,
     ) -> None:
         self._directory = directory
+        self._names = names
+        self._unreleased: dict[TablePath, int] = {}
         self._databases_max = databases_max
         self._tables_max = tables_max
         self._buckets_max = buckets_max
@@ -96,8 +107,10 @@ class TableRegistry:
                 f"{directory.path} has tables but no service.json: {directory.service_file_hint}"
             )
         else:
-            directory.service_id = uuid.uuid4().hex
+            directory.service_id = uuid.uuid4().hex if names is None else self._join(names, None)
             self._save()
+        if names is not None:
+            self._enter(names)
 
     @property
     def service_id(self) -> str:
@@ -156,12 +169,14 @@ class TableRegistry:
         """Create a database."""
         check_name("database", name)
         databases = self._state.databases
-        if name in databases:
+        if name in databases and self._names is None:
             raise DatabaseExistsError(f"database '{name}' already exists")
         if len(databases) >= self._databases_max:
             raise RequestTooLargeError(
                 f"database '{name}': the service has its limit of {self._databases_max} databases"
             )
+        if self._names is not None:
+            self._names.create_database(name)
         databases.add(name)
         try:
             self._save()
@@ -171,7 +186,7 @@ class TableRegistry:
 
     def drop_database(self, name: str) -> None:
         """Drop an empty database; `default` stays."""
-        self._check_database(name)
+        self._follow_database(name)
         if name == DEFAULT_DATABASE:
             raise InvalidRequestError(f"database '{DEFAULT_DATABASE}' cannot be dropped")
         if tables := self.paths(name):
@@ -179,6 +194,8 @@ class TableRegistry:
                 f"database '{name}' still has {len(tables)} tables, such as '{tables[0]}';"
                 " drop them first"
             )
+        if self._names is not None:
+            self._names.drop_database(name)
         self._state.databases.discard(name)
         try:
             self._save()
@@ -206,7 +223,7 @@ class TableRegistry:
         """Raise unless such a table could be created now."""
         path = descriptor.path
         check_lake_schema(descriptor)
-        self._check_database(path.database)
+        self._follow_database(path.database)
         if path in self._damaged:
             raise TableExistsError(f"table '{path}' already exists, and is damaged")
         if path in self._tables:
@@ -217,6 +234,8 @@ class TableRegistry:
         """Return an id that was never used, and above another one; it never will be again."""
         state = self._state
         table_id = max(state.next_table_id, above + 1)
+        if self._names is not None and state.ids_end is not None and table_id >= state.ids_end:
+            table_id, state.ids_end = self._names.claim_ids(above=table_id - 1)
         state.next_table_id = table_id + 1
         # What a crash leaves of it may go.
         state.creating.add(table_id)
@@ -246,6 +265,8 @@ class TableRegistry:
             self._directory.filesystem.sync_directory(self._directory.tables)
         except OSError as error:
             raise StorageFailedError(f"cannot create table '{path}': {error.strerror}") from error
+        if self._names is not None:
+            self._names.hold(path, table_id)
         state.tables[table_id] = KnownTable(path, generation=1)
         state.creating.discard(table_id)
         try:
@@ -261,6 +282,7 @@ class TableRegistry:
         self._directory.filesystem.remove_tree(self._directory.table(info.table_id))
         if not self._directory.table(info.table_id).exists():
             self._state.creating.discard(info.table_id)
+        self._release(info.path, info.table_id)
 
     def alter_properties(
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
@@ -324,6 +346,7 @@ class TableRegistry:
         info = self.table(path)
         self._forget(info.table_id, self._state.dropped)
         del self._tables[path]
+        self._release(path, info.table_id)
         return info
 
     def _forget(self, table_id: int, remains: set[int]) -> None:
@@ -345,6 +368,7 @@ class TableRegistry:
         self._forget(damaged.table_id, set())
         del self._damaged[path]
         self._give_up(damaged.table_id)
+        self._release(path, damaged.table_id)
 
     def set_aside(self, path: TablePath) -> None:
         """Let a table be one no more, because another takes its place; its files stay."""
@@ -371,6 +395,57 @@ class TableRegistry:
             # As durable as the next change: a number too many does no harm.
             self._state.dropped.discard(table_id)
 
+    # -- of several shards -----------------------------------------------------------------------
+
+    def _join(self, names: ShardDirectory, service_id: str | None) -> str:
+        """Return the id of the service that the shards are; its ids are known then."""
+        state = self._state
+        known, block = names.join(service_id, next_table_id=state.next_table_id)
+        if state.ids_end is None:
+            if block is None:
+                block = names.claim_ids(above=state.next_table_id - 1)
+            elif service_id is not None:
+                for database in state.databases:
+                    names.enter_database(database)
+            state.next_table_id, state.ids_end = block
+        return known
+
+    def _enter(self, names: ShardDirectory) -> None:
+        """Hold the names of all tables, and no others; databases are as all shards have them."""
+        for path, why in names.clear(
+            {known.path: number for number, known in self._state.tables.items()}
+        ).items():
+            table_id = next(n for n, known in self._state.tables.items() if known.path == path)
+            self.set_damaged(DamagedTable.of(path, table_id, TableExistsError(why)))
+        self._state.databases = names.databases() | {path.database for path in self.paths()}
+
+    def _follow_database(self, name: str) -> None:
+        """Raise unless there is a database, whichever shard it was made in."""
+        if self._names is not None:
+            if self._names.has_database(name):
+                self._state.databases.add(name)
+            else:
+                self._state.databases.discard(name)
+        self._check_database(name)
+
+    def _release(self, path: TablePath, table_id: int) -> None:
+        """Let others have the name of a table that is no more, now or with the next change."""
+        if self._names is None:
+            return
+        self._unreleased[path] = table_id
+        self.release_names()
+
+    def release_names(self) -> None:
+        """Release the names of tables that are no more and whose store did not answer then."""
+        for path, table_id in tuple(self._unreleased.items()):
+            assert self._names is not None
+            try:
+                self._names.release(path, table_id)
+            except StreamhouseError as error:
+                _logger.warning("event=name_not_released table=%s why=%r", path, error.message)
+                return
+            del self._unreleased[path]
+
     def _check_database(self, name: str) -> None:
         if name not in self._state.databases:
             raise DatabaseNotFoundError(
@@ -395,6 +470,11 @@ class TableRegistry:
     def _load(self) -> None:
         directory = self._directory
         self._state, is_former = load_service_state(directory)
+        if self._names is not None:
+            ids_end = self._state.ids_end
+            self._join(self._names, directory.service_id)
+            if ids_end is None:
+                self._save()
         if is_former:
             find_former_tables(directory, self._state)
             self._save()

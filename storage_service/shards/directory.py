@@ -1,0 +1,362 @@
+"""The directory of one service: its id, its tables' ids, and which shard has which table.
+
+Invariants (decision 0021):
+- a name is held by one shard at a time, and only that shard makes it free
+- an id is in one block, and a block is of one shard; a shard's process uses an id once
+- who holds a name for no table is found by the shard itself: at its start, and when it wants it
+
+What is said for a shard is believed to be its own words: whether the process that speaks owns the
+shard is decided by the shard's journal, in which a table exists or not.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    DatabaseExistsError,
+    DatabaseNotEmptyError,
+    DatabaseNotFoundError,
+    InvalidRequestError,
+    OverloadedError,
+    StreamhouseError,
+    TableExistsError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
+from streamhouse.storage_service.shards.chain import Chains, DirectoryStore, Version
+from streamhouse.storage_service.shards.entries import (
+    FREE,
+    NameEntry,
+    NameState,
+    check_shard_name,
+    seal,
+    unseal,
+)
+
+__all__ = ["IdBlock", "ShardDirectory", "ShardRecord"]
+
+BLOCK_IDS: Final = 1_000
+_SERVICE: Final = "service"
+_IDS: Final = "ids"
+_TABLES: Final = "tables"
+_DATABASES: Final = "databases"
+_SHARDS: Final = "shards"
+# Each means that somebody else has changed the same name in between.
+_RACES_MAX: Final = 100
+_BLOCK_MAX: Final = 10**8 - 1
+
+
+class IdBlock(NamedTuple):
+    """Ids that one shard may give to its tables, once each."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """What a shard says of itself: load in thousandths of a core, and its tables."""
+
+    shard: str
+    load_millicores: int = 0
+    table_count: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "shard": self.shard,
+            "load_millicores": self.load_millicores,
+            "table_count": self.table_count,
+        }
+
+
+class ShardDirectory:
+    """The directory, as one shard uses it. Thread-safe, blocking."""
+
+    def __init__(
+        self,
+        store: DirectoryStore,
+        *,
+        shard: str,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        check_shard_name(shard)
+        self.shard = shard
+        self._store = store
+        self._chains = Chains(store, sleep=sleep)
+
+    # -- the service and its ids -----------------------------------------------------------------
+
+    def join(self, service_id: str | None, *, next_table_id: int = 1) -> tuple[str, IdBlock | None]:
+        """Return the service's id; `service_id` is the data directory's, None for a new one.
+
+        The first shard says it, and has a block of ids from its `next_table_id` on, which nobody
+        has to claim: ids below are its own, too. Raises `InvalidRequestError` for a data directory
+        of another service.
+        """
+        proposed = service_id or uuid.uuid4().hex
+        first_block = -(-next_table_id // BLOCK_IDS)
+        content = {"service_id": proposed, "first_block": first_block}
+        if self._chains.create(_SERVICE, content):
+            return proposed, IdBlock(next_table_id, first_block * BLOCK_IDS)
+        known = str(self._service()["service_id"])
+        if service_id not in (None, known):
+            raise InvalidRequestError(
+                f"the data directory is of service {service_id}, but the journal's shards are of"
+                f" service {known}: give it a --journal of its own"
+            )
+        return known, None
+
+    def _service(self) -> dict[str, Any]:
+        content = self._chains.content(_SERVICE)
+        try:
+            assert content is not None
+            return {
+                "service_id": str(content["service_id"]),
+                "first_block": int(content["first_block"]),
+            }
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError("the directory in the store names no service") from error
+
+    def claim_ids(self, *, above: int = 0) -> IdBlock:
+        """Return ids, all above one, that nobody else uses and that no call returns again."""
+        numbers = [_block_number(key) for key in self._store.list(f"{_IDS}/")]
+        block = max(int(self._service()["first_block"]), above // BLOCK_IDS + 1, *numbers, 0)
+        for number in range(block, min(block + _RACES_MAX, _BLOCK_MAX)):
+            if self._chains.create(f"{_IDS}/{number:08d}", {"shard": self.shard}):
+                return IdBlock(number * BLOCK_IDS, (number + 1) * BLOCK_IDS)
+        raise OverloadedError("too many shards claim ids at the same time; try again later")
+
+    # -- tables ----------------------------------------------------------------------------------
+
+    def entry(self, path: TablePath) -> NameEntry:
+        """Return what a name is now."""
+        return self._entry(path, self._chains.head(_table(path)))
+
+    def entries(self) -> dict[TablePath, NameEntry]:
+        """Return every name that is not free."""
+        found = {}
+        for name, version in self._chains.heads(f"{_TABLES}/").items():
+            path = TablePath.parse(name.removeprefix(f"{_TABLES}/"))
+            entry = self._entry(path, version)
+            if entry.state is not NameState.FREE:
+                found[path] = entry
+        return found
+
+    def assign(self, path: TablePath, shard: str, *, is_live: Callable[[str], bool]) -> str:
+        """Return where a new table of this name is to be made: in `shard`, unless that is decided.
+
+        Raises `TableExistsError` if the name is held.
+        """
+
+        def decide(entry: NameEntry) -> NameEntry | None:
+            if entry.state is NameState.HELD:
+                raise _exists(path, entry)
+            if entry.state is NameState.ASSIGNED and (entry.shard == shard or is_live(entry.shard)):
+                return None
+            return NameEntry(state=NameState.ASSIGNED, shard=shard)
+
+        return self._change(path, decide).shard
+
+    def hold(self, path: TablePath, table_id: int) -> None:
+        """Make a name this shard's, for a table under `table_id`; the shard has none of this name.
+
+        Raises `TableExistsError` if another shard has it, and `DatabaseNotFoundError` if its
+        database was dropped in the meantime.
+        """
+        try:
+            self._hold(path, table_id)
+            # After that, not before: who drops the database looks into it after dropping it.
+            if self.has_database(path.database, besides=path):
+                return
+        except UnknownOutcomeError as error:
+            # A name too many does no harm: this shard clears it.
+            raise UnavailableError(
+                f"the directory of shards did not answer, so table '{path}' was not created:"
+                f" {error.message}"
+            ) from error
+        self.release(path, table_id)
+        raise DatabaseNotFoundError(f"database '{path.database}' was just dropped")
+
+    def _hold(self, path: TablePath, table_id: int) -> None:
+        held = self._held(table_id)
+
+        def decide(entry: NameEntry) -> NameEntry | None:
+            if entry.state is not NameState.FREE and entry.shard != self.shard:
+                raise _exists(path, entry)
+            return None if entry == held else held
+
+        self._change(path, decide)
+
+    def release(self, path: TablePath, table_id: int) -> None:
+        """Make a name free that this shard holds for a table under `table_id`, which is no more."""
+        held = self._held(table_id)
+        self._change(path, lambda entry: FREE if entry == held else None)
+
+    def clear(self, tables: Mapping[TablePath, int]) -> dict[TablePath, str]:
+        """Make this shard's names those of its tables; for its start.
+
+        Returns, for each table whose name another shard has, a sentence that says so.
+        """
+        entries = self.entries()
+        taken = {}
+        for path, table_id in sorted(tables.items()):
+            if entries.get(path) == self._held(table_id):
+                continue
+            try:
+                self._hold(path, table_id)
+            except TableExistsError as error:
+                taken[path] = error.message
+        for path, entry in entries.items():
+            if entry.shard == self.shard and entry.state is NameState.HELD and path not in tables:
+                self.release(path, entry.table_id)
+        return taken
+
+    def _held(self, table_id: int) -> NameEntry:
+        return NameEntry(state=NameState.HELD, shard=self.shard, table_id=table_id)
+
+    def _change(
+        self, path: TablePath, decide: Callable[[NameEntry], NameEntry | None]
+    ) -> NameEntry:
+        """Make a name what `decide` makes of what it is; None leaves it. Returns what it is."""
+        name, at_least = _table(path), 0
+        for _ in range(_RACES_MAX):
+            version = self._chains.head(name, at_least=at_least)
+            entry = self._entry(path, version)
+            wanted = decide(entry)
+            if wanted is None:
+                return entry
+            if self._chains.advance(name, version, wanted.to_json()) is not None:
+                return wanted
+            at_least = version.number + 1
+        raise OverloadedError(f"table name '{path}' changes all the time; try again later")
+
+    def _entry(self, path: TablePath, version: Version) -> NameEntry:
+        if version.content is None:
+            return FREE
+        return NameEntry.from_json(version.content, where=f"{_table(path)} in the store")
+
+    # -- databases -------------------------------------------------------------------------------
+
+    def databases(self) -> set[str]:
+        """Return the names of all databases; one with a table in it is one."""
+        heads = self._chains.heads(f"{_DATABASES}/")
+        names = {name.rpartition("/")[2] for name, version in heads.items() if _is_there(version)}
+        with_tables = {
+            path.database for path, entry in self.entries().items() if entry.state is NameState.HELD
+        }
+        return {DEFAULT_DATABASE, *names, *with_tables}
+
+    def has_database(self, name: str, *, besides: TablePath | None = None) -> bool:
+        """Whether there is a database; a table in it shows it, but not the one `besides`."""
+        if name == DEFAULT_DATABASE or _is_there(self._chains.head(_database(name))):
+            return True
+        return any(
+            path.database == name and path != besides and entry.state is NameState.HELD
+            for path, entry in self.entries().items()
+        )
+
+    def create_database(self, name: str) -> None:
+        """Create a database; raises `DatabaseExistsError`."""
+        for _ in range(_RACES_MAX):
+            seen = self._chains.head(_database(name))
+            if name == DEFAULT_DATABASE or _is_there(seen):
+                raise DatabaseExistsError(f"database '{name}' already exists")
+            if self._chains.advance(_database(name), seen, {"exists": True}) is not None:
+                return
+        raise OverloadedError(f"database '{name}' changes all the time; try again later")
+
+    def enter_database(self, name: str) -> None:
+        """Make it known that a data directory has a database."""
+        try:
+            self.create_database(name)
+        except DatabaseExistsError:
+            return
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database without tables; raises `DatabaseNotEmptyError`.
+
+        It is gone before it is looked into: whoever makes a table in it looks at it afterwards.
+        """
+        seen = self._chains.head(_database(name))
+        if not _is_there(seen):
+            raise DatabaseNotFoundError(f"database '{name}' does not exist")
+        dropped = self._chains.advance(_database(name), seen, {"exists": False})
+        if dropped is None:
+            raise DatabaseNotFoundError(f"database '{name}' was just dropped by another request")
+        try:
+            left = [
+                path
+                for path, entry in self.entries().items()
+                if path.database == name and entry.state is NameState.HELD
+            ]
+        except StreamhouseError:
+            self._chains.advance(_database(name), dropped, {"exists": True})
+            raise
+        if left:
+            self._chains.advance(_database(name), dropped, {"exists": True})
+            raise DatabaseNotEmptyError(
+                f"database '{name}' still has {len(left)} tables, such as '{left[0]}';"
+                " drop them first"
+            )
+
+    # -- shards ----------------------------------------------------------------------------------
+
+    def record(self, record: ShardRecord) -> None:
+        """Say how this shard is."""
+        key = f"{_SHARDS}/{self.shard}"
+        self._store.replace(key, seal(key, record.to_json(), nonce=""))
+
+    def records(self) -> dict[str, ShardRecord]:
+        """Return what every shard has said of itself last."""
+        found = {}
+        for key in sorted(self._store.list(f"{_SHARDS}/")):
+            data = self._store.get(key)
+            if data is not None:
+                record = _record(unseal(key, data), where=key)
+                if key == f"{_SHARDS}/{record.shard}":
+                    found[record.shard] = record
+        return found
+
+
+def _table(path: TablePath) -> str:
+    return f"{_TABLES}/{path}"
+
+
+def _database(name: str) -> str:
+    return f"{_DATABASES}/{name}"
+
+
+def _is_there(version: Version) -> bool:
+    return version.content is not None and version.content.get("exists") is True
+
+
+def _block_number(key: str) -> int:
+    digits = key.rpartition("/")[2]
+    return int(digits) + 1 if digits.isascii() and digits.isdecimal() else 0
+
+
+def _exists(path: TablePath, entry: NameEntry) -> TableExistsError:
+    return TableExistsError(f"table '{path}' already exists, in shard '{entry.shard}'")
+
+
+def _record(content: Mapping[str, Any], *, where: str) -> ShardRecord:
+    try:
+        record = ShardRecord(
+            shard=str(content["shard"]),
+            load_millicores=int(content["load_millicores"]),
+            table_count=int(content["table_count"]),
+        )
+        check_shard_name(record.shard)
+    except (KeyError, TypeError, ValueError, StreamhouseError) as error:
+        raise CorruptDataError(
+            f"{where} in the store says not how a shard is: {error!r}"
+        ) from error
+    return record
