@@ -23,6 +23,7 @@ __all__ = [
     "Replace",
     "check_path",
     "is_journalled",
+    "is_journalled_directory",
 ]
 
 _NUMBER: Final = r"(?:0|[1-9][0-9]{0,18})"
@@ -95,14 +96,19 @@ def is_journalled(path: str) -> bool:
     return not path.endswith(".tmp") and _FILE.fullmatch(path) is not None
 
 
+def is_journalled_directory(path: str) -> bool:
+    """Whether a directory of this path, relative to the data directory, is in the journal."""
+    return _DIRECTORY.fullmatch(path) is not None
+
+
 def check_path(operation: Operation) -> None:
     """Raise `CorruptDataError` if an operation names a path that no data directory has."""
     match operation:
         case Append(path) | Replace(path) | Remove(path):
             is_known = is_journalled(path)
         case Move(source, target):
-            is_known = all(_DIRECTORY.fullmatch(path) for path in (source, target))
+            is_known = all(map(is_journalled_directory, (source, target)))
         case MakeDirectory(path) | RemoveTree(path):
-            is_known = _DIRECTORY.fullmatch(path) is not None
+            is_known = is_journalled_directory(path)
     if not is_known:
         raise CorruptDataError(f"the journal names a path that cannot be: {operation!r:.200}")

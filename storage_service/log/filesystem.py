@@ -64,6 +64,9 @@ class Filesystem(Protocol):
     def list_names(self, directory: Path) -> list[str]:
         """Return the names of the files in `directory`, sorted; empty if there is none."""
 
+    def has_directory(self, directory: Path) -> bool:
+        """Whether there is such a directory."""
+
     def size_bytes(self, path: Path) -> int:
         """Return the current length of a file."""
 
@@ -194,6 +197,10 @@ class LocalFilesystem:
             return []
         with os.scandir(directory) as entries:
             return sorted(entry.name for entry in entries if entry.is_file())
+
+    def has_directory(self, directory: Path) -> bool:
+        """See `Filesystem.has_directory`."""
+        return directory.is_dir()
 
     def size_bytes(self, path: Path) -> int:
         """See `Filesystem.size_bytes`."""

@@ -76,7 +76,7 @@ def _changes_files(node: ast.AST) -> bool:
         return name in _OF_OS
     if owner == "shutil" or called == "LocalFilesystem":
         return True
-    if owner.endswith("filesystem"):
+    if owner.endswith(("filesystem", "self._inner")):
         return False
     if name == "open" and (not owner or not isinstance(node.func, ast.Attribute)):
         return True

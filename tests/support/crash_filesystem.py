@@ -116,6 +116,14 @@ class CrashFilesystem:
         for contents in (self._inode(path).live, self._inode(path).synced):
             del contents[size_bytes:]
 
+    def files(self) -> dict[Path, bytes]:
+        """Return what all files have, as the process sees them."""
+        return {
+            directory / name: bytes(inode.live)
+            for directory, entries in self._directories.items()
+            for name, inode in entries.live.items()
+        }
+
     def _inodes(self) -> list[_Inode]:
         inodes = {}
         for directory in self._directories.values():
@@ -199,6 +207,10 @@ class CrashFilesystem:
     def list_names(self, directory: Path) -> list[str]:
         """See `Filesystem`."""
         return sorted(self._directories.get(directory, _Directory()).live)
+
+    def has_directory(self, directory: Path) -> bool:
+        """See `Filesystem`."""
+        return directory in self._directories
 
     def size_bytes(self, path: Path) -> int:
         """See `Filesystem`."""
