@@ -22,6 +22,7 @@ BESIDE: Final[dict[str, str]] = {
     "storage_service/engine/keys/key_recovery.py": "moves directories of RocksDB",
     "storage_service/engine/transactions/transaction_decision.py": "asks how full the disk is",
     "storage_service/journal/file_store.py": "keeps objects, not a data directory",
+    "storage_service/journal/followed_directory.py": "follows a journal that others write",
     "storage_service/log/filesystem.py": "is the door",
     "storage_service/log/log_copy.py": "copies a log into a backup",
     "storage_service/operations/backup_files.py": "writes backups, and copies them back",
