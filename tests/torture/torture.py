@@ -17,87 +17,20 @@ their own, so a seed repeats the plan of a run, not each of its interleavings.
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import secrets
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
-from tests.support.command_line import streamhouse
-from tests.support.service_process import DiedAtStart, ServiceProcess
-from tests.support.tier_once import tier_once
-from tests.torture.aging import AgingChecker
-from tests.torture.aging_keys import AgingKeyChecker
-from tests.torture.checkers import (
-    KeyChecker,
-    LogChecker,
-    is_unreachable,
-)
-from tests.torture.deaths import Death, choose_death
-from tests.torture.follower import Follower
-from tests.torture.ledger import KeyLedger
-from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
-from tests.torture.writers import PATIENCE_S, Gate, Writer
+from tests.torture.era import Era, Report
 
-__all__ = ["Report", "torture"]
+__all__ = ["torture"]
 
 LIVES_PER_ERA: Final = 12
-_QUIET_WAIT_S: Final = 100.0
-# An hour on a shared machine meets minutes of load; how fast a start is has a benchmark.
-_START_TIMEOUT_S: Final = 180.0
-_SERVICE_LIMITS: Final = (
-    *("--retention-interval-ms", "300"),
-    *("--tiering-lease-ms", "2000"),
-    *("--tiering-backoff-ms-min", "100"),
-)
-_MAINTENANCE_STEPS: Final = (
-    *("rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"),
-    *("snapshots-expired", "files-found", "orphans-removed"),
-    *("expiry-registered", "removal-staged", "removal-committed"),
-)
-_WORKER_STEPS: Final = (*ROUND_STEPS, *HISTORY_STEPS, *BATCH_STEPS, *_MAINTENANCE_STEPS)
-_WORKERS: Final = 2
-
-
-@dataclass
-class Report:
-    """What a run did."""
-
-    seed: int
-    eras: int = 0
-    deaths: Counter[str] = field(default_factory=Counter)
-    checks: int = 0
-    worker_deaths: Counter[str] = field(default_factory=Counter)
-    rows_aged: int = 0
-    rows_written: int = 0
-    calls: int = 0
-    rows_judged: int = 0
-    cuts_judged: int = 0
-    seconds: float = 0.0
-
-    def text(self) -> str:
-        """Return the report for people."""
-        return (
-            f"seed {self.seed}: {self.eras} eras, {self.deaths.total()} deaths of the service of"
-            f" {len(self.deaths)} kinds, {self.worker_deaths.total()} of tiering workers,"
-            f" {self.checks} directories checked, {self.calls:,} calls,"
-            f" {self.rows_written:,} rows written, {self.rows_aged:,} gone of old age,"
-            f" {self.rows_judged:,} judgements of rows, {self.cuts_judged:,} cuts judged on the"
-            f" run, {self.seconds:,.0f} s, no violation"
-        )
 
 
 def torture(*, seed: int, seconds: float, lives_per_era: int = LIVES_PER_ERA) -> Report:
@@ -108,7 +41,7 @@ def torture(*, seed: int, seconds: float, lives_per_era: int = LIVES_PER_ERA) ->
         era = random.Random(f"{seed}/{report.eras}")
         directory = Path(tempfile.mkdtemp(prefix="streamhouse-torture-"))
         try:
-            _Era(directory, era, report).run(lives_per_era)
+            Era(directory, era, report).run(lives_per_era)
         except BaseException:
             sys.stderr.write(f"seed {seed}, era {report.eras}: {directory} is kept\n")
             raise
@@ -117,201 +50,6 @@ def torture(*, seed: int, seconds: float, lives_per_era: int = LIVES_PER_ERA) ->
         report.seconds = time.monotonic() - started_s
         sys.stderr.write(report.text() + "\n")
     return report
-
-
-class _Era:
-    """One data directory, from its first start to its last judgement."""
-
-    def __init__(self, directory: Path, chance: random.Random, report: Report) -> None:
-        self._directory = directory
-        self._random = chance
-        self._report = report
-        self._port = _free_port()
-        self._endpoint = f"http://127.0.0.1:{self._port}"
-        self._gate = Gate()
-        self._checkers: list[Checker] = []
-        self._writers: list[Writer] = []
-        self._followers: list[tuple[Follower, Callable[[], dict[int, int]]]] = []
-        self._workers: list[tuple[str, subprocess.Popen[bytes]] | None] = [None] * _WORKERS
-
-    def run(self, lives: int) -> None:
-        """Live, die, be judged; again and again."""
-        try:
-            with self._service(None):
-                self._prepare()
-            for writer in self._writers:
-                writer.start()
-            for _ in range(lives):
-                self._live_and_die(choose_death(self._random))
-            self._last_judgement()
-        finally:
-            self._gate.end()
-            for follower, _ in self._followers:
-                follower.end()
-            self._stop_workers()
-            self._report.calls += sum(writer.calls for writer in self._writers)
-            self._report.rows_written += sum(writer.rows for writer in self._writers)
-
-    def _service(self, command: tuple[str, ...] | None) -> ServiceProcess:
-        arguments = ("--port", str(self._port), *_SERVICE_LIMITS)
-        if command is None:
-            return ServiceProcess(self._directory, *arguments, start_timeout_s=_START_TIMEOUT_S)
-        return ServiceProcess(
-            self._directory, *arguments, command=command, start_timeout_s=_START_TIMEOUT_S
-        )
-
-    def _prepare(self) -> None:
-        with StreamhouseClient(self._endpoint) as client:
-            create_tables(client)
-        for place in places():
-            if place.checker is not None:
-                self._checkers.append(place.checker)
-                self._follow(place.checker)
-            for _ in range(place.count):
-                self._writers.append(
-                    place.writer(
-                        self._gate,
-                        place.ledger,  # type: ignore[call-arg]
-                        endpoint=self._endpoint,
-                        table=place.table,
-                        number=len(self._writers),
-                        seed=self._random.getrandbits(32),
-                    )
-                )
-
-    def _follow(self, checker: Checker) -> None:
-        """Follow the tables that keep their whole log."""
-        if checker.table not in ("log", "keys", "sums", "key_transactions"):
-            return
-        if isinstance(checker, LogChecker):
-            image, judge = checker.image, None
-            ends: Callable[[], dict[int, int]] = lambda: {  # noqa: E731 - a closure a checker
-                bucket: len(rows) for bucket, rows in image.buckets.items()
-            }
-        else:
-            assert isinstance(checker, KeyChecker)
-            # Every change must fit the one before it here too.
-            judge, ends = KeyChecker(checker.table, KeyLedger()), lambda: checker.read_to
-        follower = Follower(
-            self._endpoint,
-            checker.table,
-            (lambda *_: None) if judge is None else judge.fold_batch,
-            buckets=BUCKETS,
-            patience_s=PATIENCE_S,
-        )
-        self._followers.append((follower, ends))
-        follower.start()
-
-    def _live_and_die(self, death: Death) -> None:
-        try:
-            self._live(death)
-        except DiedAtStart:
-            # It reached the step while it completed what an earlier life had left.
-            assert death.by_itself, "the service did not start"
-            self._report.deaths[death.kind] += 1
-        self._gate.close()
-        if self._random.random() < 0.2:
-            streamhouse("check", "--data-dir", self._directory)
-            self._report.checks += 1
-        with self._service(None):
-            self._judge_all()
-
-    def _live(self, death: Death) -> None:
-        with self._service(death.command) as service:
-            self._keep_workers()
-            self._gate.open()
-            is_over = service.has_ended if death.by_itself else lambda: False
-            self._judge_cuts_until(is_over, death.seconds)
-            if death.is_clean:
-                assert service.terminate() == 0, "a clean stop under load failed"
-            elif death.command and not death.by_itself and death.goes_on:
-                # The disk is well again: no restart is needed.
-                self._gate.close()
-                self._judge_all()
-            has_ended = service.has_ended()
-            is_late = death.by_itself and not has_ended
-            self._report.deaths["kill at random" if is_late else death.kind] += 1
-            service.kill()
-
-    def _judge_all(self) -> None:
-        """Judge while interrupted calls still land, and when all is quiet."""
-        self._judge(is_quiet=False)
-        assert self._gate.wait_until_empty(_QUIET_WAIT_S), (
-            f"calls were never answered: {[w.name for w in self._writers if w.is_inside]}"
-        )
-        self._raise_errors()
-        self._judge(is_quiet=True)
-
-    def _judge(self, *, is_quiet: bool) -> None:
-        with StreamhouseClient(self._endpoint) as client:
-            for checker in self._checkers:
-                self._report.rows_judged += checker.check(client, is_quiet=is_quiet)
-
-    def _judge_cuts_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """While the service lives: every cut of the transactions' tables has whole ones only."""
-        cuts = [c for c in self._checkers if isinstance(c, CutChecker)]
-        deadline_s = time.monotonic() + seconds
-        pause = threading.Event()
-        with StreamhouseClient(self._endpoint, timeout_s=0.1) as client:
-            for checker in itertools.cycle(cuts):
-                if is_over() or time.monotonic() >= deadline_s:
-                    break
-                try:
-                    checker.check_cut(client)
-                    self._report.cuts_judged += 1
-                except StreamhouseError as error:
-                    if not is_unreachable(error):
-                        raise
-                pause.wait(0.005)
-
-    def _last_judgement(self) -> None:
-        with self._service(None), StreamhouseClient(self._endpoint) as client:
-            self._stop_workers()
-            tier_once(client)
-            for checker in self._checkers:
-                checker.check_at_end(client)
-                if client.describe_table(checker.table).properties().datalake_enabled:
-                    checker.check_lake(client)
-                if isinstance(checker, (AgingChecker, AgingKeyChecker)):
-                    self._report.rows_aged += checker.rows_aged
-            for follower, ends in self._followers:
-                follower.wait_for(ends(), _QUIET_WAIT_S)
-        streamhouse("check", "--data-dir", self._directory, "--lake-rows")
-        self._report.checks += 1
-
-    def _raise_errors(self) -> None:
-        for writer in self._writers:
-            if writer.error is not None:
-                raise AssertionError(f"{writer.name} failed") from writer.error
-
-    def _keep_workers(self) -> None:
-        """See that tiering workers run, all for all tables; most of them are doomed too."""
-        for place, worker in enumerate(self._workers):
-            if worker is not None and worker[1].poll() is None:
-                continue
-            if worker is not None:
-                self._report.worker_deaths[worker[0]] += 1
-            step = self._random.choice((*_WORKER_STEPS, *_WORKER_STEPS, "never"))
-            count = str(self._random.choice((1, 3, 10)))
-            command = ("-m", "tests.torture.tiering_worker", self._endpoint, step, count)
-            with (self._directory / "worker.log").open("ab") as log:
-                process = subprocess.Popen(
-                    (sys.executable, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
-            self._workers[place] = step, process
-
-    def _stop_workers(self) -> None:
-        for place, worker in enumerate(self._workers):
-            if worker is not None:
-                worker[1].kill()
-                worker[1].wait()
-            self._workers[place] = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:
