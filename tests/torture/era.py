@@ -1,10 +1,13 @@
-"""One era of the torture test: a fresh directory, lives and deaths of the service, judgements."""
+"""One era of the torture test: a fresh directory, lives and deaths of the service, judgements.
+
+`Era` is of one machine that keeps its disk; those of journal/ lose theirs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +22,7 @@ from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
+from tests.support.journal_machines import free_port
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once
 from tests.torture.aging import AgingChecker
@@ -30,12 +34,12 @@ from tests.torture.ledger import KeyLedger
 from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
 from tests.torture.writers import PATIENCE_S, Gate, Writer
 
-__all__ = ["Era", "Report"]
+__all__ = ["SERVICE_LIMITS", "Era", "Report"]
 
 _QUIET_WAIT_S: Final = 100.0
 # An hour on a shared machine meets minutes of load; how fast a start is has a benchmark.
 _START_TIMEOUT_S: Final = 180.0
-_SERVICE_LIMITS: Final = (
+SERVICE_LIMITS: Final = (
     *("--retention-interval-ms", "300"),
     *("--tiering-lease-ms", "2000"),
     *("--tiering-backoff-ms-min", "100"),
@@ -63,6 +67,9 @@ class Report:
     calls: int = 0
     rows_judged: int = 0
     cuts_judged: int = 0
+    disks_lost: int = 0
+    store_faults: Counter[str] = field(default_factory=Counter)
+    takeovers_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def text(self) -> str:
@@ -73,19 +80,28 @@ class Report:
             f" {self.checks} directories checked, {self.calls:,} calls,"
             f" {self.rows_written:,} rows written, {self.rows_aged:,} gone of old age,"
             f" {self.rows_judged:,} judgements of rows, {self.cuts_judged:,} cuts judged on the"
-            f" run, {self.seconds:,.0f} s, no violation"
+            f" run, {self.disks_lost} disks lost, {len(self.takeovers_s)} takeovers,"
+            f" {self.store_faults.total()} faults of the store,"
+            f" {self.seconds:,.0f} s, no violation"
         )
 
 
 class Era:
     """One data directory, from its first start to its last judgement."""
 
-    def __init__(self, directory: Path, chance: random.Random, report: Report) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        chance: random.Random,
+        report: Report,
+        *,
+        endpoint: str | None = None,
+    ) -> None:
         self._directory = directory
         self._random = chance
         self._report = report
-        self._port = _free_port()
-        self._endpoint = f"http://127.0.0.1:{self._port}"
+        self._port = free_port()
+        self._endpoint = endpoint or f"http://127.0.0.1:{self._port}"
         self._gate = Gate()
         self._checkers: list[Checker] = []
         self._writers: list[Writer] = []
@@ -100,8 +116,9 @@ class Era:
             for writer in self._writers:
                 writer.start()
             for _ in range(lives):
-                self._live_and_die(choose_death(self._random))
+                self._live_and_die()
             self._last_judgement()
+            self._check_directory("--lake-rows")
         finally:
             self._gate.end()
             for follower, _ in self._followers:
@@ -110,8 +127,10 @@ class Era:
             self._report.calls += sum(writer.calls for writer in self._writers)
             self._report.rows_written += sum(writer.rows for writer in self._writers)
 
-    def _service(self, command: tuple[str, ...] | None) -> ServiceProcess:
-        arguments = ("--port", str(self._port), *_SERVICE_LIMITS)
+    def _service(
+        self, command: tuple[str, ...] | None
+    ) -> contextlib.AbstractContextManager[ServiceProcess]:
+        arguments = ("--port", str(self._port), *SERVICE_LIMITS)
         if command is None:
             return ServiceProcess(self._directory, *arguments, start_timeout_s=_START_TIMEOUT_S)
         return ServiceProcess(
@@ -160,7 +179,9 @@ class Era:
         self._followers.append((follower, ends))
         follower.start()
 
-    def _live_and_die(self, death: Death) -> None:
+    def _live_and_die(self) -> None:
+        """Live, die in some way, and be judged after the next start."""
+        death = choose_death(self._random)
         try:
             self._live(death)
         except DiedAtStart:
@@ -169,10 +190,21 @@ class Era:
             self._report.deaths[death.kind] += 1
         self._gate.close()
         if self._random.random() < 0.2:
-            streamhouse("check", "--data-dir", self._directory)
-            self._report.checks += 1
+            self._check_directory()
+        self._befall_disk()
         with self._service(None):
             self._judge_all()
+
+    def _check_directory(self, *arguments: str) -> None:
+        """Check what a dead service has left."""
+        streamhouse("check", "--data-dir", self._data_dir(), *arguments)
+        self._report.checks += 1
+
+    def _data_dir(self) -> Path:
+        return self._directory
+
+    def _befall_disk(self) -> None:
+        """Do to the disk of a dead service what this era does; this one leaves it alone."""
 
     def _live(self, death: Death) -> None:
         with self._service(death.command) as service:
@@ -234,8 +266,6 @@ class Era:
                     self._report.rows_aged += checker.rows_aged
             for follower, ends in self._followers:
                 follower.wait_for(ends(), _QUIET_WAIT_S)
-        streamhouse("check", "--data-dir", self._directory, "--lake-rows")
-        self._report.checks += 1
 
     def _raise_errors(self) -> None:
         for writer in self._writers:
@@ -264,9 +294,3 @@ class Era:
                 worker[1].kill()
                 worker[1].wait()
             self._workers[place] = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
 """Kill the service and its tiering worker again and again, and judge what is left. A program:
 
-    python -m tests.torture.torture --minutes 60 [--seed N]
+    python -m tests.torture.torture --minutes 60 [--seed N] [--eras disk,lost-disk,takeover]
 
 The run is made of eras: a fresh directory, some tables, writers of every kind, and a number of
 lives of the service. A life ends by kill -9, at a random instant or at a named step
@@ -9,6 +9,11 @@ restart every table is judged against the history its writers kept (checkers.py)
 interrupted calls still land, then again when all is quiet. Two tiering workers run beside it,
 killed at their steps. Some directories are checked as they were left. At the end of an era
 everything is tiered and the lake is judged too.
+
+An era of kind `disk` is of one machine that keeps its disk. Those of journal/eras.py have a journal
+in a store that misbehaves: in `lost-disk` the machine's disk is gone after every other death, in
+`takeover` a standby takes over from an owner that was killed, paused, stopped, or lost with its
+disk; lookups meanwhile are judged to be linearizable.
 
 The seed decides what is killed when and what is written; threads and disks still add chance of
 their own, so a seed repeats the plan of a run, not each of its interleavings.
@@ -23,25 +28,41 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.support.journal_machines import JournalHome, StoreKind
 from tests.torture.era import Era, Report
+from tests.torture.journal.eras import LostDiskEra, TakeoverEra
 
-__all__ = ["torture"]
+__all__ = ["KINDS", "torture"]
 
 LIVES_PER_ERA: Final = 12
+KINDS: Final = ("disk", "lost-disk", "takeover")
+_STORES: Final[tuple[StoreKind, ...]] = ("faulty s3", "faulty s3", "file")
 
 
-def torture(*, seed: int, seconds: float, lives_per_era: int = LIVES_PER_ERA) -> Report:
-    """Run for at least `seconds`; raises AssertionError at the first violation, naming the seed."""
+def torture(
+    *,
+    seed: int,
+    seconds: float,
+    lives_per_era: int = LIVES_PER_ERA,
+    kinds: Sequence[str] = ("disk",),
+    stores: Sequence[StoreKind] = _STORES,
+) -> Report:
+    """Run for at least `seconds`, eras of these kinds in turn, each on a store that is drawn.
+
+    Raises AssertionError at the first violation, naming the seed.
+    """
     report = Report(seed)
     started_s = time.monotonic()
     while not report.eras or time.monotonic() - started_s < seconds:
         era = random.Random(f"{seed}/{report.eras}")
         directory = Path(tempfile.mkdtemp(prefix="streamhouse-torture-"))
         try:
-            Era(directory, era, report).run(lives_per_era)
+            kind = kinds[report.eras % len(kinds)]
+            _run(kind, era.choice(stores), directory, era, report, lives_per_era)
         except BaseException:
             sys.stderr.write(f"seed {seed}, era {report.eras}: {directory} is kept\n")
             raise
@@ -52,16 +73,43 @@ def torture(*, seed: int, seconds: float, lives_per_era: int = LIVES_PER_ERA) ->
     return report
 
 
+def _run(
+    kind: str, store: StoreKind, directory: Path, chance: random.Random, report: Report, lives: int
+) -> None:
+    if kind == "disk":
+        Era(directory, chance, report).run(lives)
+        return
+    seed = chance.getrandbits(32)
+    with JournalHome(store, seed=seed, folder=directory / "home") as home:
+        era = (LostDiskEra if kind == "lost-disk" else TakeoverEra)(directory, chance, report, home)
+        try:
+            era.run(lives)
+        except BaseException:
+            sys.stderr.write(f"an era of kind {kind}, on {store}\n")
+            if home.store is not None:
+                home.store.copy_to(directory / "bucket")
+            raise
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Torture the service; see this module's text.")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
+    parser.add_argument("--eras", default="disk", help="which kinds, in turn; default: %(default)s")
     given = parser.parse_args()
+    kinds = given.eras.split(",")
+    if not set(kinds) <= set(KINDS):
+        parser.error(f"--eras takes some of {','.join(KINDS)}")
     seed = secrets.randbits(32) if given.seed is None else given.seed
     sys.stderr.write(f"seed {seed}\n")
-    report = torture(seed=seed, seconds=given.minutes * 60)
+    report = torture(seed=seed, seconds=given.minutes * 60, kinds=kinds)
     sys.stdout.write(report.text() + "\n")
-    for who, deaths in (("service", report.deaths), ("tiering worker", report.worker_deaths)):
+    met = (
+        ("service", report.deaths),
+        ("tiering worker", report.worker_deaths),
+        ("store", report.store_faults),
+    )
+    for who, deaths in met:
         for kind, count in sorted(deaths.items()):
             sys.stdout.write(f"  {who}, {kind}: {count}\n")
 
