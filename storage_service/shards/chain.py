@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -74,8 +74,11 @@ class Chains:
         numbers = [_number(name, key) for key in self._store.list(f"{name}/")]
         return self._read(name, max(at_least, self._known(name).number, *numbers, 0))
 
-    def heads(self, prefix: str) -> dict[str, Version]:
-        """Return the newest version of every name that begins with `prefix`, by name."""
+    def heads(self, prefix: str, *, only: Container[str] | None = None) -> dict[str, Version]:
+        """Return the newest version of every name that begins with `prefix`, by name.
+
+        With `only`, of those names alone: the others are listed and not read.
+        """
         numbers: dict[str, int] = {}
         for key in self._store.list(prefix):
             name = key.rpartition("/")[0]
@@ -84,7 +87,11 @@ class Chains:
             for name, version in self._newest.items():
                 if name.startswith(prefix):
                     numbers[name] = max(numbers.get(name, 0), version.number)
-        return {name: self._read(name, number) for name, number in sorted(numbers.items())}
+        return {
+            name: self._read(name, number)
+            for name, number in sorted(numbers.items())
+            if only is None or name in only
+        }
 
     def advance(self, name: str, seen: Version, content: Mapping[str, Any]) -> Version | None:
         """Make the version after `seen`; None if somebody else has made it.

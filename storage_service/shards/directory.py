@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +48,7 @@ _IDS: Final = "ids"
 _TABLES: Final = "tables"
 _DATABASES: Final = "databases"
 _SHARDS: Final = "shards"
+_HELD: Final = "held"
 # Each means that somebody else has changed the same name in between.
 _RACES_MAX: Final = 100
 _BLOCK_MAX: Final = 10**8 - 1
@@ -140,10 +141,16 @@ class ShardDirectory:
         """Return what a name is now."""
         return self._entry(path, self._chains.head(_table(path)))
 
-    def entries(self) -> dict[TablePath, NameEntry]:
-        """Return every name that is not free."""
+    def entries(self, database: str | None = None) -> dict[TablePath, NameEntry]:
+        """Return every name that is not free, of one database or of all."""
+        prefix = f"{_TABLES}/" if database is None else f"{_TABLES}/{database}."
+        return self._read_entries(prefix, only=None)
+
+    def _read_entries(
+        self, prefix: str, *, only: Container[str] | None
+    ) -> dict[TablePath, NameEntry]:
         found = {}
-        for name, version in self._chains.heads(f"{_TABLES}/").items():
+        for name, version in self._chains.heads(prefix, only=only).items():
             path = TablePath.parse(name.removeprefix(f"{_TABLES}/"))
             entry = self._entry(path, version)
             if entry.state is not NameState.FREE:
@@ -193,6 +200,8 @@ class ShardDirectory:
                 raise _exists(path, entry)
             return None if entry == held else held
 
+        # Before the name is held: a start of this shard reads these names and no others.
+        self._chains.create(f"{_HELD}/{self.shard}/{path}", {})
         self._change(path, decide)
 
     def release(self, path: TablePath, table_id: int) -> None:
@@ -203,9 +212,14 @@ class ShardDirectory:
     def clear(self, tables: Mapping[TablePath, int]) -> dict[TablePath, str]:
         """Make this shard's names those of its tables; for its start.
 
-        Returns, for each table whose name another shard has, a sentence that says so.
+        Returns, for each table whose name another shard has, a sentence that says so. Reads only
+        names that this shard has, or has held: many shards start at once, when a zone fails.
         """
-        entries = self.entries()
+        ever_held = f"{_HELD}/{self.shard}/"
+        keys = self._store.list(ever_held)
+        names = {f"{_TABLES}/{key.removeprefix(ever_held)}" for key in keys}
+        names |= {_table(path) for path in tables}
+        entries = self._read_entries(f"{_TABLES}/", only=names)
         taken = {}
         for path, table_id in sorted(tables.items()):
             if entries.get(path) == self._held(table_id):
@@ -259,8 +273,8 @@ class ShardDirectory:
         if name == DEFAULT_DATABASE or _is_there(self._chains.head(_database(name))):
             return True
         return any(
-            path.database == name and path != besides and entry.state is NameState.HELD
-            for path, entry in self.entries().items()
+            path != besides and entry.state is NameState.HELD
+            for path, entry in self.entries(name).items()
         )
 
     def create_database(self, name: str) -> None:
@@ -293,9 +307,7 @@ class ShardDirectory:
             raise DatabaseNotFoundError(f"database '{name}' was just dropped by another request")
         try:
             left = [
-                path
-                for path, entry in self.entries().items()
-                if path.database == name and entry.state is NameState.HELD
+                path for path, entry in self.entries(name).items() if entry.state is NameState.HELD
             ]
         except StreamhouseError:
             self._chains.advance(_database(name), dropped, {"exists": True})
