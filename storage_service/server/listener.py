@@ -17,7 +17,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
+from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
@@ -79,36 +80,95 @@ async def _serve(
     recovery: KeyRecovery | None,
 ) -> None:
     # First of all: a caller may send a signal as soon as it has seen the ready line.
-    signals = _StopSignals()
-    metrics = ServiceMetrics()
-    # Two pools: making a table with thousands of buckets must not keep rows waiting.
-    workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
-    disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
-    runtime = Runtime(executor=disk, observer=metrics)
-    manager = await TabletManager.open(config, runtime=runtime, recovery=recovery)
-    service = Service(config, manager, workers, metrics)
-    app = ServiceApp(service)
+    process = _Process(config, listening, context, signals=_StopSignals(), on_ready=on_ready)
     try:
-        metrics.watch(functools.partial(read_state, service))
-        # What lives as long as the process need not be walked by every collection.
-        gc.collect()
-        gc.freeze()
-        manager.upkeep.start(service.jobs())
-        server = _Server(
-            http_config(config, app, service.connections), service.connections, context
-        )
-        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-        await server.is_listening.wait()
-        on_stop = on_ready(_endpoint(listening, config))
-        await _until_stopped(signals, service, server, on_stop)
-        await serving
+        await _serve_alone(process, recovery)
     finally:
-        # Whoever reads rows must have let go of them before they are closed.
-        await manager.upkeep.stop()
-        await asyncio.to_thread(app.close)
-        await manager.close()
-        workers.shutdown()
-        disk.shutdown()
+        process.workers.shutdown()
+        process.disk.shutdown()
+
+
+async def _serve_alone(process: _Process, recovery: KeyRecovery | None) -> None:
+    """Serve a directory that is nobody else's; connections wait until it is recovered."""
+    manager = await TabletManager.open(process.config, runtime=process.runtime, recovery=recovery)
+    async with process.service_of(manager) as (service, app):
+        await process.listen(app)
+        await process.serve_until_stopped(service)
+
+
+class _Process:
+    """What there is of a service before its tables are open."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        listening: socket.socket,
+        context: ssl.SSLContext | None,
+        *,
+        signals: _StopSignals,
+        on_ready: Callable[[str], Callable[[], None]],
+    ) -> None:
+        self.config = config
+        self.signals = signals
+        self.endpoint = _endpoint(listening, config)
+        self.metrics = ServiceMetrics()
+        # Two pools: making a table with thousands of buckets must not keep rows waiting.
+        self.workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
+        self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        self.runtime = Runtime(executor=self.disk, observer=self.metrics)
+        self._listening = listening
+        self._context = context
+        self._on_ready = on_ready
+        self._connections = OpenConnections.of(config)
+        self._server: _Server | None = None
+        self._serving: asyncio.Future[None] | None = None
+
+    async def listen(self, app: ServiceApp) -> None:
+        """Let `app` answer what comes in; returns once it does."""
+        config = http_config(self.config, app, self._connections)
+        self._server = _Server(config, self._connections, self._context)
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._listening]))
+        await self._server.is_listening.wait()
+
+    async def close(self) -> None:
+        """Listen no more; returns when the connections are closed."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+    @contextlib.asynccontextmanager
+    async def service_of(
+        self, manager: TabletManager, *, tenure: Tenure | None = None
+    ) -> AsyncIterator[tuple[Service, ServiceApp]]:
+        """Give the service of these tables; leaving closes both."""
+        service = Service(
+            self.config,
+            manager,
+            self.workers,
+            self.metrics,
+            tenure=tenure,
+            connections=self._connections,
+        )
+        app = ServiceApp(service)
+        try:
+            self.metrics.watch(functools.partial(read_state, service))
+            # What lives as long as the process need not be walked by every collection.
+            gc.collect()
+            gc.freeze()
+            manager.upkeep.start(service.jobs())
+            yield service, app
+        finally:
+            # Whoever reads rows must have let go of them before they are closed.
+            await manager.upkeep.stop()
+            await asyncio.to_thread(app.close)
+            await manager.close()
+
+    async def serve_until_stopped(self, service: Service) -> None:
+        """Say that requests are answered, and return when a signal has ended that."""
+        assert self._server is not None
+        on_stop = self._on_ready(self.endpoint)
+        await _until_stopped(self.signals, service, self._server, on_stop)
+        await self.close()
 
 
 class _StopSignals:
@@ -205,6 +265,7 @@ def http_config(
     """Return how uvicorn serves `app` to these connections."""
     return uvicorn.Config(
         app,
+        interface="asgi3",
         loop="uvloop",
         http=bounded_protocol(connections, timeout_ms=config.keep_alive_timeout_ms),
         ws="none",
