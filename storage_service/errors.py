@@ -136,6 +136,8 @@ class NotFoundError(StreamhouseError):
 
     code = "not_found"
     http_status = 404
+    table: str | None = None
+    """The table that was asked for, where another process may have it. Stays in the process."""
 
 
 class DatabaseNotFoundError(NotFoundError):

@@ -61,6 +61,7 @@ from streamhouse.storage_service.log.group_commit import (
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.shards.directory import ShardDirectory
 
 __all__ = ["Appended", "TabletManager"]
 
@@ -146,21 +147,25 @@ class TabletManager:
         *,
         runtime: Runtime,
         recovery: KeyRecovery | None = None,
+        names: ShardDirectory | None = None,
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible.
 
         A table that cannot be opened is damaged, and the others are served, unless the
-        configuration is strict.
+        configuration is strict. One of several shards has its `names` in their directory.
         """
         recovery = recovery or KeyRecovery()
         directory = DataDirectory.open(config.data_dir)
         try:
-            registry = TableRegistry(
+            opening = functools.partial(
+                TableRegistry,
                 directory,
                 databases_max=config.databases_max,
                 tables_max=config.tables_max,
                 buckets_max=config.buckets_max,
+                names=names,
             )
+            registry = await runtime.run(opening)
             recovery.check(registry.table)
             manager = cls(
                 config,
@@ -272,6 +277,11 @@ class TabletManager:
     def damaged_tables(self) -> list[DamagedTable]:
         """The tables that cannot be served, sorted by path."""
         return self._registry.damaged()
+
+    async def release_names(self) -> None:
+        """Release the names of dropped tables that the other shards could not be told of then."""
+        async with self.runtime.changing_files:
+            await self.runtime.run(self._registry.release_names)
 
     def table(self, path: TablePath) -> OpenTable:
         """Return a table; raises as the registry does."""

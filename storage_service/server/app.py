@@ -21,12 +21,14 @@ from streamhouse.storage_service.errors import (
     ForbiddenError,
     InternalError,
     InvalidRequestError,
+    NotFoundError,
     RequestTooLargeError,
     StreamhouseError,
     UnauthorizedError,
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
+from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
@@ -201,6 +203,7 @@ class ServiceApp:
 
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         exchange.tenure = None
+        error = await self._or_elsewhere(error)
         if self._service.tenure is not None and not isinstance(error, _WHOEVER_OWNS):
             # That there is no such table or row may be past; and a refused write was not done.
             try:
@@ -211,6 +214,17 @@ class ServiceApp:
         if exchange.status == 0:
             answer = answer_iceberg_error if _is_iceberg(exchange) else HttpExchange.answer_error
             await answer(exchange, error)
+
+    async def _or_elsewhere(self, error: StreamhouseError) -> StreamhouseError:
+        """Return who has the table that `error` says is not here, if anybody has."""
+        shards = self._service.shards
+        if shards is None or not isinstance(error, NotFoundError) or error.table is None:
+            return error
+        await own_task()
+        try:
+            return await shards.elsewhere(TablePath.parse(error.table)) or error
+        except StreamhouseError as unknown:
+            return unknown
 
     def _request_id(self, scope: Scope) -> str:
         """Return the caller's request id if it is a sane one, else a new one."""

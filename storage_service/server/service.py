@@ -18,6 +18,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.errors import (
     ForbiddenError,
+    NotFoundError,
     OverloadedError,
     RequestTooLargeError,
     StreamhouseError,
@@ -41,6 +42,7 @@ from streamhouse.storage_service.server.http.memory_return import (
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.own_task import own_task
+from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
@@ -71,8 +73,11 @@ class Service:
         *,
         tenure: Tenure | None = None,
         connections: OpenConnections | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.config = config
+        self.shards = shards
+        """Of a service with a journal: which other shards there are, and what they have."""
         self.tenure = tenure
         """Of a service with a journal: until when what it reads is nobody else's."""
         self.manager = manager
@@ -104,12 +109,18 @@ class Service:
 
     def table(self, path: str) -> OpenTable:
         """Return the table a URL names; raises as the registry does."""
-        return self.manager.table(TablePath.parse(path))
+        parsed = TablePath.parse(path)
+        try:
+            return self.manager.table(parsed)
+        except NotFoundError as error:
+            error.table = str(parsed)
+            raise
 
     def jobs(self) -> list[Job]:
         """What is measured and given back by itself."""
         lag = LoopLag(self.metrics.loop_lag_seconds)
         return [
+            *(() if self.shards is None else self.shards.jobs()),
             Job(name="status", every_ms=STATUS_INTERVAL_MS, look=self.status.sample, is_eager=True),
             Job(name="memory_return", every_ms=MEMORY_LOOK_MS, look=self._return_memory),
             Job(name="loop_lag", every_ms=LOOP_LAG_MS, look=lag.look),

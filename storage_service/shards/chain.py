@@ -8,26 +8,39 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import (
     CorruptDataError,
+    StorageFailedError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.journal.names import DIRECTORY
+from streamhouse.storage_service.journal.object_store import (
+    LIST_COUNT_MAX,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectStoreError,
+    ObjectTooLargeError,
+    StoreUnavailableError,
+)
 from streamhouse.storage_service.shards.entries import seal, unseal
 
-__all__ = ["Chains", "DirectoryStore", "Version"]
+__all__ = ["Chains", "DirectoryObjects", "DirectoryStore", "Version"]
 
 _ATTEMPTS: Final = 6
 _BACKOFF: Final = Backoff(first_s=0.05, most_s=1.0)
 _DIGITS: Final = 8
+_OBJECT_BYTES_MAX: Final = 64 << 10
 
 
 class DirectoryStore(Protocol):
@@ -46,7 +59,64 @@ class DirectoryStore(Protocol):
         """Return an object, None where there is none."""
 
     def list(self, prefix: str) -> Iterable[str]:
-        """Return the keys that begin with `prefix`; the newest ones may be missing."""
+        """Return the keys below `prefix`, which ends with `/`; the newest ones may be missing."""
+
+
+class DirectoryObjects:
+    """`DirectoryStore` in the store of the journals, below `directory/`."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `DirectoryStore.create`."""
+        try:
+            with _errors():
+                self._objects.create(DIRECTORY + key, [data])
+        except ObjectExistsError:
+            return False
+        return True
+
+    def replace(self, key: str, data: bytes) -> None:
+        """See `DirectoryStore.replace`."""
+        with _errors():
+            self._objects.replace(DIRECTORY + key, data)
+
+    def get(self, key: str) -> bytes | None:
+        """See `DirectoryStore.get`."""
+        try:
+            with _errors():
+                return bytes(self._objects.get(DIRECTORY + key, bytes_max=_OBJECT_BYTES_MAX))
+        except ObjectNotFoundError:
+            return None
+
+    def list(self, prefix: str) -> Iterable[str]:
+        """See `DirectoryStore.list`."""
+        folder, keys, last = DIRECTORY + prefix, [], ""
+        while True:
+            with _errors():
+                page = self._objects.list_objects(folder, start_after=last)
+            keys += [entry.key.removeprefix(DIRECTORY) for entry in page]
+            if len(page) < LIST_COUNT_MAX:
+                return keys
+            last = page[-1].key
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Say what the store says as errors of the service, which a caller may be told."""
+    try:
+        yield
+    except (ObjectExistsError, ObjectNotFoundError):
+        raise
+    except StoreUnavailableError as error:
+        raise UnavailableError(f"the directory of shards does not answer: {error}") from error
+    except ObjectTooLargeError as error:
+        raise CorruptDataError(
+            f"the directory of shards has too large an object: {error}"
+        ) from error
+    except ObjectStoreError as error:
+        raise StorageFailedError(f"the directory of shards cannot be used: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class ShardDirectory:
 
     def entries(self, database: str | None = None) -> dict[TablePath, NameEntry]:
         """Return every name that is not free, of one database or of all."""
-        prefix = f"{_TABLES}/" if database is None else f"{_TABLES}/{database}."
+        prefix = f"{_TABLES}/" if database is None else f"{_TABLES}/{database}/"
         return self._read_entries(prefix, only=None)
 
     def _read_entries(
@@ -151,7 +151,7 @@ class ShardDirectory:
     ) -> dict[TablePath, NameEntry]:
         found = {}
         for name, version in self._chains.heads(prefix, only=only).items():
-            path = TablePath.parse(name.removeprefix(f"{_TABLES}/"))
+            path = TablePath(*name.split("/")[1:])
             entry = self._entry(path, version)
             if entry.state is not NameState.FREE:
                 found[path] = entry
@@ -171,6 +171,12 @@ class ShardDirectory:
             return NameEntry(state=NameState.ASSIGNED, shard=shard)
 
         return self._change(path, decide).shard
+
+    def check_free(self, path: TablePath) -> None:
+        """Raise `TableExistsError` if another shard has a table of this name."""
+        entry = self.entry(path)
+        if entry.state is NameState.HELD and entry.shard != self.shard:
+            raise _exists(path, entry)
 
     def hold(self, path: TablePath, table_id: int) -> None:
         """Make a name this shard's, for a table under `table_id`; the shard has none of this name.
@@ -217,7 +223,7 @@ class ShardDirectory:
         """
         ever_held = f"{_HELD}/{self.shard}/"
         keys = self._store.list(ever_held)
-        names = {f"{_TABLES}/{key.removeprefix(ever_held)}" for key in keys}
+        names = {_table(TablePath.parse(key.removeprefix(ever_held))) for key in keys}
         names |= {_table(path) for path in tables}
         entries = self._read_entries(f"{_TABLES}/", only=names)
         taken = {}
@@ -339,7 +345,7 @@ class ShardDirectory:
 
 
 def _table(path: TablePath) -> str:
-    return f"{_TABLES}/{path}"
+    return f"{_TABLES}/{path.database}/{path.table}"
 
 
 def _database(name: str) -> str:

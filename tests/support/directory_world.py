@@ -61,6 +61,7 @@ class MemoryStore:
 
     def list(self, prefix: str) -> Iterable[str]:
         """See `DirectoryStore.list`."""
+        assert prefix.endswith("/"), prefix
         return [key for key in self.objects if key.startswith(prefix)]
 
 

@@ -39,8 +39,11 @@ from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
+from streamhouse.storage_service.server.peers import Peers
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards import ShardOwners, Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up
@@ -176,19 +179,33 @@ def later(manager: TabletManager, us: int) -> Runtime:
 
 @contextlib.asynccontextmanager
 async def in_process_service(
-    data_dir: Path, *, tenure: Tenure | None = None, **config: Any
+    data_dir: Path,
+    *,
+    tenure: Tenure | None = None,
+    directory: ShardDirectory | None = None,
+    owners: ShardOwners | None = None,
+    peers: Peers | None = None,
+    **config: Any,
 ) -> AsyncIterator[InProcessService]:
-    """Run a service with these settings; leaving closes it cleanly."""
+    """Run a service with these settings; leaving closes it cleanly.
+
+    With `directory`, `owners` and `peers` it is one of several shards.
+    """
     with ThreadPoolExecutor(2) as executor:
         settings = ServiceConfig(data_dir=data_dir, **config)
         metrics = ServiceMetrics()
         runtime = Runtime(executor=executor, observer=metrics)
-        manager = await TabletManager.open(settings, runtime=runtime)
+        manager = await TabletManager.open(settings, runtime=runtime, names=directory)
+        shards = None
+        if directory is not None and owners is not None and peers is not None:
+            shards = Shards(directory, owners, manager, peers)
         try:
-            service = Service(settings, manager, executor, metrics, tenure=tenure)
+            service = Service(settings, manager, executor, metrics, tenure=tenure, shards=shards)
             metrics.watch(functools.partial(read_state, service))
             yield InProcessService(service)
         finally:
+            if shards is not None:
+                shards.close()
             await manager.close()
 
 

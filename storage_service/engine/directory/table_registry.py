@@ -228,6 +228,8 @@ class TableRegistry:
             raise TableExistsError(f"table '{path}' already exists, and is damaged")
         if path in self._tables:
             raise TableExistsError(f"table '{path}' already exists")
+        if self._names is not None:
+            self._names.check_free(path)
         self._check_limits(descriptor)
 
     def reserve_table_id(self, *, above: int = 0) -> int:

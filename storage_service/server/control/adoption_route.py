@@ -40,6 +40,8 @@ def adoption_routes(routes: ControlRoutes, service: Service) -> None:
         parsed = TablePath.parse(path)
         if body.replace:
             return await _replace(service, service.table(path), body)
+        if service.shards is not None and (other := await service.shards.elsewhere(parsed)):
+            raise other
         if body.dry_run:
             raise InvalidRequestError("'dry_run' is for 'replace': nothing else is lost")
         there = _table_at(service, parsed)
@@ -84,7 +86,8 @@ async def _search(
     service: Service, path: TablePath, *, is_forced: bool, replaces: OpenTable | None = None
 ) -> AsyncIterator[Callable[[], AdoptableLake]]:
     """Give what finds the lake tables to adopt, on another thread; raises as `find_adoptable`."""
-    config, tables = service.config, ServiceTables(service)
+    elsewhere = None if service.shards is None else await service.shards.ids_elsewhere()
+    config, tables = service.config, ServiceTables(service, elsewhere=elsewhere)
     opened = contextlib.ExitStack()
 
     def find() -> AdoptableLake:

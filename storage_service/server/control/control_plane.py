@@ -29,6 +29,7 @@ from streamhouse.storage_service.server.control.tiering_routes import (
     tiering_routes,
 )
 from streamhouse.storage_service.server.control.transaction_routes import transaction_routes
+from streamhouse.storage_service.server.control.whole_service import status_of_all
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import METRICS_CONTENT_TYPE
@@ -71,12 +72,18 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         return status_page()
 
     @routes.answers("What the status page shows: tables, rates, lags, workers.")
-    async def status() -> Response:
-        return Response(await service.status.text(), media_type="application/json")
+    async def status(request: Request) -> Response:
+        text = await status_of_all(service, exchange_of(request))
+        return Response(text, media_type="application/json")
 
     @routes.answers("Whether the service takes requests.")
     async def ready() -> dict[str, str]:
         return {"status": "ready", "service_id": service.manager.service_id}
+
+    @routes.answers("The processes that the service consists of, and what each has to do.")
+    async def list_shards() -> dict[str, Any]:
+        states = [] if service.shards is None else await service.shards.states()
+        return {"shards": [state.to_json() for state in states]}
 
     @routes.answers("Metrics in Prometheus' text format.")
     async def metrics() -> Response:
@@ -103,7 +110,10 @@ def _database_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("The names of all databases.")
     async def list_databases(request: Request) -> dict[str, list[str]]:
         sees = exchange_of(request).caller.sees_database
-        return {"databases": [name for name in manager.databases() if sees(name)]}
+        found = manager.databases()
+        if service.shards is not None:
+            found = await service.shards.databases()
+        return {"databases": [name for name in found if sees(name)]}
 
     @routes.answers("Create a database.", status_code=201)
     async def create_database(request: Request, body: CreateDatabase) -> dict[str, str]:

@@ -36,6 +36,7 @@ from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH, VIA_HEADER
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.server.control.whole_service import handed_on
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
 from streamhouse.storage_service.server.service import Service
 
@@ -92,12 +93,9 @@ class IcebergRoutes:
                 f"{config.catalog_requests_max} requests to the lake catalog are in progress"
                 " (catalog_requests_max); try again later"
             )
-        tables = ServiceTables(self._service)
         self._service.catalog_requests += 1
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._blocking_answer, request, tables
-            )
+            answer = await self._answer_of_any_shard(exchange, request)
         finally:
             self._service.catalog_requests -= 1
         if request.method == "HEAD" or answer.status == 204:
@@ -108,6 +106,20 @@ class IcebergRoutes:
                 exchange, len(answer.body), is_done=exchange.is_changing
             )
             await exchange.answer(answer.status, b"application/json", [answer.body])
+
+    async def _answer_of_any_shard(
+        self, exchange: HttpExchange, request: RestRequest
+    ) -> RestAnswer:
+        of_peer = await handed_on(self._service, exchange, request)
+        if of_peer is not None:
+            return RestAnswer(of_peer.status, of_peer.body)
+        elsewhere: Mapping[int, TablePath] = {}
+        if self._service.shards is not None and request.method not in ("GET", "HEAD"):
+            elsewhere = await self._service.shards.ids_elsewhere()
+        tables = ServiceTables(self._service, elsewhere=elsewhere)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._blocking_answer, request, tables
+        )
 
     def _path(self, exchange: HttpExchange) -> str:
         if not exchange.raw_path.startswith(_VERSION_PATH):
@@ -181,15 +193,26 @@ class ServiceTables:
     What is read there are single values that the event loop replaces as a whole.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(
+        self, service: Service, *, elsewhere: Mapping[int, TablePath] | None = None
+    ) -> None:
         self.service_id = service.manager.service_id
+        self._elsewhere = elsewhere or {}
         self._by_id: Mapping[int, OpenTable] = {
             table.info.table_id: table for table in service.manager.open_tables()
         }
         self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
 
     def with_id(self, table_id: int) -> LiveTable | None:
-        """See `LiveTables.with_id`; raises `TableDamagedError`: its lake tables are its own."""
+        """See `LiveTables.with_id`; raises `TableDamagedError`: its lake tables are its own.
+
+        Those of another shard's table are that table's: `ForbiddenError`.
+        """
+        if table_id in self._elsewhere:
+            raise ForbiddenError(
+                f"this lake table is of table '{self._elsewhere[table_id]}', which another shard"
+                " has: ask that one"
+            )
         if table_id in self._damaged:
             raise self._damaged[table_id].error()
         table = self._by_id.get(table_id)

@@ -36,7 +36,10 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("The paths of all tables, or of one database's.")
     async def list_tables(request: Request, database: str | None = None) -> dict[str, list[str]]:
         may = exchange_of(request).caller.may
-        paths = [str(path) for path in manager.list_tables(database)]
+        if service.shards is None:
+            paths = [str(path) for path in manager.list_tables(database)]
+        else:
+            paths = [str(path) for path in await service.shards.list_tables(database)]
         return {"tables": [path for path in paths if may(Level.READ, path)]}
 
     @routes.answers("Create a table.", status_code=201)
@@ -45,6 +48,8 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
     ) -> dict[str, Any]:
         parsed = TableDescriptor.from_json(descriptor)
         service.access.require(exchange_of(request), Level.ADMIN, str(parsed.path))
+        if service.shards is not None and parsed.path not in manager.list_tables(None):
+            await service.shards.place(parsed.path)
         table = await manager.create_table(parsed)
         return table.info.to_json()
 

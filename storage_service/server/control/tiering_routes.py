@@ -14,7 +14,11 @@ from fastapi import Request
 from streamhouse.storage_service.engine.lake_pins import LakePin
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
-from streamhouse.storage_service.errors import TableDamagedError
+from streamhouse.storage_service.errors import (
+    NotFoundError,
+    StreamhouseError,
+    TableDamagedError,
+)
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.table_state import TieringReport
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
@@ -85,15 +89,21 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
 
 def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
     """Return those tables that are not damaged; raises `TableDamagedError` if all of them are."""
-    served, damaged = [], None
+    served: list[OpenTable] = []
+    failed: StreamhouseError | None = None
     # Each once: there are fewer tables than a request may have names.
     for path in dict.fromkeys(paths):
         try:
             served.append(service.table(path))
         except TableDamagedError as error:
-            damaged = error
-    if damaged is not None and not served:
-        raise damaged
+            failed = error
+        except NotFoundError as error:
+            if service.shards is None:
+                raise
+            # Another shard may have it, whose tables the worker claims there.
+            failed = failed or error
+    if failed is not None and not served:
+        raise failed
     return served
 
 

@@ -1,0 +1,146 @@
+"""What one process answers for all shards: the status of all, and catalog requests of any table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import (
+    ForbiddenError,
+    InvalidNameError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["catalog_tables", "handed_on", "status_of_all"]
+
+_logger = logging.getLogger(__name__)
+
+_LISTS: Final = ("tables", "damaged_tables", "strangers", "workers", "idle_workers")
+
+
+async def status_of_all(service: Service, exchange: HttpExchange) -> str:
+    """Return the status of every shard as one; what does not answer is among `shards`."""
+    own = await service.status.text()
+    shards = service.shards
+    if shards is None or exchange.header(HANDED_ON) is not None:
+        return own
+    request = PeerRequest.of("GET", "/v1/status", exchange.scope["headers"])
+    states = await shards.states()
+
+    async def ask(endpoint: str | None) -> dict[str, Any] | None:
+        if endpoint is None:
+            return None
+        try:
+            answer = await shards.peers.ask(endpoint, request)
+            found = json.loads(answer.body)
+        except (StreamhouseError, ValueError) as error:
+            _logger.info("event=shard_unreachable endpoint=%s why=%r", endpoint, str(error))
+            return None
+        return found if answer.status == 200 and isinstance(found, dict) else None
+
+    others = [state for state in states if state.shard != shards.own]
+    answers = await asyncio.gather(
+        *(ask(None if other.owner is None else other.owner.endpoint) for other in others)
+    )
+    answered = {shards.own: json.loads(own)}
+    for other, answer in zip(others, answers, strict=True):
+        if answer is not None:
+            answered[other.shard] = answer
+    shown = [{**state.to_json(), "answers": state.shard in answered} for state in states]
+    return json.dumps({**_joined(answered), "shards": shown}, separators=(",", ":"))
+
+
+def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the lists of all shards, each entry with its shard; all else as the first says it."""
+    joined = dict(next(iter(answered.values())))
+    for name in _LISTS:
+        joined[name] = [
+            {**entry, "shard": shard} if isinstance(entry, dict) else f"{shard}: {entry}"
+            for shard, status in answered.items()
+            for entry in status.get(name, [])
+        ]
+    joined["tables"].sort(key=lambda table: str(table["table"]))
+    joined["table_count"] = sum(int(s.get("table_count", 0)) for s in answered.values())
+    return joined
+
+
+async def handed_on(
+    service: Service, exchange: HttpExchange, request: RestRequest
+) -> PeerAnswer | None:
+    """Return what the shard answers that has the request's table; None if this one answers.
+
+    All have one catalog, so any may read it; what changes a lake table is judged by its table's.
+    Raises `ForbiddenError` if the request changes tables of several shards at once.
+    """
+    shards = service.shards
+    is_read = request.method in ("GET", "HEAD")
+    if shards is None or is_read or exchange.header(HANDED_ON) is not None:
+        return None
+    endpoints = set()
+    for path in catalog_tables(request):
+        is_here = path in service.manager.list_tables(None)
+        endpoints.add(None if is_here else await shards.endpoint_of(path))
+    if len(endpoints) > 1:
+        raise ForbiddenError("one commit cannot change lake tables of several shards")
+    endpoint = next(iter(endpoints), None)
+    if endpoint is None:
+        return None
+    query = exchange.scope["query_string"].decode("latin-1")
+    target = f"{exchange.raw_path}?{query}" if query else exchange.raw_path
+    return await shards.peers.ask(
+        endpoint,
+        PeerRequest.of(exchange.method, target, exchange.scope["headers"], body=request.body),
+    )
+
+
+def catalog_tables(request: RestRequest) -> list[TablePath]:
+    """Return the tables whose lake tables a request to the catalog names, each once.
+
+    What names none, or what is malformed, is for the catalog to answer.
+    """
+    names: list[Any] = []
+    match request.method, request.segments:
+        case _, ("namespaces", namespace, "tables", table, *_):
+            names = [(namespace, table)]
+        case "POST", ("namespaces", namespace, "tables" | "register"):
+            names = [(namespace, _json(request).get("name"))]
+        case "POST", ("tables", "rename"):
+            names = [_identifier(_json(request).get("source"))]
+        case "POST", ("transactions", "commit"):
+            changes = _json(request).get("table-changes")
+            for change in changes if isinstance(changes, list) else ():
+                names.append(_identifier(_member(change, "identifier")))
+    return list(dict.fromkeys(path for name in names if (path := _path(*name)) is not None))
+
+
+def _json(request: RestRequest) -> Mapping[str, Any]:
+    try:
+        return request.json()
+    except StreamhouseError:
+        return {}
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _identifier(value: Any) -> tuple[Any, Any]:
+    namespace = _member(value, "namespace")
+    is_one = isinstance(namespace, list) and len(namespace) == 1
+    return (namespace[0] if is_one else None), _member(value, "name")
+
+
+def _path(namespace: Any, name: Any) -> TablePath | None:
+    """Return the table of a lake table: what lies beside its rows is called `name$changelog`."""
+    try:
+        return TablePath(namespace, name.partition("$")[0])
+    except (AttributeError, TypeError, InvalidNameError):
+        return None

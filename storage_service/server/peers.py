@@ -1,0 +1,123 @@
+"""One process of a service asks another: for what only that one has, in the caller's name.
+
+The caller's own token is sent on, to the endpoint that the other's lease names: all shards of a
+service have the same tokens and grants. A request is handed on once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from streamhouse.storage_service.client.endpoint import parse_endpoint
+from streamhouse.storage_service.errors import UnavailableError
+
+__all__ = ["HANDED_ON", "HttpPeers", "PeerAnswer", "PeerRequest", "Peers"]
+
+HANDED_ON: Final = b"x-streamhouse-handed-on"
+"""Of a request that another shard has handed on: it is not handed on again."""
+_TIMEOUT_S: Final = 30.0
+_THREADS: Final = 8
+_ANSWER_BYTES_MAX: Final = 256 << 20
+_PASSED_ON: Final = (b"authorization", b"content-type", b"x-iceberg-access-delegation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRequest:
+    """What is asked; `target` is path and query as they were sent."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        body: bytes = b"",
+    ) -> PeerRequest:
+        """Return a caller's request as it is handed on, with its `headers` that matter."""
+        passed = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in headers
+            if name in _PASSED_ON
+        }
+        return cls(
+            method=method,
+            target=target,
+            headers={**passed, HANDED_ON.decode(): "1"},
+            body=body,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """What another process answered, whatever that was."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Peers(Protocol):
+    """The other processes."""
+
+    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
+        """Return what the process at `endpoint` answers; raises `UnavailableError`."""
+
+
+class HttpPeers:
+    """The other processes by HTTP, each request on a connection and a thread of its own."""
+
+    def __init__(self) -> None:
+        # Threads start when there is something to ask.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="peers")
+
+    def close(self) -> None:
+        """Wait for the requests in progress."""
+        self._threads.shutdown()
+
+    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
+        """See `Peers.ask`."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, _ask, endpoint, request
+        )
+
+
+def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
+    try:
+        connection = _connection(endpoint)
+        try:
+            connection.request(
+                request.method, request.target, body=request.body or None, headers=request.headers
+            )
+            answer = connection.getresponse()
+            body = answer.read(_ANSWER_BYTES_MAX + 1)
+            content_type = answer.getheader("content-type") or "application/json"
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(f"the shard at {endpoint} does not answer: {error}") from error
+    if len(body) > _ANSWER_BYTES_MAX:
+        raise UnavailableError(f"the shard at {endpoint} answers more than is handed on")
+    return PeerAnswer(answer.status, content_type, body)
+
+
+def _connection(endpoint: str) -> http.client.HTTPConnection:
+    parsed = parse_endpoint(endpoint)
+    host = urlsplit(parsed.url)
+    assert host.hostname is not None, endpoint
+    if host.scheme == "http":
+        return http.client.HTTPConnection(host.hostname, host.port, timeout=_TIMEOUT_S)
+    return http.client.HTTPSConnection(
+        host.hostname, host.port, timeout=_TIMEOUT_S, context=parsed.tls_context()
+    )

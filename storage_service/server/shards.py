@@ -1,0 +1,250 @@
+"""What a process that serves one of several shards knows of the others, for its routes.
+
+The directory is in the store, so it is asked on threads of its own: a store that does not answer
+must not keep anybody's rows waiting. What is in this shard needs none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.upkeep.jobs import Job
+from streamhouse.storage_service.errors import (
+    DatabaseNotFoundError,
+    NotOwnerError,
+    StreamhouseError,
+    UnavailableError,
+    suggestion,
+)
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.peers import Peers
+from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
+from streamhouse.storage_service.shards.entries import NameEntry, NameState
+from streamhouse.storage_service.shards.placement import least_loaded, table_counts
+
+__all__ = ["Owner", "ShardOwners", "ShardState", "Shards"]
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_THREADS: Final = 4
+RECORD_INTERVAL_MS: Final = 10_000
+_LOAD_INTERVAL_S_MIN: Final = 5.0
+# Less is noise, and each record is an object that is stored.
+_LOAD_CHANGE_MILLICORES: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who owns a shard: where it answers, under which epoch, and whether its lease was renewed."""
+
+    endpoint: str | None
+    epoch: int
+    is_live: bool
+
+
+class ShardOwners(Protocol):
+    """What the leases of all shards say. Blocking, called on several threads."""
+
+    def of(self, shard: str) -> Owner | None:
+        """Return who owns a shard, or did last; None if nobody ever did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """One shard, as another process sees it."""
+
+    shard: str
+    owner: Owner | None
+    load_millicores: int
+    table_count: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        owner = self.owner
+        return {
+            "shard": self.shard,
+            "endpoint": None if owner is None else owner.endpoint,
+            "epoch": 0 if owner is None else owner.epoch,
+            "is_live": owner is not None and owner.is_live,
+            "load_millicores": self.load_millicores,
+            "table_count": self.table_count,
+        }
+
+
+class Shards:
+    """This shard among the others. Event loop only, but for what it hands to its threads."""
+
+    def __init__(
+        self,
+        directory: ShardDirectory,
+        owners: ShardOwners,
+        manager: TabletManager,
+        peers: Peers,
+    ) -> None:
+        self.peers = peers
+        self.own = directory.shard
+        self._directory = directory
+        self._owners = owners
+        self._manager = manager
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
+        self._load = _Load()
+        self._recorded: ShardRecord | None = None
+
+    def close(self) -> None:
+        """Wait for what is asked of the directory."""
+        self._threads.shutdown()
+
+    def jobs(self) -> list[Job]:
+        """What is said to the other shards by itself."""
+        return [Job(name="shard_record", every_ms=RECORD_INTERVAL_MS, look=self.say, is_eager=True)]
+
+    # -- where tables are ------------------------------------------------------------------------
+
+    async def elsewhere(self, path: TablePath) -> NotOwnerError | None:
+        """Return what is answered about a table that another shard has; None if none has it."""
+        return await self._run(self._elsewhere, path)
+
+    def _elsewhere(self, path: TablePath) -> NotOwnerError | None:
+        entry = self._directory.entry(path)
+        if entry.state is not NameState.HELD or entry.shard == self.own:
+            return None
+        return self._not_here(path, entry.shard)
+
+    async def endpoint_of(self, path: TablePath) -> str | None:
+        """Return where the shard answers that has a table, None if it is this one or none.
+
+        Raises `UnavailableError` if that is not known.
+        """
+        error = await self.elsewhere(path)
+        if error is None or error.owner is not None:
+            return None if error is None else error.owner
+        raise UnavailableError(error.message)
+
+    async def place(self, path: TablePath) -> None:
+        """Return if a new table of this name is to be made here.
+
+        Raises `NotOwnerError` if another shard is to make it, and `TableExistsError`.
+        """
+        await self._run(self._place, path)
+
+    def _place(self, path: TablePath) -> None:
+        owners = {shard: self._owners.of(shard) for shard in self._directory.records()}
+        live = {shard for shard, owner in owners.items() if owner is not None and owner.is_live}
+        best = least_loaded(
+            live,
+            records=self._directory.records(),
+            tables=table_counts(self._directory.entries().values()),
+            own=self.own,
+        )
+        shard = self._directory.assign(
+            path, best, is_live=lambda other: other == self.own or other in live
+        )
+        if shard != self.own:
+            raise self._not_here(path, shard)
+
+    def _not_here(self, path: TablePath, shard: str) -> NotOwnerError:
+        owner = self._owners.of(shard)
+        endpoint = None if owner is None else owner.endpoint
+        where = "whose process is not known" if endpoint is None else f"which answers at {endpoint}"
+        return NotOwnerError(f"table '{path}' is in shard '{shard}', {where}", owner=endpoint)
+
+    # -- all of it -------------------------------------------------------------------------------
+
+    async def tables(self) -> dict[TablePath, str]:
+        """Return every table and the shard that has it; this one's as they are here."""
+        entries = await self._run(self._directory.entries)
+        found = {path: entry.shard for path, entry in entries.items() if self._is_elsewhere(entry)}
+        return {**found, **dict.fromkeys(self._manager.list_tables(None), self.own)}
+
+    def _is_elsewhere(self, entry: NameEntry) -> bool:
+        return entry.state is NameState.HELD and entry.shard != self.own
+
+    async def list_tables(self, database: str | None) -> list[TablePath]:
+        """Return the paths of all tables, or of one database's, sorted."""
+        found = sorted(await self.tables())
+        if database is None:
+            return found
+        known = await self.databases()
+        if database not in known:
+            raise DatabaseNotFoundError(
+                f"database '{database}' does not exist{suggestion(database, known)}"
+            )
+        return [path for path in found if path.database == database]
+
+    async def ids_elsewhere(self) -> dict[int, TablePath]:
+        """Return the tables of the other shards, by id."""
+        entries = await self._run(self._directory.entries)
+        return {e.table_id: path for path, e in entries.items() if self._is_elsewhere(e)}
+
+    async def databases(self) -> list[str]:
+        """Return the names of all databases, sorted."""
+        return sorted(await self._run(self._directory.databases))
+
+    async def states(self) -> list[ShardState]:
+        """Return every shard there is or was, sorted by name."""
+        return await self._run(self._states)
+
+    def _states(self) -> list[ShardState]:
+        records = self._directory.records()
+        held = [e for e in self._directory.entries().values() if e.state is NameState.HELD]
+        counts = table_counts(held)
+        return [
+            ShardState(
+                shard=shard,
+                owner=self._owners.of(shard),
+                load_millicores=record.load_millicores,
+                table_count=counts.get(shard, 0),
+            )
+            for shard, record in sorted(records.items())
+        ]
+
+    # -- what this one says ----------------------------------------------------------------------
+
+    async def say(self) -> None:
+        """Say how this shard is, if it is otherwise than it said last; release what is left."""
+        record = ShardRecord(
+            shard=self.own,
+            load_millicores=self._load.millicores(),
+            table_count=len(self._manager.list_tables(None)),
+        )
+        await self._manager.release_names()
+        if _is_news(self._recorded, record):
+            try:
+                await self._run(self._directory.record, record)
+            except StreamhouseError as error:
+                _logger.warning("event=shard_not_recorded why=%r", error.message)
+                return
+            self._recorded = record
+
+    async def _run(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+def _is_news(before: ShardRecord | None, record: ShardRecord) -> bool:
+    if before is None or before.table_count != record.table_count:
+        return True
+    return abs(before.load_millicores - record.load_millicores) >= _LOAD_CHANGE_MILLICORES
+
+
+class _Load:
+    """Processor time of this process since it was asked last."""
+
+    def __init__(self) -> None:
+        self._at_s, self._used_s = time.monotonic(), time.process_time()
+
+    def millicores(self) -> int:
+        now_s, used_s = time.monotonic(), time.process_time()
+        passed_s, spent_s = now_s - self._at_s, used_s - self._used_s
+        if passed_s < _LOAD_INTERVAL_S_MIN:
+            # A start is work that says nothing of what comes after it.
+            return 0
+        self._at_s, self._used_s = now_s, used_s
+        return round(1000 * spent_s / passed_s)

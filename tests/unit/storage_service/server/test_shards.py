@@ -1,0 +1,227 @@
+"""Several shards in one process: who has a table, who is told so, what all of them show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+
+from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.shards import Owner
+from streamhouse.storage_service.shards.chain import DirectoryObjects
+from streamhouse.storage_service.shards.directory import ShardDirectory
+from tests.support.in_process_service import (
+    InProcessService,
+    event_rows,
+    in_process_service,
+    table_descriptor,
+)
+
+
+@dataclass
+class _Owners:
+    """Every shard answers at `http://<shard>:1`, unless it is `away`."""
+
+    away: set[str] = field(default_factory=set)
+
+    def of(self, shard: str) -> Owner | None:
+        return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=shard not in self.away)
+
+
+class _World:
+    """Shards whose requests to each other go straight into the other's application."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self._path = tmp_path
+        self.owners = _Owners()
+        self.services: dict[str, InProcessService] = {}
+
+    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
+        """See `Peers.ask`."""
+        if endpoint not in self.services:
+            raise UnavailableError(f"{endpoint} does not answer")
+        path, _, query = request.target.partition("?")
+        answer = await self.services[endpoint].call(
+            request.method,
+            path,
+            query=dict(parse_qsl(query)),
+            headers=request.headers,
+            body=request.body,
+        )
+        return PeerAnswer(answer.status, "application/json", answer.body)
+
+    @contextlib.asynccontextmanager
+    async def shard(self, name: str) -> AsyncIterator[InProcessService]:
+        store = DirectoryObjects(FileObjectStore(self._path / "store"))
+        async with in_process_service(
+            self._path / name,
+            directory=ShardDirectory(store, shard=name),
+            owners=self.owners,
+            peers=self,
+            catalog_properties={
+                "type": "sql",
+                "uri": f"sqlite:///{self._path / 'catalog.db'}",
+                "warehouse": f"file://{self._path / 'warehouse'}",
+            },
+        ) as service:
+            assert service.service.shards is not None
+            await service.service.shards.say()
+            self.services[f"http://{name}:1"] = service
+            try:
+                yield service
+            finally:
+                del self.services[f"http://{name}:1"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> _World:
+    return _World(tmp_path)
+
+
+async def _create(service: InProcessService, path: str) -> Any:
+    return await service.call("POST", "/v1/tables", json_body=table_descriptor(path).to_json())
+
+
+def _owner(answer: Any) -> str | None:
+    assert answer.status == 421, answer.body
+    owner: str | None = answer.json()["error"]["owner"]
+    return owner
+
+
+async def test_tables_are_spread_and_each_is_created_once(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        shards = {"http://a:1": a, "http://b:1": b}
+        for number in range(4):
+            answer = await _create(a, f"t{number}")
+            if answer.status == 421:
+                # Whoever is named makes it, and sends nobody further.
+                answer = await _create(shards[str(_owner(answer))], f"t{number}")
+            assert answer.status == 201, answer.body
+            again = await _create(b, f"t{number}")
+            assert again.status in (409, 421)
+            assert again.status == 409 or (await _create(a, f"t{number}")).status == 409
+        assert len(list(a.service.manager.open_tables())) == 2
+        assert len(list(b.service.manager.open_tables())) == 2
+        for service in (a, b):
+            tables = (await service.call("GET", "/v1/tables")).json()["tables"]
+            assert tables == [f"default.t{number}" for number in range(4)]
+
+
+async def test_whoever_asks_the_wrong_shard_is_told_the_right_one(world: _World) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        async with world.shard("b") as b:
+            for method, path in (
+                ("GET", "/v1/tables/events"),
+                ("GET", "/v1/tables/events/state"),
+                ("GET", "/v1/tables/events/buckets/0/fetch"),
+                ("DELETE", "/v1/tables/events"),
+            ):
+                assert _owner(await b.call(method, path)) == "http://a:1"
+            assert _owner(await b.append([(0, 0, event_rows(0, 3))])) == "http://a:1"
+            body = {"table": "default.events", "epoch": 1}
+            answer = await b.call("POST", "/v1/tiering/heartbeat", json_body=body)
+            assert _owner(answer) == "http://a:1"
+            assert (await b.call("GET", "/v1/tables/nothing")).status == 404
+            assert (await a.append([(0, 0, event_rows(0, 3))])).status == 200
+
+
+async def test_a_table_in_a_database_that_was_made_elsewhere_is_found(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        assert (await a.call("POST", "/v1/databases", json_body={"name": "sales"})).status == 201
+        again = await b.call("POST", "/v1/databases", json_body={"name": "sales"})
+        assert again.status == 409
+        assert (await b.call("GET", "/v1/databases")).json()["databases"] == ["default", "sales"]
+        for service in (a, b):
+            answer = await _create(service, "sales.orders")
+            if answer.status == 201:
+                break
+        for service in (a, b):
+            tables = await service.call("GET", "/v1/tables", query={"database": "sales"})
+            assert tables.json()["tables"] == ["sales.orders"]
+            found = await service.call("GET", "/v1/tables/sales.orders")
+            assert found.status in (200, 421)
+            assert (await service.call("DELETE", "/v1/databases/sales")).status == 409
+
+
+async def test_no_table_goes_to_a_shard_whose_owner_is_gone(world: _World) -> None:
+    async with world.shard("a") as a:
+        async with world.shard("b"):
+            pass
+        world.owners.away.add("b")
+        for number in range(3):
+            assert (await _create(a, f"t{number}")).status == 201
+        states = (await a.call("GET", "/v1/shards")).json()["shards"]
+        assert [(s["shard"], s["is_live"], s["table_count"]) for s in states] == [
+            ("a", True, 3),
+            ("b", False, 0),
+        ]
+
+
+async def test_a_name_given_to_a_shard_that_is_gone_goes_to_another(world: _World) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "first")
+        async with world.shard("b"):
+            assert _owner(await _create(a, "second")) == "http://b:1"
+        world.owners.away.add("b")
+        assert (await _create(a, "second")).status == 201
+        async with world.shard("b") as b:
+            assert (await _create(b, "second")).status == 409
+
+
+async def test_a_service_without_shards_has_none(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        assert (await service.call("GET", "/v1/shards")).json() == {"shards": []}
+
+
+async def test_one_status_shows_the_tables_of_all_shards(world: _World) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        async with world.shard("b") as b:
+            await _create(b, "orders")
+            for service in (a, b):
+                status = (await service.call("GET", "/v1/status")).json()
+                assert [(t["table"], t["shard"]) for t in status["tables"]] == [
+                    ("default.events", "a"),
+                    ("default.orders", "b"),
+                ]
+                assert status["table_count"] == 2
+                assert [s["answers"] for s in status["shards"]] == [True, True]
+        status = (await a.call("GET", "/v1/status")).json()
+        assert [s["answers"] for s in status["shards"]] == [True, False]
+        assert [t["table"] for t in status["tables"]] == ["default.events"]
+
+
+async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: _World) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        async with world.shard("b") as b:
+            body = {
+                "name": "events",
+                "schema": {"type": "struct", "schema-id": 0, "fields": []},
+            }
+            tables = "/iceberg/v1/namespaces/default/tables"
+            await b.call("POST", "/iceberg/v1/namespaces", json_body={"namespace": ["default"]})
+            # Shard a has the table of this name, and says so.
+            answer = await b.call("POST", tables, json_body=body)
+            assert answer.status == 409, answer.body
+            assert "belongs to the streamhouse table" in str(answer.body)
+            assert (await b.call("POST", tables, json_body=body | {"name": "own"})).status == 200
+            for service in (a, b):
+                listed = (await service.call("GET", tables)).json()["identifiers"]
+                assert [found["name"] for found in listed] == ["own"]
+                loaded = await service.call("GET", f"{tables}/own")
+                assert loaded.status == 200
+                assert (await service.call("GET", f"{tables}/events")).status == 404
+        # Whose process is gone cannot be asked, and nobody else may answer for it.
+        async with world.shard("c") as c:
+            del world.services["http://a:1"]
+            assert (await c.call("POST", tables, json_body=body)).status == 503
+            world.services["http://a:1"] = a
