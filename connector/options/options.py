@@ -67,8 +67,9 @@ class Option:
 
 
 OPTIONS: Final = (
-    Option("endpoint", "", ALL_USES, "URL of the service; else `STREAMHOUSE_ENDPOINT`, else"
-           f" `{DEFAULT_ENDPOINT}`."),
+    Option("endpoint", "", ALL_USES, "URL of the service, or"
+           " [several](configuration.md#several-endpoints) as `http://a:8765,http://b:8765`; else"
+           f" `STREAMHOUSE_ENDPOINT`, else `{DEFAULT_ENDPOINT}`."),
     Option("token", "", ALL_USES, "Bearer token; else `STREAMHOUSE_TOKEN`."),
     Option("tls.ca", "", ALL_USES, "File of CA certificates that vouch for an `https` endpoint, on"
            " every machine; else `STREAMHOUSE_CA_FILE`, else those the machine trusts."),

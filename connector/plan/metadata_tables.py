@@ -85,7 +85,7 @@ def _buckets(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
             "log_start_offset": at.log_start_offset,
             "high_watermark": at.high_watermark,
             "tiered_offset": at.tiered_offset,
-            "node": state.table.nodes.get(bucket) or client.endpoint,
+            "node": state.table.nodes.get(bucket) or client.endpoint_of(str(state.table.path)),
         }
         for bucket, at in sorted(state.positions.items())
     ]

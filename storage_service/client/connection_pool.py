@@ -1,13 +1,12 @@
 """The nodes of a service, and the connections to each that are kept between requests.
 
 No proxy is asked, whatever the environment says. TLS is the `ssl` module's, with one context for
-all connections: making one reads the machine's CAs, which takes milliseconds.
+all nodes that are trusted alike: making one reads the machine's CAs, which takes milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import hmac
 import os
@@ -15,18 +14,19 @@ import re
 import socket
 import ssl
 import weakref
+from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 from streamhouse.storage_service.client.connection import Connection
-from streamhouse.storage_service.client.endpoint import Endpoint
+from streamhouse.storage_service.client.endpoint import Endpoint, Endpoints
 
 __all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError"]
 
 CONNECTIONS_KEPT_MAX: Final = 16
 """To one node; more may be open while more requests are under way."""
 
-_NODES_KEPT_MAX: Final = 16
+_NODES_KEPT_MAX: Final = 64
 _CONNECT_TIMEOUT_S: Final = 5.0
 # What a request line may have as it is. All else is encoded, and so ends no line.
 _RESERVED: Final = "/?:@!$&'()*+,;=~%"
@@ -42,21 +42,22 @@ class ConnectionPool:
     """The nodes that were asked, each with its kept connections. Thread-safe, safe to fork with.
 
     Args:
-        endpoint: says what must vouch for the certificate of a node.
+        endpoints: say what must vouch for the certificate of a node.
         headers: lines that every request has.
+
+    Raises `InvalidRequestError` for a bad CA file.
     """
 
-    def __init__(self, endpoint: Endpoint, *, headers: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoints: Endpoints, *, headers: str) -> None:
+        self._endpoints = endpoints
         self._headers = headers
+        self._tls: dict[Endpoint, ssl.SSLContext] = {}
+        for endpoint in endpoints.listed:
+            if endpoint.is_tls:
+                self._context_of(endpoint)
         self._nodes: dict[str, Node] = {}
         self._process_id = os.getpid()
         weakref.finalize(self, _close_all, self._nodes)
-
-    @functools.cached_property
-    def tls(self) -> ssl.SSLContext:
-        """What TLS connections are made with; raises `InvalidRequestError` for a bad CA file."""
-        return self._endpoint.tls_context()
 
     def node(self, url: str) -> Node:
         """Return the node at `url`; raises `ReachingError` for what is no URL."""
@@ -67,7 +68,7 @@ class ConnectionPool:
         node = self._nodes.get(url)
         if node is None:
             try:
-                made = Node(url, headers=self._headers)
+                made = Node(self._endpoints.at(url), headers=self._headers)
             except ValueError as error:
                 raise ReachingError(f"'{url}' is no URL of a service: {error}") from error
             node = self._nodes.setdefault(url, made)
@@ -93,21 +94,28 @@ class ConnectionPool:
             raise ReachingError(str(error)) from error
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self._secured(opened, node.host) if node.is_tls else opened
+            return self._secured(opened, node) if node.endpoint.is_tls else opened
         except BaseException:
             opened.close()
             raise
 
-    def _secured(self, opened: socket.socket, host: str) -> ssl.SSLSocket:
+    def _context_of(self, endpoint: Endpoint) -> ssl.SSLContext:
+        """Return what TLS connections to all that are trusted so are made with."""
+        trust = replace(endpoint, url="")
+        if trust not in self._tls:
+            self._tls[trust] = endpoint.tls_context()
+        return self._tls[trust]
+
+    def _secured(self, opened: socket.socket, node: Node) -> ssl.SSLSocket:
         # The zone of a link-local address is nothing a certificate knows.
-        name = host.partition("%")[0].rstrip(".")
+        name = node.host.partition("%")[0].rstrip(".")
         try:
-            secured = self.tls.wrap_socket(opened, server_hostname=name)
+            secured = self._context_of(node.endpoint).wrap_socket(opened, server_hostname=name)
         except ssl.SSLError:
             raise
         except OSError as error:
             raise ReachingError(str(error)) from error
-        expected = self._endpoint.fingerprint
+        expected = node.endpoint.fingerprint
         if expected is not None:
             found = hashlib.sha256(secured.getpeercert(binary_form=True) or b"").hexdigest()
             # As bytes: what is compared may be no ASCII.
@@ -127,11 +135,10 @@ class Node:
     More are opened than are kept when more requests are under way; nobody waits for one.
     """
 
-    def __init__(self, url: str, *, headers: str) -> None:
-        parts = urlsplit(url)
-        self.is_tls: Final = parts.scheme == "https"
-        self.host: Final = parts.hostname or ""
-        self.port: Final = parts.port or (443 if self.is_tls else 80)
+    def __init__(self, endpoint: Endpoint, *, headers: str) -> None:
+        self.endpoint: Final = endpoint
+        parts = urlsplit(endpoint.url)
+        self.host, self.port, _ = endpoint.place
         self._prefix = quote(parts.path, safe=_RESERVED)
         self._headers = f"Host: {_host_of(parts.netloc)}\r\nAccept-Encoding: identity\r\n{headers}"
         self._is_open = True

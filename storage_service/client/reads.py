@@ -17,7 +17,8 @@ from streamhouse.storage_service.client.json_rows import (
     OutsideOfPythonError,
 )
 from streamhouse.storage_service.client.request_batches import bounded_batches, plain
-from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.routes import Search
+from streamhouse.storage_service.client.transport import HttpTransport, taken
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     RequestTooLargeError,
@@ -52,7 +53,6 @@ __all__ = [
 FETCH_BYTES_DEFAULT: Final = 8 << 20
 _NOT_FOUND: Final = 404
 _SILENCE_S_MAX: Final = 30.0
-_RECONNECT_WAIT_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,6 @@ def fetch(
     max_wait_ms: int,
     end_offset: int | None,
     schema_id: int | None = None,
-    node: str = "",
 ) -> list[LogBatch]:
     """See `StorageClient.fetch`."""
     query = {
@@ -103,7 +102,6 @@ def fetch(
         f"/v1/tables/{path}/buckets/{bucket}/fetch",
         query=query,
         is_repeatable=True,
-        node=node,
         wait_s=max_wait_ms / 1000,
     )
     body = decode_fetch_body(pa.py_buffer(answer.data))
@@ -123,7 +121,6 @@ def read_range(
     columns: Sequence[str] | None,
     page_bytes: int,
     schema_id: int | None = None,
-    node: str = "",
 ) -> Iterator[LogBatch]:
     """See `StorageClient.read_range`."""
     position = start
@@ -138,7 +135,6 @@ def read_range(
             max_wait_ms=0,
             end_offset=end,
             schema_id=schema_id,
-            node=node,
         )
         if not page:
             raise CorruptDataError(
@@ -163,21 +159,23 @@ def subscribe(
     schema_id: int | None = None,
 ) -> Iterator[LogBatch]:
     """Follow the buckets of `start`, each from its offset; see `StorageClient.subscribe`."""
+    route = f"/v1/tables/{path}/subscribe"
     positions = dict(start)
-    broken_since: float | None = None
+    url = transport.routes.of(route)
+    search: Search | None = None
     while True:
         query = {"start": offsets_to_text(positions), **_named(columns)}
         if schema_id is not None:
             query["schema_id"] = str(schema_id)
         failure: StreamhouseError
         try:
-            response = transport.open_stream(
-                f"/v1/tables/{path}/subscribe", query=query, silence_s_max=_SILENCE_S_MAX
-            )
+            response = transport.open_stream(url, route, query=query, silence_s_max=_SILENCE_S_MAX)
             with contextlib.closing(response):
                 source = pa.PythonFile(response, mode="r")
                 while (body := decode_fetch_body(source)) is not None:
-                    broken_since = None
+                    if search is not None:
+                        search.found(url)
+                        search = None
                     for address, batch in body.batches:
                         cut = _cut(address, batch, start=positions[address.bucket], end=None)
                         if cut is not None:
@@ -185,18 +183,19 @@ def subscribe(
                             yield cut
             failure = UnavailableError(f"the service ended the subscription to '{path}'")
         except (OSError, pa.ArrowException) as error:
-            failure = UnavailableError(
-                f"the subscription to '{path}' at {transport.endpoint} broke: {error}"
-            )
+            failure = UnavailableError(f"the subscription to '{path}' at {url} broke: {error}")
+            failure.__cause__ = error
         except StreamhouseError as error:
             if not error.retriable and not isinstance(error, UnknownOutcomeError):
                 raise
             failure = error
-        # A restart of the service is ridden out: offsets say where to go on.
-        broken_since = broken_since or time.monotonic()
-        if time.monotonic() - broken_since > transport.timeout_s:
+        # A restart or a takeover is ridden out: offsets say where to go on.
+        deadline = time.monotonic() + transport.timeout_s
+        search = search or transport.search(route, deadline=deadline)
+        step = search.after(url, failure, now=time.monotonic())
+        if step is None:
             raise failure
-        time.sleep(_RECONNECT_WAIT_S)
+        url = taken(step)
 
 
 def _cut(

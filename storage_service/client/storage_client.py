@@ -38,9 +38,12 @@ class StorageClient(TableCalls, TieringCalls):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:
-        endpoint: the service's URL; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
+        endpoint: the service's URL, or those of its processes with commas between them: the one
+            that is the owner is found; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
         token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
-        timeout_s: how long one call may take, retries included, besides waits it asks for.
+        timeout_s: how long one call may take, retries included, besides waits it asks for. With
+            several endpoints it is how long one process may take to answer; who is the owner is
+            looked for 60 s, or for what `#failover_s=SECONDS` at the end of an endpoint says.
         ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
             `STREAMHOUSE_CA_FILE`, else those the machine trusts.
 
@@ -74,8 +77,12 @@ class StorageClient(TableCalls, TieringCalls):
 
     @property
     def endpoint(self) -> str:
-        """The service's URL, with `#ca=FILE` if a CA file vouches for it."""
+        """The service's URL or URLs, with `#ca=FILE` if a CA file vouches for it."""
         return self._transport.endpoint_text
+
+    def endpoint_of(self, path: str) -> str:
+        """Return the URL at which the table is asked for, as far as is known."""
+        return self._transport.routes.of("", table=str(TablePath.parse(path)))
 
     @property
     def transport(self) -> HttpTransport:
@@ -203,7 +210,6 @@ class StorageClient(TableCalls, TieringCalls):
             max_wait_ms=max_wait_ms,
             end_offset=end_offset,
             schema_id=schema_id,
-            node=self._node(path, bucket),
         )
 
     def read_range(
@@ -231,7 +237,6 @@ class StorageClient(TableCalls, TieringCalls):
             columns=columns,
             page_bytes=page_bytes,
             schema_id=self._version(path, schema_id),
-            node=self._node(path, bucket),
         )
 
     def subscribe(

@@ -244,7 +244,7 @@ class TableCalls:
         """Return how to open the Iceberg catalog that the service's tables are tiered to."""
         answer: Any = self._transport.request_json("GET", "/v1/lake/catalog")
         return LakeCatalog.from_json(answer).at(
-            self._transport.endpoint_text, token=self._transport.token
+            self._transport.endpoint, token=self._transport.token
         )
 
     def lake_divergence(self, path: str) -> LakeDivergence | None:
@@ -357,16 +357,16 @@ class TableCalls:
         """Return the schema version to read in: the one asked for, else the current one."""
         return self.describe_table(path).schema_id if schema_id is None else schema_id
 
-    def _node(self, path: str, bucket: int) -> str:
-        table = self._known(path)
-        return "" if table is None else table.nodes.get(bucket, "")
-
     def _known(self, path: str) -> TableInfo | None:
         return self._tables.get(TablePath.parse(path))
 
     def _remember(self, table: TableInfo) -> TableInfo:
         with self._tables_lock:
             self._tables[table.path] = table
+        # One process has all buckets of a table; an empty name is the one that answered.
+        node = self._transport.routes.endpoints.told(table.nodes.get(0))
+        if node is not None:
+            self._transport.routes.learn(str(table.path), node)
         return table
 
     def _forget(self, path: TablePath) -> None:

@@ -69,7 +69,9 @@ class TieringCalls:
         body: dict[str, Any] = {"table": str(path), "epoch": epoch}
         if step:
             body |= {"step": step, "rows_done": rows_done, "rows_planned": rows_planned}
-        self._transport.request_json("POST", "/v1/tiering/heartbeat", body=body, is_repeatable=True)
+        self._transport.request_json(
+            "POST", "/v1/tiering/heartbeat", body=body, is_repeatable=True, table=str(path)
+        )
 
     def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
         """Register a committed lake snapshot; repeating it changes nothing.
@@ -83,6 +85,7 @@ class TieringCalls:
             "/v1/tiering/complete",
             body={"table": str(path), **report.to_json()},
             is_repeatable=True,
+            table=str(path),
         )
         return LakeState.from_json(answer)
 
@@ -109,6 +112,7 @@ class TieringCalls:
                 "offsets": buckets_to_json(offsets or {}),
             },
             is_repeatable=True,
+            table=str(path),
         )
         return {int(b): str(said) for b, said in answer["fingerprints"].items()}
 
@@ -128,4 +132,5 @@ class TieringCalls:
             "/v1/tiering/fail",
             body={"table": str(path), "epoch": epoch, "error": error[:2_000]},
             is_repeatable=True,
+            table=str(path),
         )

@@ -1,9 +1,15 @@
 """HTTP to the storage service: one request and its answer, sent again where that is safe.
 
-What breaks a connection becomes an error of ours here, once. What is retried: every request that is
-safe to repeat (reads, and writes that carry a writer id and sequence), on connection failures and
-on answers marked retriable, with growing waits, until the caller's deadline. It is sent again at
-once where the service has closed a kept connection: that says nothing of the service.
+What breaks a connection becomes an error of ours here, once. What is retried:
+
+- every request that is safe to repeat (reads, and writes that carry a writer id and sequence), on
+  connection failures and on answers marked retriable, with growing waits, until the caller's
+  deadline; at once where the service has closed a kept connection: that says nothing of it
+- any request of which nothing was done: nobody was reached, or who was is not the owner
+
+`routes` says to which process of the service a request goes, and where it is sent next. Calls to a
+service of several endpoints, or of which a process names another as owner, are tried until they
+find the owner, or nobody was it for `failover_s`.
 """
 
 from __future__ import annotations
@@ -19,42 +25,56 @@ from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.client.connection import (
     Answer,
     AnswerStream,
-    BrokenConnectionError,
 )
 from streamhouse.storage_service.client.connection_pool import ConnectionPool, ReachingError
-from streamhouse.storage_service.client.endpoint import parse_endpoint, tls_failure
+from streamhouse.storage_service.client.endpoint import parse_endpoints, tls_failure
+from streamhouse.storage_service.client.routes import (
+    BACKOFF,
+    Routes,
+    Search,
+    Step,
+    nothing_was_done,
+    table_of,
+)
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    NotOwnerError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
     error_for_code,
 )
 
-__all__ = ["HttpTransport"]
+__all__ = ["HttpTransport", "taken"]
 
-_BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 _ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 _REDIRECTS: Final = 300
 _ERROR_BYTES_MAX: Final = 1 << 20
 
 
 class HttpTransport:
-    """Requests to one or several nodes over kept connections. Thread-safe."""
+    """Requests to the processes of a service over kept connections. Thread-safe."""
 
-    def __init__(self, endpoint: str, *, token: str | None, timeout_s: float) -> None:
-        parts = parse_endpoint(endpoint)
-        self.endpoint = parts.url
-        """The service's URL, without what vouches for its certificate."""
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str | None,
+        timeout_s: float,
+        backoff: Backoff = BACKOFF,
+    ) -> None:
+        endpoints = parse_endpoints(endpoint)
         self.endpoint_text = endpoint.rstrip("/")
-        """The same with it, as it was given."""
+        """The endpoints as they were given, with what vouches for their certificates."""
         self.timeout_s = timeout_s
         self.token = token
-        self._pool = ConnectionPool(parts, headers=_authorization(token))
-        if parts.url.startswith("https:"):
-            # A CA file that is none is said now.
-            self._pool.tls  # noqa: B018
-        self._is_reached = False
+        self.routes: Final = Routes(endpoints, backoff=backoff)
+        self._pool = ConnectionPool(endpoints, headers=_authorization(token))
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that is asked for all that is no known table's."""
+        return self.routes.current
 
     def close(self) -> None:
         """Close all kept connections."""
@@ -68,6 +88,7 @@ class HttpTransport:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         is_repeatable: bool = False,
+        table: str = "",
         wait_s: float = 0.0,
     ) -> Any:
         """Send a JSON request and return the decoded JSON answer."""
@@ -78,6 +99,7 @@ class HttpTransport:
             body=None if body is None else json.dumps(body).encode(),
             content_type="application/json",
             is_repeatable=is_repeatable or method == "GET",
+            table=table,
             wait_s=wait_s,
         ).data
         try:
@@ -97,7 +119,7 @@ class HttpTransport:
         body: Any = None,
         content_type: str = _ARROW_STREAM,
         is_repeatable: bool,
-        node: str = "",
+        table: str = "",
         wait_s: float = 0.0,
         on_repeat: Callable[[], None] | None = None,
         passed: Container[int] = (),
@@ -107,7 +129,7 @@ class HttpTransport:
         Args:
             body: bytes-like, sent as it is.
             is_repeatable: sending it twice has the effect of sending it once.
-            node: endpoint of the node to ask; empty means this transport's.
+            table: the table that it is about, if its path does not say so.
             wait_s: how long the service may hold the request on purpose.
             on_repeat: called before the request is sent again; the one before may still arrive.
             passed: statuses of answers that are returned although they are errors.
@@ -118,47 +140,51 @@ class HttpTransport:
                 after it was sent.
         """
         deadline = time.monotonic() + self.timeout_s + wait_s
-        failures = 0
+        url = self.routes.of(path, table)
+        search: Search | None = None
         while True:
             try:
-                return self._send(
+                answer = self._send(
                     method,
                     path,
                     query=query,
                     body=body,
                     content_type=content_type,
-                    node=node,
+                    endpoint=url,
                     read_timeout_s=self.timeout_s + wait_s,
                     passed=passed,
                 )
             except StreamhouseError as error:
-                is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
-                # A service never seen before is more likely misspelt than restarting.
-                if not (is_repeatable and is_passing and self._is_reached):
+                if not self._may_send_again(error, is_repeatable=is_repeatable):
                     raise
-                cause = error.__cause__
-                is_stale = isinstance(cause, BrokenConnectionError) and cause.is_stale
-                failures += not is_stale
-                if time.monotonic() + _BACKOFF.after(failures) > deadline:
-                    if method == "GET":
-                        raise UnavailableError(error.message) from error
-                    raise
-            if on_repeat is not None:
+                search = search or self.search(path, table, deadline=deadline)
+                step = search.after(url, error, now=time.monotonic())
+                if step is None:
+                    raise self._last_error(error, search, method=method, path=path) from error
+                may_arrive = not nothing_was_done(error)
+            else:
+                if search is not None:
+                    search.found(url)
+                return answer
+            if on_repeat is not None and may_arrive:
                 on_repeat()
-            if not is_stale:
-                time.sleep(_BACKOFF.jittered_after(failures))
+            url = taken(step)
+
+    def search(self, path: str, table: str = "", *, deadline: float) -> Search:
+        """Return the way of a call that has failed just now."""
+        return Search(self.routes, table or table_of(path), deadline=deadline, now=time.monotonic())
 
     def open_stream(
-        self, path: str, *, query: Mapping[str, str] | None, silence_s_max: float
+        self, url: str, path: str, *, query: Mapping[str, str] | None, silence_s_max: float
     ) -> AnswerStream:
-        """Send a GET; a read of the open answer fails after `silence_s_max` without bytes."""
+        """Send a GET to `url`; a read of the answer fails after `silence_s_max` without bytes."""
         try:
-            node = self._pool.node(self.endpoint)
+            node = self._pool.node(url)
             head = node.request_head("GET", _target(path, query), content_type="", length=None)
             connection = self._pool.take(node)
             try:
                 status, stream = connection.open_stream(head, timeout_s=silence_s_max)
-                self._is_reached = True
+                self.routes.is_reached = True
                 if status < _REDIRECTS:
                     return stream
                 with stream:
@@ -167,8 +193,37 @@ class HttpTransport:
                 connection.close()
                 raise
         except OSError as error:
-            raise _failure(error, endpoint=self.endpoint, request=f"GET {path}") from error
-        raise _error_of(status, data, endpoint=self.endpoint)
+            raise _failure(error, endpoint=url, request=f"GET {path}") from error
+        raise _error_of(status, data, endpoint=url)
+
+    def _may_send_again(self, error: StreamhouseError, *, is_repeatable: bool) -> bool:
+        """Whether a request that ended so may be sent again, here or elsewhere."""
+        if not is_repeatable and not nothing_was_done(error):
+            return False
+        if not error.retriable and not isinstance(error, UnknownOutcomeError):
+            return False
+        # A service never seen before is more likely misspelt than restarting. Who names several
+        # endpoints expects that some are away.
+        return self.routes.is_reached or len(self.routes.endpoints.listed) > 1
+
+    def _last_error(
+        self, error: StreamhouseError, search: Search, *, method: str, path: str
+    ) -> StreamhouseError:
+        """Return what it means to the caller that a call was given up with `error`."""
+        message = error.message
+        if len(self.routes.endpoints.listed) > 1 or isinstance(error, NotOwnerError):
+            message = (
+                f"none of {', '.join(self.routes.endpoints.urls)} answered {method} {path} as the"
+                f" owner for {self.routes.endpoints.failover_s:g} s (failover_s); the last answer:"
+                f" {message}"
+            )
+        kind = UnavailableError if isinstance(error, NotOwnerError) else type(error)
+        if method == "GET":
+            kind = UnavailableError
+        elif search.is_unknown:
+            # Also if the last attempt was refused: one before it may have been done.
+            kind = UnknownOutcomeError
+        return kind(message, request_id=error.request_id)
 
     def _send(
         self,
@@ -178,11 +233,10 @@ class HttpTransport:
         query: Mapping[str, str] | None,
         body: Any,
         content_type: str,
-        node: str,
+        endpoint: str,
         read_timeout_s: float,
         passed: Container[int],
     ) -> Answer:
-        endpoint = node or self.endpoint
         length = None if body is None else memoryview(body).nbytes
         try:
             asked = self._pool.node(endpoint)
@@ -201,10 +255,17 @@ class HttpTransport:
             asked.give_back(connection)
         else:
             connection.close()
-        self._is_reached = True
+        self.routes.is_reached = True
         if answer.status >= _REDIRECTS and answer.status not in passed:
             raise _error_of(answer.status, answer.data, endpoint=endpoint)
         return answer
+
+
+def taken(step: Step) -> str:
+    """Wait as a step says; return where it leads."""
+    if step.wait_s:
+        time.sleep(step.wait_s)
+    return step.url
 
 
 def _authorization(token: str | None) -> str:

@@ -258,24 +258,20 @@ def send(
     query = {"writer_id": f"{writer.writer_id:x}"}
     if columns is not None:
         query["columns"] = json.dumps(list(columns))
-    by_node: dict[str, list[tuple[int | None, int, pa.RecordBatch]]] = {}
-    for bucket, rows in parts.items():
-        batches = by_node.setdefault(table.nodes.get(bucket, ""), [])
-        batches.append((bucket, writer.next_sequence(bucket), rows))
-    offsets: Ranges = {}
+    batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]
     repeats = [is_repeated]
-    for node, batches in by_node.items():
-        answer = transport.request(
-            "POST",
-            f"/v1/tables/{table.path}/{operation}",
-            query=query,
-            body=encode_append_body(batches[0][2].schema, batches),
-            is_repeatable=True,
-            node=node,
-            on_repeat=lambda: repeats.append(True),
-        )
-        for bucket_text, (start, end) in json.loads(answer.data)["buckets"].items():
-            offsets[int(bucket_text)] = (int(start), int(end))
+    answer = transport.request(
+        "POST",
+        f"/v1/tables/{table.path}/{operation}",
+        query=query,
+        body=encode_append_body(batches[0][2].schema, batches),
+        is_repeatable=True,
+        on_repeat=lambda: repeats.append(True),
+    )
+    offsets: Ranges = {
+        int(bucket): (int(start), int(end))
+        for bucket, (start, end) in json.loads(answer.data)["buckets"].items()
+    }
     if operation is TransactionOperation.APPEND:
         _check_appended(table, parts, offsets)
     for bucket, (start, end) in offsets.items():

@@ -238,9 +238,10 @@ class TableInfo:
     `table_id` is never reused, so a table dropped and created again is another table.
     `schema_versions` has every schema the table ever had, by schema id, the current one too; rows
     in the log are of the version they were written with.
-    `nodes` maps every bucket to the endpoint serving it; clients always route by it. An empty
-    string is the endpoint that answered. `adopted_from` has the ids under which other services had
-    the table, each with the end offsets per bucket up to which the rows of that one are this one's.
+    `nodes` maps every bucket to the endpoint serving it, one for all buckets of a table; clients
+    route by it. An empty string is the endpoint that answered. `adopted_from` has the ids under
+    which other services had the table, each with the end offsets per bucket up to which the rows of
+    that one are this one's.
     """
 
     descriptor: TableDescriptor

@@ -183,6 +183,9 @@ class FakeService:
     def lake_catalog(self) -> LakeCatalog:
         return self._catalog
 
+    def endpoint_of(self, path: str) -> str:
+        return self.endpoint
+
     def list_tables(self, database: str | None = None) -> list[str]:
         return sorted(self._tables)
 

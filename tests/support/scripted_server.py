@@ -38,11 +38,12 @@ class ScriptedServer:
         *scripts: Sequence[bytes | Act | Callable[[socket.socket], None]],
         tls: ssl.SSLContext | None = None,
         host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._scripts = scripts
         self._tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family)
+        self._listener = socket.create_server((host, port), family=family)
         name = f"[{host}]" if ":" in host else host
         scheme = "http" if tls is None else "https"
         self.endpoint = f"{scheme}://{name}:{self._listener.getsockname()[1]}"
@@ -64,6 +65,10 @@ class ScriptedServer:
         self._listener.close()
         for thread in self._threads:
             thread.join(10)
+
+    def play(self, *scripts: Sequence[bytes | Act | Callable[[socket.socket], None]]) -> None:
+        """Play these from now on: those of a server that has to know its own URL."""
+        self._scripts = scripts
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, daemon=True)

@@ -94,7 +94,11 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         metavar="DB.TABLE",
         help="Only this table; may be given several times. Default: all.",
     ),
-    click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service."),
+    click.option(
+        "--endpoint",
+        envvar=ENDPOINT_VARIABLE,
+        help="URL of the storage service; several with commas between them.",
+    ),
     click.option(
         "--token-file",
         type=click.Path(dir_okay=False, path_type=Path),

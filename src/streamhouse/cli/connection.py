@@ -11,7 +11,9 @@ from streamhouse.storage_service.client import ENDPOINT_VARIABLE
 __all__ = ["endpoint_option", "token_file_option"]
 
 endpoint_option = click.option(
-    "--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the storage service."
+    "--endpoint",
+    envvar=ENDPOINT_VARIABLE,
+    help="URL of the storage service; several with commas between them.",
 )
 token_file_option = click.option(
     "--token-file",

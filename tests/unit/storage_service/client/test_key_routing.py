@@ -1,4 +1,4 @@
-"""Key writes go to the node that has the bucket, as the table's metadata says."""
+"""Key writes go to the buckets of their keys, in one request, with the table's columns alone."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, 
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.in_process_service import EVENTS, table_descriptor
 
-NODES = {0: "http://a", 1: "http://b", 2: "http://a", 3: ""}
-
 
 class Recorder:
     """A transport whose requests are kept, and answered as if each bucket had one change."""
 
     def __init__(self) -> None:
-        self.sent: dict[str, list[int]] = {}
+        self.sent: list[list[int]] = []
         self.schemas: list[pa.Schema] = []
 
-    def request(self, verb: str, url: str, *, body: Any, node: str = "", **more: Any) -> Answer:
+    def request(self, verb: str, url: str, *, body: Any, **more: Any) -> Answer:
         buckets = []
         with pa.ipc.open_stream(body) as reader:
             self.schemas.append(reader.schema)
@@ -37,13 +35,13 @@ class Recorder:
                 except StopIteration:
                     break
                 buckets.append(int(metadata[b"bucket"]))
-        self.sent[node] = buckets
+        self.sent.append(sorted(buckets))
         return Answer(200, {}, json.dumps({"buckets": {str(b): [0, 1] for b in buckets}}).encode())
 
 
-def test_each_node_gets_the_buckets_it_serves() -> None:
+def test_all_buckets_of_a_write_are_in_one_request() -> None:
     descriptor = table_descriptor("db.t", bucket_count=4, primary_key=("id",))
-    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0, nodes=NODES)
+    table = TableInfo(descriptor=descriptor, table_id=1, created_at_us=0)
     rows = pa.table({"id": pa.array(range(50)), "name": ["a"] * 50})
     assert set(buckets_for_rows(rows, ["id"], 4).tolist()) == {0, 1, 2, 3}
 
@@ -56,11 +54,7 @@ def test_each_node_gets_the_buckets_it_serves() -> None:
             table, data, operation, writer=None
         )
 
-        assert {node: sorted(b) for node, b in transport.sent.items()} == {
-            "http://a": [0, 2],
-            "http://b": [1],
-            "": [3],
-        }
+        assert transport.sent == [[0, 1, 2, 3]]
         assert offsets == dict.fromkeys(range(4), (0, 1))
 
 

@@ -18,6 +18,7 @@ import pytest
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.client.connection import BrokenConnectionError
 from streamhouse.storage_service.client.connection_pool import CONNECTIONS_KEPT_MAX, Node
+from streamhouse.storage_service.client.endpoint import Endpoint
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -208,7 +209,7 @@ def test_another_server_is_not_taken_for_a_service(status: str) -> None:
         with pytest.raises(InvalidRequestError, match="is it a Streamhouse service"):
             transport.request("GET", "/", is_repeatable=True)
         with pytest.raises(InvalidRequestError, match="is it a Streamhouse service"):
-            transport.open_stream("/", query=None, silence_s_max=5)
+            transport.open_stream(server.endpoint, "/", query=None, silence_s_max=5)
         transport.close()
 
 
@@ -219,21 +220,6 @@ def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         transport = _transport(server)
         assert transport.request("GET", "/", is_repeatable=True).data == b"ok"
         transport.close()
-
-
-def test_several_nodes_are_asked_each_for_itself() -> None:
-    with ScriptedServer([OK, OK]) as one, ScriptedServer([_answer(b"two")]) as two:
-        transport = _transport(one)
-        answers = [
-            bytes(transport.request("GET", "/", is_repeatable=True, node=node).data)
-            for node in ("", two.endpoint, one.endpoint)
-        ]
-        with pytest.raises(UnavailableError):
-            transport.request("GET", "/", is_repeatable=False, node="http://h:x")
-        transport.close()
-
-    assert answers == [b"ok", b"two", b"ok"]
-    assert (one.connections, two.connections) == (1, 1)
 
 
 def test_an_address_of_six_bytes_twice_and_more() -> None:
@@ -377,7 +363,7 @@ def test_a_fingerprint_may_be_any_text(made: Certificates) -> None:
     [("bücher.example:8765", b"xn--bcher-kva.example:8765"), ("a.bücher:1", b"a.xn--bcher-kva:1")],
 )
 def test_a_host_of_any_language_is_said_as_names_are(netloc: str, said: bytes) -> None:
-    head = Node(f"http://{netloc}", headers="").request_head(
+    head = Node(Endpoint(url=f"http://{netloc}"), headers="").request_head(
         "GET", "/", content_type="", length=None
     )
 
