@@ -15,9 +15,9 @@ Not safe to call from several threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from crc32c import crc32c
 
@@ -33,9 +33,19 @@ from streamhouse.storage_service.journal.operations import (
     check_path,
     is_journalled,
 )
+from streamhouse.storage_service.log.durable_mark import MARK_NAME
 from streamhouse.storage_service.log.filesystem import Buffer
 
-__all__ = ["FileAtPlace", "JournalTree", "Journalled", "Local", "Packed", "Piece", "TreeFile"]
+__all__ = [
+    "FileAtPlace",
+    "Held",
+    "JournalTree",
+    "Journalled",
+    "Local",
+    "Packed",
+    "Piece",
+    "TreeFile",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,22 @@ class Local:
     length: int
 
 
-Piece: TypeAlias = Packed | Journalled | Local
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A few bytes that are in memory: those of a file that is later overwritten in its place."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+        return len(self.data)
+
+
+Piece: TypeAlias = Packed | Journalled | Local | Held
+
+# So end the paths of files whose bytes a tree has: what is written into them is not journalled.
+_HELD: Final = f"/{MARK_NAME}"
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +112,9 @@ class TreeFile:
     pieces: list[Piece] = field(default_factory=list)
     version: int = 0
     is_left_out: bool = False
-
-    @property
-    def stored_length(self) -> int:
-        """How many of the first bytes are in the store, in packs or in the journal's objects."""
-        return self.length - sum(piece.length for piece in self.pieces if isinstance(piece, Local))
+    packed_length: int = 0
+    """How many of the first bytes are in packs, and their checksum."""
+    packed_crc32c: int = 0
 
     def copy(self) -> TreeFile:
         """Return the file as it is now."""
@@ -108,6 +131,20 @@ class TreeFile:
         self.length += piece.length
         self.crc32c = crc
 
+    def pack(self, pieces: Sequence[Packed], crc: int) -> None:
+        """Let the first bytes be in packs; `crc` is their checksum."""
+        length = left = sum(piece.length for piece in pieces)
+        rest = list(self.pieces)
+        while left:
+            first = rest.pop(0)
+            left -= first.length
+            if left < 0:
+                assert isinstance(first, Local), "others are packed as a whole"
+                rest.insert(0, Local(-left))
+                break
+        self.pieces = [*pieces, *rest]
+        self.packed_length, self.packed_crc32c = length, crc
+
 
 @dataclass(frozen=True, slots=True)
 class FileAtPlace:
@@ -119,12 +156,22 @@ class FileAtPlace:
     crc32c: int
     version: int
     pieces: tuple[Piece, ...]
+    packed_length: int
+    packed_crc32c: int
 
     @classmethod
     def of(cls, file: TreeFile) -> FileAtPlace:
         """Return the file as it is now."""
-        pieces = tuple(file.pieces)
-        return cls(file, file.path, file.length, file.crc32c, file.version, pieces)
+        return cls(
+            file,
+            file.path,
+            file.length,
+            file.crc32c,
+            file.version,
+            tuple(file.pieces),
+            file.packed_length,
+            file.packed_crc32c,
+        )
 
     @property
     def is_there(self) -> bool:
@@ -175,6 +222,10 @@ class JournalTree:
             self._directories.add(path)
             path = path.rpartition("/")[0]
 
+    def check_and_add_directory(self, path: str) -> None:
+        """As `add_directory`; raises `CorruptDataError` for one that no data directory has."""
+        self.apply(MakeDirectory(path))
+
     def add_file(self, file: TreeFile) -> None:
         """Let there be a file, as a checkpoint or the local disk has it.
 
@@ -184,6 +235,8 @@ class JournalTree:
             raise CorruptDataError(f"a file that cannot be, or is there twice: {file.path!r:.200}")
         if not file.is_left_out and file.length != sum(piece.length for piece in file.pieces):
             raise CorruptDataError(f"{file.path}: {file.length} bytes, but its pieces have others")
+        if all(isinstance(piece, Packed) for piece in file.pieces):
+            file.packed_length, file.packed_crc32c = file.length, file.crc32c
         self._files[file.path] = file
         self.add_directory(_parent(file.path))
 
@@ -244,8 +297,9 @@ class JournalTree:
         file.version += 1
         file.is_left_out = False
         file.pieces.clear()
-        file.length = 0
-        file.add(_piece(data, place), crc32c(data))
+        file.length = file.packed_length = file.packed_crc32c = 0
+        piece = Held(bytes(data)) if path.endswith(_HELD) else _piece(data, place)
+        file.add(piece, crc32c(data))
         return file
 
     def _move(self, source: str, target: str) -> None:

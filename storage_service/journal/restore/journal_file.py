@@ -1,0 +1,91 @@
+"""`journal.json`: what a data directory knows of the journal it belongs to.
+
+It is written before an epoch is taken, with the nonce that will open it, and when the directory has
+become what the journal says. So a start that was broken off anywhere still finds that it was this
+directory's own process that came last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+
+__all__ = ["JOURNAL_FILE", "JournalFile", "Phase"]
+
+JOURNAL_FILE: Final = "journal.json"
+_FORMAT: Final = 1
+_NONCE: Final = re.compile(r"[0-9a-f]{32}")
+# More starts in a row than this that never came to serve are taken for somebody else's.
+_NONCES_MAX: Final = 64
+
+
+class Phase:
+    """How far the directory is."""
+
+    READY = "ready"
+    """It is what the journal says, but for what its own process did since."""
+    RESTORING = "restoring"
+    """It is being made what the journal says: no file in it is believed without its checksum."""
+    UPLOADING = "uploading"
+    """Its first checkpoint is not stored yet: the journal cannot say what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalFile:
+    """`epoch` is the last that this directory served; `nonces` opened it, or later ones."""
+
+    service_id: str
+    shard: str
+    epoch: int
+    nonces: tuple[str, ...]
+    phase: str
+
+    def __post_init__(self) -> None:
+        known = (Phase.READY, Phase.RESTORING, Phase.UPLOADING)
+        is_known = self.phase in known and all(map(_NONCE.fullmatch, self.nonces))
+        if not is_known or self.epoch < 0 or not self.shard:
+            raise CorruptDataError(f"not what a directory knows of its journal: {self!r:.300}")
+
+    def with_nonce(self, nonce: bytes) -> JournalFile:
+        """Return it with one more process that may take an epoch for this directory."""
+        nonces = (*self.nonces, nonce.hex())[-_NONCES_MAX:]
+        return replace(self, nonces=tuple(dict.fromkeys(nonces)))
+
+    @staticmethod
+    def load(directory: Path) -> JournalFile | None:
+        """Return what the directory knows; None if it never had a journal."""
+        path = directory / JOURNAL_FILE
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            sealed = json.loads(data)
+            content: dict[str, Any] = sealed["content"]
+            if sealed["crc32c"] != crc32c(_text(content)) or content.pop("format") != _FORMAT:
+                raise CorruptDataError("its checksum or format is another")
+            return JournalFile(**{**content, "nonces": tuple(content["nonces"])})
+        except (CorruptDataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptDataError(
+                f"{path} is damaged ({error}); remove the data directory's contents to have them"
+                " made again from the journal"
+            ) from error
+
+    def save(self, directory: Path, filesystem: Filesystem) -> None:
+        """Make this what the directory knows, durably."""
+        content = {name: getattr(self, name) for name in self.__slots__} | {"format": _FORMAT}
+        sealed = {"content": content, "crc32c": crc32c(_text(content))}
+        replace_durably(filesystem, directory / JOURNAL_FILE, [json.dumps(sealed).encode()])
+        filesystem.sync_directory(directory)
+
+
+def _text(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()

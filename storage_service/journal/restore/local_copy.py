@@ -1,0 +1,150 @@
+"""How much of a local data directory is what the journal says, and what has to change.
+
+A decision per file and per bucket, from the tree and what lies on the disk; nothing is changed.
+
+- The directory's own process came last (`is_own`): what is beyond the journal's end of a log was
+  written after it, and stays to be journalled. So does a durable mark, which is ahead in its place.
+- Another process came after it: logs are kept up to where their bytes are the journal's. Rows by
+  key of a bucket that had others are given up.
+- With `is_trusted` (its own process came last, and no restore was broken off) a log that is long
+  enough is believed; otherwise every byte is compared by its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from streamhouse.storage_service.journal.operations import is_journalled, is_journalled_directory
+from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
+from streamhouse.storage_service.log.durable_mark import MARK_NAME
+
+__all__ = ["Cut", "LocalCopy", "compare", "local_files"]
+
+_LOG: Final = ".log"
+_READ_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The local log `path` had other bytes than the journal from `position` on."""
+
+    path: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy:
+    """What has to change, in this order: rows by key given up, trees and files removed, made."""
+
+    cuts: tuple[Cut, ...] = ()
+    keys_given_up: frozenset[str] = frozenset()
+    """Buckets whose rows by key may have rows that the journal does not have."""
+    trees_removed: tuple[str, ...] = ()
+    files_removed: tuple[str, ...] = ()
+    kept: dict[str, int] = field(default_factory=dict)
+    """Of the files that are not right as they are: how many of their first bytes are."""
+
+
+def local_files(directory: Path) -> Iterator[str]:
+    """Yield the paths of the journal's kind that a data directory has."""
+    if is_file(directory / "service.json"):
+        yield "service.json"
+    for folder, _, names in os.walk(directory / "tables"):
+        place = Path(folder).relative_to(directory).as_posix()
+        if is_journalled_directory(place):
+            yield from (f"{place}/{name}" for name in names if is_journalled(f"{place}/{name}"))
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file."""
+    return path.is_file()
+
+
+def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: bool) -> LocalCopy:
+    """Say what has to change for the directory to be what the tree says."""
+    found = set(local_files(directory))
+    kept: dict[str, int] = {}
+    cuts: list[Cut] = []
+    given_up: set[str] = set()
+    for file in tree:
+        path = directory / file.path
+        if file.path not in found:
+            kept[file.path] = 0
+        elif not file.path.endswith(_LOG):
+            is_kept_mark = is_own and is_trusted and path.name == MARK_NAME
+            if not is_kept_mark and not _is_whole(path, file):
+                kept[file.path] = 0
+        else:
+            length = path.stat().st_size
+            right = min(length, file.length) if is_trusted else _right_bytes(path, file)
+            if right < file.length:
+                kept[file.path] = right
+            if length > right and not (is_own and right == file.length):
+                cuts.append(Cut(file.path, right))
+                kept[file.path] = right
+                given_up.add(_bucket(file.path))
+    removed = sorted(path for path in found if tree.get(path) is None)
+    if not is_own:
+        # Whether a log that is gone had only rows of the journal cannot be told any more.
+        given_up.update(_bucket(path) for path in removed if path.endswith(_LOG))
+        given_up.update(_buckets_without_logs(directory, found))
+    return LocalCopy(
+        cuts=tuple(cuts),
+        keys_given_up=frozenset(given_up),
+        trees_removed=tuple(_trees_removed(directory, tree)),
+        files_removed=tuple(removed),
+        kept=kept,
+    )
+
+
+def _bucket(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _buckets_without_logs(directory: Path, found: Iterable[str]) -> Iterator[str]:
+    with_logs = {_bucket(path) for path in found if path.endswith(_LOG)}
+    for rows in sorted((directory / "tables").glob("*/bucket-*/kv")):
+        bucket = rows.parent.relative_to(directory).as_posix()
+        if bucket not in with_logs:
+            yield bucket
+
+
+def _trees_removed(directory: Path, tree: JournalTree) -> Iterator[str]:
+    """Yield directories that the journal does not have, the outermost of each."""
+    gone: list[str] = []
+    for path in sorted((directory / "tables").rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        is_gone = is_journalled_directory(name) and name not in tree.directories and path.is_dir()
+        if is_gone and not any(name.startswith(f"{outer}/") for outer in gone):
+            gone.append(name)
+    yield from gone
+
+
+def _is_whole(path: Path, file: TreeFile) -> bool:
+    if path.stat().st_size != file.length:
+        return False
+    crc = 0
+    with path.open("rb", buffering=0) as opened:
+        while data := opened.read(_READ_BYTES):
+            crc = crc32c(data, crc)
+    return crc == file.crc32c
+
+
+def _right_bytes(path: Path, file: TreeFile) -> int:
+    """Return how many of the first bytes are those of the file's first pieces."""
+    right = 0
+    with path.open("rb", buffering=0) as opened:
+        for piece in file.pieces:
+            crc, left = 0, piece.length
+            while left and (data := opened.read(min(left, _READ_BYTES))):
+                crc, left = crc32c(data, crc), left - len(data)
+            if left or isinstance(piece, Local | Held) or crc != piece.crc32c:
+                break
+            right += piece.length
+    return right
