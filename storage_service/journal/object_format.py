@@ -53,6 +53,7 @@ __all__ = [
     "BODY_BYTES_MAX",
     "NONCE_BYTES",
     "OBJECT_BYTES_MAX",
+    "SEAL_BYTES_MAX",
     "JournalObject",
     "ObjectKind",
     "checksum_of",
@@ -68,6 +69,8 @@ BODY_BYTES_MAX: Final = 8 << 20
 OBJECT_BYTES_MAX: Final = 2 << 30
 """No object is larger: an operation is at most a frame of a log."""
 NONCE_BYTES: Final = 16
+SEAL_BYTES_MAX: Final = 120
+"""A seal is not larger, and an object with operations hardly ever as small."""
 _MAGIC: Final = b"SHJ1"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sBBHQQ16s16sIIQI8x")
@@ -148,6 +151,7 @@ def encode_facts(
     assert kind is not ObjectKind.OPERATIONS
     body = json.dumps(facts, sort_keys=True).encode()
     assert len(body) <= _FACTS_BYTES_MAX
+    assert kind is ObjectKind.OPEN or _HEADER_BYTES + len(body) <= SEAL_BYTES_MAX
     return [_encode_header(kind, place, journal, nonce, previous_checksum, 0, [body]), body]
 
 
