@@ -59,6 +59,7 @@ from streamhouse.storage_service.log.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.shards.directory import ShardDirectory
@@ -81,6 +82,7 @@ class TabletManager:
         registry: TableRegistry,
         runtime: Runtime,
         recovery: KeyRecovery,
+        replication: Replication,
     ) -> None:
         self._config = config
         self.directory = directory
@@ -91,9 +93,8 @@ class TabletManager:
         self._tables: dict[TablePath, OpenTable] = {}
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
-        self._committer = GroupCommitter(
-            self._publish_soon, limits=CommitLimits(bytes_max=config.commit_queue_bytes_max)
-        )
+        limits = CommitLimits(bytes_max=config.commit_queue_bytes_max)
+        self._committer = GroupCommitter(self._publish_soon, limits=limits, replication=replication)
         # Logs of primary key tables and of transactions: their writers publish them.
         self._deferred: set[LogTablet] = set()
         self._key_threads = ThreadPoolExecutor(config.key_threads, thread_name_prefix="keys")
@@ -105,6 +106,7 @@ class TabletManager:
             key_threads=self._key_threads,
             submit=self._committer.submit,
             recovery=recovery,
+            replication=replication,
         )
         self.mending = KeyMending(
             tables=self.open_tables, find_lost=self._opener.lost_rows, runtime=runtime
@@ -119,6 +121,7 @@ class TabletManager:
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
             save=self._save_lake_state,
+            wait_for_shown=replication.wait_for_shown,
             runtime=runtime,
             lease_ms=config.tiering_lease_ms,
             backoff=Backoff(
@@ -148,14 +151,19 @@ class TabletManager:
         runtime: Runtime,
         recovery: KeyRecovery | None = None,
         names: ShardDirectory | None = None,
+        directory: DataDirectory | None = None,
+        replication: Replication | None = None,
     ) -> TabletManager:
         """Lock the data directory and recover every table; all acknowledged rows are visible.
+
+        A `directory` that is open already becomes the manager's. With a journal that records what
+        its filesystem does, `replication` says who waits for that.
 
         A table that cannot be opened is damaged, and the others are served, unless the
         configuration is strict. One of several shards has its `names` in their directory.
         """
         recovery = recovery or KeyRecovery()
-        directory = DataDirectory.open(config.data_dir)
+        directory = directory or DataDirectory.open(config.data_dir)
         try:
             opening = functools.partial(
                 TableRegistry,
@@ -173,6 +181,7 @@ class TabletManager:
                 registry=registry,
                 runtime=runtime,
                 recovery=recovery,
+                replication=replication or Replication(),
             )
         except BaseException:
             directory.close()

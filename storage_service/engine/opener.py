@@ -56,6 +56,7 @@ from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.rocksdb_store import is_damage
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.segment_format import LogIdentity
 from streamhouse.storage_service.log.segment_roll import begin_log
 from streamhouse.storage_service.model.lake.facts import LakeState
@@ -102,8 +103,10 @@ class TableOpener:
         key_threads: Executor,
         submit: Submit,
         recovery: KeyRecovery,
+        replication: Replication,
     ) -> None:
         self._directory = directory
+        self._replication = replication
         self._runtime = runtime
         self._frame_bytes_max = config.batch_bytes_max
         self._waiter_limit = waiter_limit
@@ -250,6 +253,8 @@ class TableOpener:
         if rows is not None and info.path in self._recovery.rebuild:
             rows.close()
             return None
+        if rows is not None:
+            rows.hand_over_after(self._replication.wait_for_shown)
         return rows
 
     def _found_rows(
@@ -286,18 +291,21 @@ class TableOpener:
 
     def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
         """Open the rows at `path`, or make them empty; `KeyBucket` brings them up to the log."""
-        return KvTablet(
+        rows = KvTablet(
             path,
             table_id=info.table_id,
             bucket=bucket,
             rules=table_rules(info),
             options=self._key_options,
         )
+        rows.hand_over_after(self._replication.wait_for_shown)
+        return rows
 
     def _open_tablet(
         self, info: TableInfo, bucket: int, end_offset_min: int, is_new: bool
     ) -> LogTablet:
-        return LogTablet.open(
+        """Open a log; what it has is stored in the replica, too: it may be shown and applied."""
+        tablet = LogTablet.open(
             self._directory.bucket(info.table_id, bucket),
             table_id=info.table_id,
             bucket=bucket,
@@ -310,6 +318,8 @@ class TableOpener:
             end_offset_min=end_offset_min,
             must_exist=not is_new,
         )
+        self._replication.wait_for_recorded()
+        return tablet
 
 
 def _where(info: TableInfo, bucket: int) -> str:

@@ -124,6 +124,13 @@ class KvTablet:
         """Call `to`, on whatever thread, with each damage of the files that is met from now on."""
         self._store.on_damage = to
 
+    def hand_over_after(self, wait_for_applied: Callable[[], None]) -> None:
+        """Give RocksDB nothing before this returns: then it may have what was applied until then.
+
+        Else it could have changes that the log has lost together with its machine.
+        """
+        self._behind.wait_for_applied = wait_for_applied
+
     def change_schema(self, rules: TableRules) -> None:
         """Take rows of a newer version of the schema from now on; stored ones stay as they are.
 

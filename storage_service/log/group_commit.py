@@ -10,12 +10,15 @@ A unit is what one request appends, to one or several logs. What a caller may re
   and become visible, unacknowledged: taking them back would need another sync of the same kind,
   and would prove nothing. The rows in the failed log may come back at the next start. Repeating the
   unit with the same writer id and sequences completes it: each log answers for itself what it has.
+- With a replica that is waited for, durable means stored there, too: groups are published in order
+  as that comes about, while the commit thread goes on with the next ones.
 - A crash between the syncs of two logs can leave a unit in one of them, unacknowledged. The same
   repetition completes it.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -36,6 +39,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.replica import Replication
+from streamhouse.storage_service.log.stored_in_order import ReplicaLag, StoredInOrder
 
 __all__ = [
     "CommitGroup",
@@ -73,7 +78,7 @@ Submit = Callable[[Unit, Callable[[CommitOutcome], None]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLimits:
-    """How much may wait for the commit thread, including what it is committing.
+    """How much may wait to be published, including what is being committed.
 
     A unit larger than a limit is taken when nothing else waits.
     """
@@ -137,7 +142,8 @@ class CommitGroup:
 class GroupCommitter:
     """Owns the commit thread. `submit` from any thread; `publish` is called on the commit thread.
 
-    `publish` gets every group exactly once, in order, and must see to it that `complete` is called.
+    `publish` gets every group exactly once, in order, and must see to it that `complete` is called;
+    with a replica that is waited for, on the replica's threads.
     Files of a group are synced at the same time, if one after the other would take longer than
     waking threads for them.
     """
@@ -148,9 +154,14 @@ class GroupCommitter:
         *,
         limits: CommitLimits | None = None,
         name: str = "commit",
+        replication: Replication | None = None,
     ) -> None:
         self._syncs = _Syncs(name)
         self._publish = publish
+        replication = replication or Replication()
+        is_waited_for = replication.is_waited_for and not replication.is_none
+        self._stored = StoredInOrder(replication.replica) if is_waited_for else None
+        self._lag = None if replication.is_waited_for else ReplicaLag(replication)
         self._limits = limits or CommitLimits()
         # Its own kind of waiting costs a third of a condition's; None is the last that comes.
         self._waiting: SimpleQueue[_Unit | None] = SimpleQueue()
@@ -164,12 +175,12 @@ class GroupCommitter:
 
     @property
     def queued_units(self) -> int:
-        """How many units wait or are being committed."""
+        """How many units wait, are being committed, or are not published yet."""
         return self._units
 
     @property
     def queued_bytes(self) -> int:
-        """How many payload bytes wait or are being committed."""
+        """How many payload bytes wait, are being committed, or are not published yet."""
         return self._bytes
 
     def submit(self, unit: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
@@ -190,7 +201,8 @@ class GroupCommitter:
             ):
                 raise OverloadedError(
                     f"{self._units} writes with {self._rows} rows and {self._bytes} bytes wait for"
-                    " the disk; send again later, or more slowly"
+                    f" {'the disk' if self._stored is None else 'disk and journal'}; send again"
+                    " later, or more slowly"
                 )
             self._units += 1
             self._rows += pending.rows
@@ -198,28 +210,44 @@ class GroupCommitter:
             self._waiting.put(pending)
 
     def stop(self) -> None:
-        """Take nothing more, commit what is queued, end the thread. Stopping twice is harmless."""
+        """Take nothing more, commit and publish what is queued, end the thread.
+
+        Stopping twice is harmless.
+        """
         with self._counting:
             if not self._stopping:
                 self._stopping = True
                 self._waiting.put(None)
         self._thread.join()
+        if self._stored is not None:
+            self._stored.wait_until_none()
         self._syncs.stop()
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
             waiting = [self._waiting.get()]
+            if self._lag is not None:
+                self._lag.wait()
             waiting += [self._waiting.get() for _ in range(self._waiting.qsize())]
             units = [unit for unit in waiting if unit is not None]
             is_last = len(units) < len(waiting)
             if units:
-                self._commit_and_publish(units)
+                self._commit_group(units)
 
-    def _commit_and_publish(self, units: list[_Unit]) -> None:
+    def _commit_group(self, units: list[_Unit]) -> None:
         started = time.perf_counter()
         group = self._commit_safely(units)
         group.seconds = time.perf_counter() - started
+        if self._lag is not None:
+            self._lag.note()
+        if self._stored is None:
+            self._publish_group(units, group)
+        else:
+            # Whatever its outcomes say, a repetition's for instance, may rest on earlier groups.
+            self._stored.when_stored(functools.partial(self._publish_group, units, group))
+
+    def _publish_group(self, units: list[_Unit], group: CommitGroup) -> None:
         with self._counting:
             for unit in units:
                 self._units -= 1

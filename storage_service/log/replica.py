@@ -6,9 +6,10 @@ Positions count what was recorded since the start; they only grow. Safe to call 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["NoReplica", "Replica"]
+__all__ = ["NoReplica", "Replica", "Replication"]
 
 
 class Replica(Protocol):
@@ -46,3 +47,30 @@ class NoReplica:
 
     def wait_stored(self, position: int) -> None:
         """See `Replica.wait_stored`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """Where what is committed is stored besides the local disk, and who waits for that.
+
+    `is_waited_for`: nothing is acknowledged, shown or applied before it is stored there. Else it
+    follows: writes wait while the oldest that is not stored there is older than `lag_ms_max`.
+    """
+
+    replica: Replica = field(default_factory=NoReplica)
+    is_waited_for: bool = True
+    lag_ms_max: int = 1_000
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the local disk is all there is."""
+        return isinstance(self.replica, NoReplica)
+
+    def wait_for_shown(self) -> None:
+        """Return once all that was shown before is stored. Blocking."""
+        if not self.is_waited_for:
+            self.wait_for_recorded()
+
+    def wait_for_recorded(self) -> None:
+        """Return once all that was recorded before is stored. Blocking."""
+        self.replica.wait_stored(self.replica.recorded_position)

@@ -249,6 +249,7 @@ class ClaimWorld:
         self.tiering = TieringCoordinator(
             tables=manager.open_tables,
             save=manager._save_lake_state,
+            wait_for_shown=lambda: None,
             runtime=dataclasses.replace(
                 manager.runtime, clock_us=self._clock_us, monotonic_s=lambda: self.seconds
             ),

@@ -30,6 +30,7 @@ class LateJournal:
     def __init__(self, on_wait: Callable[[int], None] | None = None) -> None:
         self.operations: list[Operation] = []
         self.stored_position = 0
+        self._is_prompt = False
         self._on_wait = on_wait
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._changed = threading.Condition()
@@ -42,8 +43,16 @@ class LateJournal:
         check_path(operation)
         with self._changed:
             self.operations.append(operation)
+            position = len(self.operations)
             self._changed.notify_all()
-            return len(self.operations)
+        if self._is_prompt:
+            self.store()
+        return position
+
+    def store_at_once(self) -> None:
+        """Store what there is, and from now on everything as it is recorded."""
+        self._is_prompt = True
+        self.store()
 
     def store(self, count: int | None = None) -> None:
         """Store that many more operations, or all, and call who waited for them."""

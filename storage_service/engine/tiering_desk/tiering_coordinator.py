@@ -81,12 +81,14 @@ class TieringCoordinator:
         *,
         tables: Callable[[], Iterable[OpenTable]],
         save: Callable[[OpenTable, LakeState], None],
+        wait_for_shown: Callable[[], None],
         runtime: Runtime,
         lease_ms: int,
         backoff: Backoff,
     ) -> None:
         self._tables = tables
         self._save = save
+        self._wait_for_shown = wait_for_shown
         self._runtime = runtime
         self._lease_ms = lease_ms
         self._backoff = backoff
@@ -246,7 +248,7 @@ class TieringCoordinator:
             self._renew(state)
             layout = self._batch_layout_due(table)
             is_every_round = not table.properties.datalake_batch_freshness_ms
-            return TieringAssignment(
+            assignment = TieringAssignment(
                 epoch=lake.tiering_epoch,
                 lease_ms=self._lease_ms,
                 state=table.state(),
@@ -258,6 +260,9 @@ class TieringCoordinator:
                 or self.is_early
                 or (layout is not None and not layout.wait_ms),
             )
+            # What the lake gets must outlive this machine: else other rows get its offsets.
+            await self._runtime.run(self._wait_for_shown)
+            return assignment
 
     async def heartbeat(
         self, table: OpenTable, *, epoch: int, progress: RoundProgress | None = None

@@ -209,6 +209,8 @@ class WriteBehind:
         self._memory_allowed = options.backlog_bytes * _SHARE_OF_MEMORY
         self._not_handing_over: Final = threading.Event()
         self._not_handing_over.set()
+        self.wait_for_applied: Callable[[], None] = lambda: None
+        """See `KvTablet.hand_over_after`."""
 
     @property
     def memory_bytes(self) -> int:
@@ -315,6 +317,7 @@ class WriteBehind:
         return self._run
 
     def _write(self, run: Run) -> None:
+        self.wait_for_applied()
         self._not_handing_over.clear()
         try:
             piece = run.backlog.as_run()
