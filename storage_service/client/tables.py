@@ -323,6 +323,14 @@ class TableCalls:
         answer: dict[str, Any] = self._transport.request_json("GET", "/v1/status")
         return answer
 
+    def shards(self) -> list[dict[str, Any]]:
+        """Return the processes of the service, as docs/http_api.md describes them.
+
+        None if it is one process.
+        """
+        answer: dict[str, Any] = self._transport.request_json("GET", "/v1/shards")
+        return list(answer["shards"])
+
     def stage_backup(self, *, with_lake: bool = False, timeout_s: float = 600.0) -> dict[str, Any]:
         """Stage a backup below the service's data directory; return where, and what is in it.
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.errors import (
+    NotFoundError,
+    StreamhouseError,
+    UnavailableError,
+)
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.offsets import buckets_to_json
@@ -28,6 +33,8 @@ class TieringCalls:
     """The calls of `StorageClient` that tiering workers make."""
 
     _transport: HttpTransport
+    _claim_urls: tuple[str, ...] = ()
+    """The shards, as one of them has said last; who was asked last comes last."""
 
     def claim_tiering(
         self,
@@ -37,7 +44,7 @@ class TieringCalls:
         force: bool = False,
         include_idle: bool = False,
     ) -> TieringAssignment | TieringIdle:
-        """Ask for a table to tier.
+        """Ask for a table to tier: of several shards one after the other, in turn.
 
         Args:
             worker_id: names the worker in messages of the service.
@@ -45,19 +52,49 @@ class TieringCalls:
             force: also tables that are still fresh enough.
             include_idle: also tables whose rows are all in the lake, to maintain that.
         """
-        answer = self._transport.request_json(
-            "POST",
-            "/v1/tiering/claim",
-            body={
-                "worker_id": worker_id,
-                "tables": None if tables is None else list(tables),
-                "force": force,
-                "include_idle": include_idle,
-            },
-        )
-        if answer["assignment"] is not None:
-            return TieringAssignment.from_json(answer["assignment"])
-        return TieringIdle(reason=answer["reason"], retry_after_ms=int(answer["retry_after_ms"]))
+        body = {
+            "worker_id": worker_id,
+            "tables": None if tables is None else list(tables),
+            "force": force,
+            "include_idle": include_idle,
+        }
+        routes = self._transport.routes
+        left, asked = list(self._claim_urls) or [""], set[str]()
+        idle: list[TieringIdle] = []
+        away: StreamhouseError | None = None
+        while left:
+            url = left.pop(0)
+            try:
+                answer = self._claim_at(url, body)
+            except (NotFoundError, UnavailableError) as error:
+                # The others have tables, too.
+                away = error
+                continue
+            url = url or routes.current
+            asked.add(url)
+            told = [routes.endpoints.told(shard) for shard in answer.get("shards", ())]
+            others = [shard for shard in told if shard is not None and shard != url]
+            self._claim_urls = (*others, url) if others else ()
+            if answer["assignment"] is not None:
+                assignment = TieringAssignment.from_json(answer["assignment"])
+                if others:
+                    routes.learn(str(assignment.state.table.path), url)
+                return assignment
+            idle.append(
+                TieringIdle(reason=answer["reason"], retry_after_ms=int(answer["retry_after_ms"]))
+            )
+            left += [shard for shard in others if shard not in asked and shard not in left]
+        if not idle and away is not None:
+            self._claim_urls = ()
+            raise away
+        return min(idle, key=lambda answer: answer.retry_after_ms)
+
+    def _claim_at(self, url: str, body: dict[str, Any]) -> Any:
+        """Claim at one shard; an empty `url` is any process of the service."""
+        turn = f"claims at {url}" if url else ""
+        if url:
+            self._transport.routes.learn(turn, url)
+        return self._transport.request_json("POST", "/v1/tiering/claim", body=body, table=turn)
 
     def heartbeat_tiering(
         self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0

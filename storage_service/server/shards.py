@@ -36,6 +36,7 @@ _T = TypeVar("_T")
 
 _THREADS: Final = 4
 RECORD_INTERVAL_MS: Final = 10_000
+_ENDPOINTS_KEPT_S: Final = 10.0
 _LOAD_INTERVAL_S_MIN: Final = 5.0
 # Less is noise, and each record is an object that is stored.
 _LOAD_CHANGE_MILLICORES: Final = 100
@@ -97,6 +98,8 @@ class Shards:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
         self._load = _Load()
         self._recorded: ShardRecord | None = None
+        self._endpoints: list[str] = []
+        self._endpoints_until_s = 0.0
 
     def close(self) -> None:
         """Wait for what is asked of the directory."""
@@ -187,6 +190,17 @@ class Shards:
     async def databases(self) -> list[str]:
         """Return the names of all databases, sorted."""
         return sorted(await self._run(self._directory.databases))
+
+    async def endpoints(self) -> list[str]:
+        """Return where the shards answer that have an owner, as it was seconds ago."""
+        now_s = time.monotonic()
+        if now_s >= self._endpoints_until_s:
+            # Workers ask again and again; what they miss they are told the next time.
+            self._endpoints_until_s = now_s + _ENDPOINTS_KEPT_S
+            states = await self.states()
+            owners = [state.owner for state in states if state.owner is not None]
+            self._endpoints = [o.endpoint for o in owners if o.is_live and o.endpoint is not None]
+        return self._endpoints
 
     async def states(self) -> list[ShardState]:
         """Return every shard there is or was, sorted by name."""

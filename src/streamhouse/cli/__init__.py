@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "maintain": ("streamhouse.cli.maintain", "Tidy a lake table now."),
     "restore": ("streamhouse.cli.restore", "Make a data directory from a backup."),
     "alter": ("streamhouse.cli.alter", "Change a table's columns."),
+    "shards": ("streamhouse.cli.shards", "Show the processes of a service."),
     "serve": ("streamhouse.cli.serve", "Run the storage service."),
     "tables": ("streamhouse.cli.tables", "List tables, or describe one."),
     "top": ("streamhouse.cli.top", "Watch tables, rates and lake lag."),

@@ -52,7 +52,10 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
         answer = await coordinator.claim(
             body.worker_id, tables=tables, force=body.force, include_idle=body.include_idle
         )
-        return answer.to_json()
+        shards = service.shards
+        # A worker that knows one shard asks all of them.
+        others = {} if shards is None else {"shards": await shards.endpoints()}
+        return answer.to_json() | others
 
     @routes.answers("Keep a claim.")
     async def heartbeat(body: HeartbeatTiering) -> dict[str, Any]:

@@ -225,3 +225,9 @@ async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: _World
             del world.services["http://a:1"]
             assert (await c.call("POST", tables, json_body=body)).status == 503
             world.services["http://a:1"] = a
+
+
+async def test_a_claim_says_which_other_shards_there_are(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b"):
+        answer = await a.call("POST", "/v1/tiering/claim", json_body={"worker_id": "w"})
+        assert answer.json()["shards"] == ["http://a:1", "http://b:1"]
