@@ -3,7 +3,7 @@
 The owner of an epoch replaces its lease object every third of `lease_ms`; nobody else writes it.
 Opening the epoch counts as the first renewal. A lease holds for `lease_ms` from before the renewal
 was sent, by the owner's clock. A watcher asks until it was answered the same for one lease time, by
-its own clock, and then may seal the epoch, however late.
+its own clock, and then may seal the epoch, however late. Time without answers does not count.
 
 So a lease that ran out never holds again: a watcher may have decided already. Its owner rolls
 (`JournalWriter.roll`), and whoever opens the next epoch has the lease of that. Hence no owner
@@ -142,6 +142,8 @@ class LeaseWatch:
     """Says when the lease of the newest epoch has run out, by the watcher's own clock alone.
 
     What the store answers is given to `seen`, again and again; the owner lives while it changes.
+    Between two answers only so much time counts as an owner takes to renew: while the store is away
+    nobody can, and when it is back all owners would be taken for dead at once.
     """
 
     def __init__(self, *, lease_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,6 +180,9 @@ class LeaseWatch:
         if self._last != (epoch, lease):
             # It may have changed at any time before the answer, not only before the question.
             self._last, self._since_s = (epoch, lease), self._clock()
+        else:
+            counted_s = self._lease_ms / 1e3 / _RENEWALS
+            self._since_s += max(0.0, asked_s - self._asked_s - counted_s)
         self._asked_s = max(asked_s, self._since_s)
 
     @property
@@ -191,13 +196,16 @@ class LeaseWatch:
 
         An owner's lease time is believed up to an hour, and counts if it is the longer one.
         """
-        lease_ms = max(self._own_ms, min(self._owner_ms, LEASE_MS_MAX))
-        return lease_ms - 1e3 * (self._asked_s - self._since_s)
+        return self._lease_ms - 1e3 * (self._asked_s - self._since_s)
 
     @property
     def has_run_out(self) -> bool:
         """Whether the lease was the same for a whole lease time."""
         return self._last is not None and self.remaining_ms <= 0
+
+    @property
+    def _lease_ms(self) -> int:
+        return max(self._own_ms, min(self._owner_ms, LEASE_MS_MAX))
 
 
 def read_lease(store: ObjectStore, names: ShardNames, epoch: int) -> SeenLease | None:
