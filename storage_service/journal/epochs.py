@@ -39,6 +39,7 @@ __all__ = [
     "SealReason",
     "TakenByOtherError",
     "Tenure",
+    "find_seal",
     "newest_epoch",
     "open_epoch",
     "open_facts",
@@ -186,13 +187,33 @@ def seal_epoch(
     return Seal(met.place, met.checksum, str(met.facts.get("reason")), facts.service_id)
 
 
+def find_seal(names: ShardNames, epoch: int) -> Steps[Seal | None]:
+    """Return the seal of an epoch, or None if it has none, as far as is listed."""
+    opened = yield from _read(names, Place(epoch, 0), None)
+    if opened is None:
+        return None
+    met = yield from _end(names, opened)
+    if met.kind is not ObjectKind.SEAL:
+        return None
+    facts = open_facts(opened, key=names.object(opened.place))
+    return Seal(met.place, met.checksum, str(met.facts.get("reason")), facts.service_id)
+
+
 def open_epoch(
-    names: ShardNames, seal: Seal | None, *, nonce: bytes, facts: Mapping[str, Any]
+    names: ShardNames,
+    seal: Seal | None,
+    *,
+    nonce: bytes,
+    facts: Mapping[str, Any],
+    service_id: str = "",
 ) -> Steps[Tenure]:
-    """Open the epoch after a sealed one, or the first. Raises `TakenByOtherError`."""
+    """Open the epoch after a sealed one, or the first. Raises `TakenByOtherError`.
+
+    The first says whose the journal is: `service_id`, or somebody new.
+    """
     place = Place(seal.place.epoch + 1 if seal else 1, 0)
     opening = OpenFacts(
-        service_id=seal.service_id if seal else secrets.token_hex(16),
+        service_id=seal.service_id if seal else service_id or secrets.token_hex(16),
         endpoint=facts["endpoint"],
         lease_ms=facts["lease_ms"],
         previous_epoch=place.epoch - 1,
@@ -219,9 +240,17 @@ def open_epoch(
 
 
 def take(
-    names: ShardNames, *, after: int, endpoint: str, lease_ms: int, nonce: bytes | None = None
+    names: ShardNames,
+    *,
+    after: int,
+    endpoint: str,
+    lease_ms: int,
+    nonce: bytes | None = None,
+    service_id: str = "",
 ) -> Steps[Tenure]:
     """Become the owner of the epoch after `after`, which ends; 0 if there is none.
+
+    A journal that begins is of `service_id`, if that is known.
 
     The owner of `after` is fenced: call this only when that is wanted. Raises
     `TakenByOtherError` if somebody else was quicker, or `after` is not the newest.
@@ -229,7 +258,7 @@ def take(
     nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
     seal = (yield from seal_epoch(names, after, nonce=nonce)) if after else None
     facts = {"endpoint": endpoint, "lease_ms": lease_ms}
-    return (yield from open_epoch(names, seal, nonce=nonce, facts=facts))
+    return (yield from open_epoch(names, seal, nonce=nonce, facts=facts, service_id=service_id))
 
 
 def is_same_as(buffers: list[Any]) -> Callable[[memoryview], bool]:

@@ -191,6 +191,11 @@ class LeaseWatch:
         return self._last[0] if self._last else 0
 
     @property
+    def lease(self) -> SeenLease | None:
+        """What its lease said."""
+        return self._last[1] if self._last else None
+
+    @property
     def remaining_ms(self) -> float:
         """For how long the owner may live after the last question; not above 0: no longer.
 

@@ -183,10 +183,14 @@ class JournalWriter:
         with self._lock:
             return self._pipeline.place_of(position)
 
-    def roll(self) -> None:
-        """Go on in a new epoch, soon: only what lies before the newest epoch may be trimmed."""
+    def roll(self, *, is_empty_left: bool = False) -> None:
+        """Go on in a new epoch, soon: only what lies before the newest epoch may be trimmed.
+
+        Not from one that has nothing yet, unless `is_empty_left`: a lease that ran out never holds
+        again in its epoch.
+        """
         with self._lock:
-            if self._pipeline.next_place.seq > 1:
+            if is_empty_left or self._pipeline.next_place.seq > 1:
                 self._roll_wanted = True
                 self._work.notify()
 

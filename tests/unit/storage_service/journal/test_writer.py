@@ -189,6 +189,20 @@ def test_an_idle_owner_notices_that_it_was_taken_over(world: _World) -> None:
     assert len(world.fenced) == 1
 
 
+def test_an_epoch_without_anything_is_left_when_its_lease_ran_out(world: _World) -> None:
+    store = _HeldStore()
+    writer = world.writer(store)
+
+    writer.roll()
+    writer.roll(is_empty_left=True)
+    # The epoch opened, its seal, and the next one opened.
+    assert all(store.asked.acquire(timeout=30) for _ in range(3))
+    writer.wait_stored(writer.record(numbered(0)))
+
+    assert writer.epoch == 2
+    assert numbers_in(store) == [0]
+
+
 def test_a_roll_goes_on_in_the_next_epoch(world: _World) -> None:
     store = MemoryStore()
     writer = world.writer(store)
