@@ -23,6 +23,7 @@ from streamhouse.storage_service.engine.directory.damaged_table import DamagedTa
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.table_files import save_lake_state
 from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
+from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
@@ -108,6 +109,8 @@ class TabletManager:
             recovery=recovery,
             replication=replication,
         )
+        self.copy_keys = key_copier(self.open_tables, self._loop)
+        """Copies rows by key for a checkpoint of the journal; not called on the event loop."""
         self.mending = KeyMending(
             tables=self.open_tables, find_lost=self._opener.lost_rows, runtime=runtime
         )

@@ -25,6 +25,8 @@ BESIDE: Final[dict[str, str]] = {
     "storage_service/journal/file_store.py": "keeps objects, not a data directory",
     "storage_service/journal/followed_directory.py": "follows a journal that others write",
     "storage_service/journal/restore/local_tree.py": "reads, and changes nothing",
+    "storage_service/journal/restore/restore.py": "makes what the journal has already",
+    "storage_service/journal/restore/start.py": "writes journal.json, which is not journalled",
     "storage_service/log/filesystem.py": "is the door",
     "storage_service/log/log_copy.py": "copies a log into a backup",
     "storage_service/operations/backup_files.py": "writes backups, and copies them back",

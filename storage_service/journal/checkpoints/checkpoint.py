@@ -93,7 +93,8 @@ class RecordedFiles(Protocol):
 class CheckpointTaker:
     """Takes the checkpoints of one owner, one at a time, on whatever thread.
 
-    `copy_keys` puts copies of all rows by key below the directory it is given.
+    `copy_keys` puts copies of all rows by key below the directory it is given, but for those
+    that are still at the offset that the bucket has in the mapping.
     """
 
     directory: Path
@@ -102,7 +103,7 @@ class CheckpointTaker:
     service_id: str
     epoch: int
     recorded: RecordedFiles
-    copy_keys: Callable[[Path], Sequence[KeyCopy]]
+    copy_keys: Callable[[Path, Mapping[str, int]], Sequence[KeyCopy]]
     packs: dict[str, int] = field(default_factory=dict)
     """The packs of the manifest before, and their lengths."""
     keys: KeyPacker = field(default_factory=KeyPacker)
@@ -124,7 +125,7 @@ class CheckpointTaker:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _take(self, staging: Path) -> Manifest | None:
-        copies = self.keys.look(self.copy_keys(staging))
+        copies = self.keys.look(self.copy_keys(staging, self.keys.applied_offsets))
         at = self.recorded.at_place()
         self.recorded.wait_stored(at.position)
         place, applied = self.recorded.place_of(at.position)
@@ -152,6 +153,7 @@ class CheckpointTaker:
         self._store_manifest(manifest)
         self.recorded.packed((file, pieces) for file, pieces in files if pieces is not None)
         self.packs = dict(manifest.packs)
+        self.keys.packed(manifest.key_rows)
         self._last_place = place
         return manifest
 
@@ -218,7 +220,10 @@ class CheckpointTaker:
         small = {name for name in sound if self.packs[name] < _SMALL_PACK_BYTES}
         if len(small) > _SMALL_PACKS_MAX:
             sound -= small
-        return frozenset(sound)
+        # Of rows that were not copied again nothing is there to upload.
+        unchanged = (rows for copy in copies if (rows := copy.unchanged))
+        kept = {piece.pack for rows in unchanged for file in rows.files for piece in file.pieces}
+        return frozenset(sound | kept)
 
     def _pack_file(
         self, at: FileAtPlace, writer: PackWriter, sound: frozenset[str]

@@ -25,11 +25,14 @@ _READ_BYTES: Final = 4 << 20
 
 
 class KeyCopy(NamedTuple):
-    """A copy of one bucket's RocksDB, in a directory of its own."""
+    """A copy of one bucket's RocksDB, in a directory of its own.
+
+    Without a directory the rows are those of the copy before.
+    """
 
     bucket: str
     applied_offset: int
-    directory: Path
+    directory: Path | None
 
 
 class _Sight(NamedTuple):
@@ -47,11 +50,14 @@ class SeenCopy:
     """A copy, and of each of its files the one that packs have, if that is known."""
 
     copy: KeyCopy
-    files: tuple[tuple[_Sight, KeyFile | None], ...]
+    files: tuple[tuple[_Sight, KeyFile | None], ...] = ()
+    unchanged: KeyRows | None = None
 
     @property
     def packed_pieces(self) -> Iterator[Packed]:
         """Every piece that may be needed again."""
+        for file in self.unchanged.files if self.unchanged else ():
+            yield from file.pieces
         for _, packed in self.files:
             yield from packed.pieces if packed else ()
 
@@ -61,16 +67,38 @@ class KeyPacker:
 
     def __init__(self, known: Iterable[KeyRows] = ()) -> None:
         """`known` is what the manifest has that the owner began with."""
+        self._rows = {rows.bucket: rows for rows in known}
         self._known = {
-            (rows.bucket, file.name, file.length): file for rows in known for file in rows.files
+            (rows.bucket, file.name, file.length): file
+            for rows in self._rows.values()
+            for file in rows.files
         }
         self._seen: dict[_Sight, KeyFile] = {}
+
+    @property
+    def applied_offsets(self) -> dict[str, int]:
+        """Up to which offsets the rows are that packs have, by bucket."""
+        return {bucket: rows.applied_offset for bucket, rows in self._rows.items()}
+
+    def packed(self, key_rows: Sequence[KeyRows]) -> None:
+        """Note what a manifest has that is stored."""
+        self._rows = {rows.bucket: rows for rows in key_rows}
 
     def look(self, copies: Sequence[KeyCopy]) -> list[SeenCopy]:
         """Say of every file which one in a pack it is; all others are forgotten."""
         seen, self._seen = self._seen, {}
         found: list[SeenCopy] = []
         for copy in copies:
+            if copy.directory is None:
+                unchanged = self._rows[copy.bucket]
+                names = {file.name for file in unchanged.files}
+                self._seen.update(
+                    (sight, file)
+                    for sight, file in seen.items()
+                    if sight.bucket == copy.bucket and sight.name in names
+                )
+                found.append(SeenCopy(copy, unchanged=unchanged))
+                continue
             files: list[tuple[_Sight, KeyFile | None]] = []
             for path in sorted(copy.directory.iterdir()):
                 sight = _sight(copy.bucket, path)
@@ -83,6 +111,9 @@ class KeyPacker:
 
     def pack(self, seen: SeenCopy, writer: PackWriter, sound: frozenset[str]) -> KeyRows:
         """Return a copy's files as a manifest names them; add those that no sound pack has."""
+        if seen.unchanged is not None:
+            return seen.unchanged
+        assert seen.copy.directory is not None
         files: list[KeyFile] = []
         for sight, packed in seen.files:
             if packed is None or not all(piece.pack in sound for piece in packed.pieces):

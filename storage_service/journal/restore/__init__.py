@@ -1,1 +1,1 @@
-"""A data directory made what its journal says; begin at `local_copy.py`."""
+"""A data directory made what its journal says; begin at `start.py`."""

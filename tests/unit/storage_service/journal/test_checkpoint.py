@@ -94,7 +94,7 @@ class World:
             service_id="s",
             epoch=2 if known else 1,
             recorded=self.recorded,
-            copy_keys=lambda staging: self.copies,
+            copy_keys=lambda staging, known: self.copies,
             packs=dict(known.packs) if known else {},
             keys=KeyPacker(known.key_rows if known else ()),
             sleep=lambda seconds: None,

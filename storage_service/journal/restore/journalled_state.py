@@ -1,0 +1,168 @@
+"""What the journal says a data directory is: the newest usable checkpoint and what came after it.
+
+A checkpoint that is damaged, or of which a pack is missing, is passed over with a warning for the
+one before it: the journal reaches back to that one. Without any, the journal must begin with an
+empty directory. What fits nothing of this is damage and refused: a part of the rows is never taken
+for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.journal.checkpoints.manifest import Manifest, decode_manifest
+from streamhouse.storage_service.journal.checkpoints.trim import list_all
+from streamhouse.storage_service.journal.names import Place, ShardNames
+from streamhouse.storage_service.journal.object_format import ObjectKind, journal_identity
+from streamhouse.storage_service.journal.object_store import (
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectTooLargeError,
+)
+from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.tree import JournalTree
+
+__all__ = ["JournalledState", "list_checkpoints", "load_manifest", "read_state"]
+
+_logger = logging.getLogger(__name__)
+
+_MANIFEST_BYTES_MAX: Final = 1 << 30
+_AHEAD: Final = 8
+_FIRST: Final = Place(1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalledState:
+    """The tree at the end of the journal, and the checkpoint that it was made of, if any.
+
+    `epoch` is the one that is being opened: everything before it is in the tree.
+    """
+
+    tree: JournalTree
+    manifest: Manifest | None
+    epoch: int
+
+
+class _Replayed(NamedTuple):
+    """A tree, and the place after the last object that it has."""
+
+    tree: JournalTree
+    end: Place
+
+
+def list_checkpoints(store: ObjectStore, names: ShardNames) -> list[Place]:
+    """Return the places of all manifests, in order."""
+    found = (names.place_of_checkpoint(entry.key) for entry in list_all(store, names.checkpoints))
+    return sorted(place for place in found if place is not None)
+
+
+def load_manifest(store: ObjectStore, names: ShardNames, place: Place) -> Manifest:
+    """Return the manifest of a place; raises `CorruptDataError` for one that is not as it was."""
+    key = names.checkpoint(place)
+    try:
+        data = store.get(key, bytes_max=_MANIFEST_BYTES_MAX)
+    except (ObjectNotFoundError, ObjectTooLargeError) as error:
+        raise CorruptDataError(f"checkpoint {key} is missing or damaged: {error}") from error
+    manifest = decode_manifest(bytes(data), where=f"checkpoint {key}")
+    if (manifest.place, manifest.shard) != (place, names.shard):
+        raise CorruptDataError(f"checkpoint {key} says that it is of another place or shard")
+    return manifest
+
+
+def read_state(
+    store: ObjectStore, names: ShardNames, *, epoch: int, service_id: str
+) -> JournalledState:
+    """Return what the journal says at the end of the epoch before `epoch`, which is open.
+
+    Raises `CorruptDataError` with what is missing or damaged.
+    """
+    lengths: dict[str, int] | None = None
+    why: list[str] = []
+    places = [place for place in list_checkpoints(store, names) if place < Place(epoch, 0)]
+    # The journal was stored up to there, even if the checkpoint itself cannot be read any more.
+    end_min = max(places, default=_FIRST)
+    for place in reversed(places):
+        try:
+            manifest = load_manifest(store, names, place)
+            if manifest.service_id != service_id:
+                raise CorruptDataError(
+                    f"checkpoint {place} belongs to service {manifest.service_id}, not {service_id}"
+                )
+            if lengths is None:
+                found = list_all(store, names.packs)
+                lengths = {entry.key: entry.size_bytes for entry in found}
+            _check_packs(manifest, names, lengths)
+            end_min = max(end_min, manifest.stored_until)
+            replayed = _replay(store, names, manifest, epoch=epoch, service_id=service_id)
+        except (CorruptDataError, TrimmedError) as error:
+            message = error.message if isinstance(error, CorruptDataError) else str(error)
+            why.append(message)
+            _logger.warning("event=checkpoint_passed_over place=%s why=%r", place, message)
+        else:
+            _check_end(replayed, end_min, store)
+            return JournalledState(replayed.tree, manifest, epoch)
+    try:
+        replayed = _replay(store, names, None, epoch=epoch, service_id=service_id)
+    except (CorruptDataError, TrimmedError) as error:
+        why.append(error.message if isinstance(error, CorruptDataError) else str(error))
+        raise CorruptDataError(
+            f"the journal {store.url} cannot say what the data directory is: {'; '.join(why)}"
+        ) from error
+    _check_end(replayed, end_min, store)
+    return JournalledState(replayed.tree, None, epoch)
+
+
+def _check_packs(manifest: Manifest, names: ShardNames, lengths: dict[str, int]) -> None:
+    for name, length in manifest.packs.items():
+        found = lengths.get(names.pack(name))
+        if found != length:
+            raise CorruptDataError(
+                f"checkpoint {manifest.place} names pack {name} of {length} bytes, but it is"
+                f" {'missing' if found is None else f'{found} bytes long'}"
+            )
+
+
+def _replay(
+    store: ObjectStore,
+    names: ShardNames,
+    manifest: Manifest | None,
+    *,
+    epoch: int,
+    service_id: str,
+) -> _Replayed:
+    """Return the tree of a checkpoint, or of nothing, with all operations after it."""
+    tree = manifest.tree.copy() if manifest else JournalTree()
+    start, skipped = (manifest.place, manifest.applied) if manifest else (_FIRST, 0)
+    reader = JournalReader(
+        store,
+        names,
+        start=start,
+        journal=journal_identity(service_id, names.shard),
+        ahead=_AHEAD,
+    )
+    last = start
+    try:
+        for found in reader.read_to(epoch):
+            # A seal stands where the next operations would have been.
+            last = found.place if found.kind is ObjectKind.SEAL else found.place.following
+            if found.place == start and skipped > len(found.operations):
+                raise CorruptDataError(f"object {start} has not the operations of its checkpoint")
+            for index, operation in enumerate(found.operations):
+                if found.place != start or index >= skipped:
+                    tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
+    finally:
+        reader.close()
+    tree.check_whole()
+    return _Replayed(tree, last)
+
+
+def _check_end(replayed: _Replayed, end_min: Place, store: ObjectStore) -> None:
+    """Refuse a journal that has lost what it had: no older checkpoint brings that back."""
+    if replayed.end < end_min:
+        raise CorruptDataError(
+            f"the journal {store.url} ends at {replayed.end}, but it had reached {end_min} when a"
+            " checkpoint was taken: objects are missing, put them back"
+        )

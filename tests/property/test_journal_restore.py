@@ -1,0 +1,132 @@
+"""A directory that is restored has the files that its journal says, whatever it had before."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.names import Place
+from streamhouse.storage_service.journal.object_store import StoreUnavailableError
+from streamhouse.storage_service.log.filesystem import Buffer
+from tests.support.restore_world import Owner, files
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_empty_directory_becomes_what_was_stored(tmp_path: Path, seed: int) -> None:
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store, seed)
+    for number in range(60):
+        owner.step()
+        if number % 25 == 20:
+            owner.checkpoint()
+    owner.wait_stored()
+    owner.die()
+
+    other = Owner(tmp_path / "b", store, seed + 1)
+    other.die()
+
+    assert files(tmp_path / "b") == files(tmp_path / "a")
+
+
+class Gate:
+    """A store whose journal takes nothing more once it is shut; other objects go on."""
+
+    def __init__(self, inner: FileObjectStore) -> None:
+        self._inner = inner
+        self.is_shut = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, key: str, buffers: Sequence[Buffer]) -> None:
+        if self.is_shut and "/journal/" in key:
+            raise StoreUnavailableError("it is away")
+        self._inner.create(key, buffers)
+
+
+def run_era(owner: Owner, gate: Gate, *, steps: int, ahead: int) -> dict[str, bytes]:
+    """Let a service do something, then what the journal never gets; return what the journal has."""
+    for _ in range(steps):
+        owner.step()
+        if not owner.rng.randrange(12):
+            owner.checkpoint()
+    owner.wait_stored()
+    stored = files(owner.directory)
+    gate.is_shut = True
+    for _ in range(ahead):
+        logs = sorted(path for path in files(owner.directory) if path.endswith(".log"))
+        if logs and owner.rng.randrange(4):
+            owner.append(owner.rng.choice(logs), owner.rng.randbytes(20))
+        elif logs:
+            owner.remove(owner.rng.choice(logs))
+    owner.die()
+    return stored
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_copies_that_are_behind_ahead_or_astray_become_what_the_journal_says(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("eras")
+    store = FileObjectStore(root / "store")
+    stored: dict[str, bytes] = {}
+    last = ""
+    for number in range(data.draw(st.integers(1, 5), label="eras")):
+        name = data.draw(st.sampled_from("aab") | st.just(f"new{number}"), label="directory")
+        local = files(root / name) if (root / name).exists() else {}
+        gate = Gate(store)
+        owner = Owner(root / name, gate, seed=data.draw(st.integers(0, 1 << 16), label="seed"))
+
+        expected = dict(stored)
+        if name == last:
+            for path, ours in local.items():
+                if path in stored and path.endswith(".log") and len(ours) > len(stored[path]):
+                    expected[path] = ours
+        assert files(root / name) == expected
+        owner.journal_tails()
+
+        steps = data.draw(st.integers(0, 25), label="steps")
+        ahead = data.draw(st.integers(0, 6), label="ahead")
+        stored, last = run_era(owner, gate, steps=steps, ahead=ahead), name
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_journal_cut_at_any_object_gives_what_was_stored_by_then(
+    tmp_path: Path, seed: int
+) -> None:
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store, seed)
+    seen: dict[Place, dict[str, bytes]] = {}
+    checkpoint = Place(1, 0)
+    for number in range(30):
+        owner.step()
+        owner.wait_stored()
+        seen[owner.writer.place_of(owner.writer.recorded_position)[0]] = files(owner.directory)
+        if number == 12 and (manifest := owner.taker.take()):
+            checkpoint = manifest.stored_until
+    owner.die()
+
+    for cut, expected in seen.items():
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        for path in (tmp_path / "copy/shards/0/journal/00000001").iterdir():
+            if int(path.name) >= cut.seq:
+                path.unlink()
+        copy = FileObjectStore(tmp_path / "copy")
+        if cut < checkpoint:
+            with pytest.raises(CorruptDataError, match="objects are missing"):
+                Owner(tmp_path / "b", copy, seed + 1)
+        else:
+            Owner(tmp_path / "b", copy, seed + 1).die()
+            assert files(tmp_path / "b") == expected, cut
