@@ -37,6 +37,8 @@ CATALOG_ACCESS: Final = ("direct", "service")
 ANY_HOST: Final = "*"
 """As an allowed host: every name is this service's."""
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
+SHARED_SOCKET_VARIABLE: Final = "STREAMHOUSE_SHARED_SOCKET"
+"""The descriptor of a socket that several shards listen on, each beside its own."""
 _MIB: Final = 1 << 20
 MEMORY: Final = "Memory limits"
 CONNECTIONS: Final = "Connection limits"

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -24,7 +25,7 @@ from typing import Any, Final
 import uvicorn
 import uvloop
 
-from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE, ServiceConfig
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -36,6 +37,7 @@ from streamhouse.storage_service.server.http.http_protocol import bounded_protoc
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["http_config", "run_service"]
@@ -116,7 +118,7 @@ class _Process:
         self.workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.runtime = Runtime(executor=self.disk, observer=self.metrics)
-        self._listening = listening
+        self._listening = [listening, *_shared_sockets()]
         self._context = context
         self._on_ready = on_ready
         self._connections = OpenConnections.of(config)
@@ -127,7 +129,7 @@ class _Process:
         """Let `app` answer what comes in; returns once it does."""
         config = http_config(self.config, app, self._connections)
         self._server = _Server(config, self._connections, self._context)
-        self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._listening]))
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
         await self._server.is_listening.wait()
 
     async def close(self) -> None:
@@ -138,7 +140,11 @@ class _Process:
 
     @contextlib.asynccontextmanager
     async def service_of(
-        self, manager: TabletManager, *, tenure: Tenure | None = None
+        self,
+        manager: TabletManager,
+        *,
+        tenure: Tenure | None = None,
+        shards: Shards | None = None,
     ) -> AsyncIterator[tuple[Service, ServiceApp]]:
         """Give the service of these tables; leaving closes both."""
         service = Service(
@@ -148,6 +154,7 @@ class _Process:
             self.metrics,
             tenure=tenure,
             connections=self._connections,
+            shards=shards,
         )
         app = ServiceApp(service)
         try:
@@ -161,6 +168,8 @@ class _Process:
             # Whoever reads rows must have let go of them before they are closed.
             await manager.upkeep.stop()
             await asyncio.to_thread(app.close)
+            if shards is not None:
+                await asyncio.to_thread(shards.close)
             await manager.close()
 
     async def serve_until_stopped(self, service: Service) -> None:
@@ -294,6 +303,17 @@ def _bound_socket(host: str, port: int) -> socket.socket:
             " a free one)"
         ) from error
     return bound
+
+
+def _shared_sockets() -> list[socket.socket]:
+    """Return the socket that a supervisor has given to all its shards, if there is one."""
+    descriptor = os.environ.pop(SHARED_SOCKET_VARIABLE, None)
+    if descriptor is None:
+        return []
+    shared = socket.socket(fileno=int(descriptor))
+    # All shards wait for its connections, and only one gets each.
+    shared.setblocking(False)
+    return [shared]
 
 
 def _endpoint(listening: socket.socket, config: ServiceConfig) -> str:

@@ -27,9 +27,10 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.peers import Peers
 from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
 from streamhouse.storage_service.shards.entries import NameEntry, NameState
+from streamhouse.storage_service.shards.owners import Owner
 from streamhouse.storage_service.shards.placement import least_loaded, table_counts
 
-__all__ = ["Owner", "ShardOwners", "ShardState", "Shards"]
+__all__ = ["ShardOwners", "ShardState", "Shards"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -40,15 +41,6 @@ _ENDPOINTS_KEPT_S: Final = 10.0
 _LOAD_INTERVAL_S_MIN: Final = 5.0
 # Less is noise, and each record is an object that is stored.
 _LOAD_CHANGE_MILLICORES: Final = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Who owns a shard: where it answers, under which epoch, and whether its lease was renewed."""
-
-    endpoint: str | None
-    epoch: int
-    is_live: bool
 
 
 class ShardOwners(Protocol):
@@ -98,6 +90,7 @@ class Shards:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
         self._load = _Load()
         self._recorded: ShardRecord | None = None
+        self._elsewhere_last: dict[TablePath, str] = {}
         self._endpoints: list[str] = []
         self._endpoints_until_s = 0.0
 
@@ -163,9 +156,16 @@ class Shards:
 
     async def tables(self) -> dict[TablePath, str]:
         """Return every table and the shard that has it; this one's as they are here."""
-        entries = await self._run(self._directory.entries)
-        found = {path: entry.shard for path, entry in entries.items() if self._is_elsewhere(entry)}
-        return {**found, **dict.fromkeys(self._manager.list_tables(None), self.own)}
+        try:
+            entries = await self._run(self._directory.entries)
+        except StreamhouseError as error:
+            # A list is of a moment that is past in any case, and this shard's own are known.
+            _logger.warning("event=directory_unreadable why=%r", error.message)
+        else:
+            self._elsewhere_last = {
+                path: entry.shard for path, entry in entries.items() if self._is_elsewhere(entry)
+            }
+        return {**self._elsewhere_last, **dict.fromkeys(self._manager.list_tables(None), self.own)}
 
     def _is_elsewhere(self, entry: NameEntry) -> bool:
         return entry.state is NameState.HELD and entry.shard != self.own

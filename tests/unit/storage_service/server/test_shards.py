@@ -14,9 +14,9 @@ import pytest
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
-from streamhouse.storage_service.server.shards import Owner
 from streamhouse.storage_service.shards.chain import DirectoryObjects
 from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.owners import Owner
 from tests.support.in_process_service import (
     InProcessService,
     event_rows,
