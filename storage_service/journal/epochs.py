@@ -162,8 +162,7 @@ def seal_epoch(
     An owner who goes on meanwhile is met by a seal further on, so this ends.
     Raises `TakenByOtherError` if a later epoch is open.
     """
-    if (yield from get_or_none(names.object(Place(epoch + 1, 0)))) is not None:
-        raise TakenByOtherError(f"epoch {epoch + 1} of the journal is open")
+    yield from _check_newest(names, epoch)
     opened = yield from _opened(names, epoch)
     facts = open_facts(opened, key=names.object(opened.place))
     met, losses = (yield from _end(names, opened)), 0
@@ -302,8 +301,15 @@ def _end(names: ShardNames, opened: JournalObject) -> Steps[JournalObject]:
         return seal
     found = (yield from _read(names, Place(epoch, end), opened.journal)) if end else opened
     if found is None:
-        raise CorruptDataError(f"{names.object(Place(epoch, end))} is listed, but not there")
+        # Trimmed since it was listed: only an epoch that has a later one is.
+        yield from _check_newest(names, epoch)
+        raise CorruptDataError(f"{names.object(Place(epoch, end))} was listed and is gone")
     return found
+
+
+def _check_newest(names: ShardNames, epoch: int) -> Steps[None]:
+    if (yield from get_or_none(names.object(Place(epoch + 1, 0)))) is not None:
+        raise TakenByOtherError(f"epoch {epoch + 1} of the journal is open")
 
 
 def _end_of_run(
