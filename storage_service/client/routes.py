@@ -46,7 +46,8 @@ class Routes:
 
     def __init__(self, endpoints: Endpoints, *, backoff: Backoff = BACKOFF) -> None:
         self.endpoints: Final = endpoints
-        self.backoff: Final = backoff
+        self.backoff = backoff
+        """The pauses of a search; a test makes them short."""
         self.current = endpoints.listed[0].url
         self.is_reached = False
         """Whether a process of the service ever answered."""

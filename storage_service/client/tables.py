@@ -95,7 +95,9 @@ class TableCalls:
             partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),
             properties=dict(properties or {}),
         )
-        answer = self._transport.request_json("POST", "/v1/tables", body=descriptor.to_json())
+        answer = self._transport.request_json(
+            "POST", "/v1/tables", body=descriptor.to_json(), table=str(descriptor.path)
+        )
         return self._remember(TableInfo.from_json(answer))
 
     def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
