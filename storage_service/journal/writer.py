@@ -41,6 +41,8 @@ __all__ = ["JournalWriter", "WriterOptions"]
 _logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
+# So much does not linger: an object of it costs little for its bytes.
+_SEND_BYTES: Final = 1 << 20
 _WARN_EVERY_S: Final = 10.0
 
 
@@ -246,7 +248,7 @@ class JournalWriter:
             return 0.0
         if not self._waiting:
             return None
-        if self._pipeline.in_flight == 0 or self._waiting_bytes >= BODY_BYTES_MAX:
+        if self._pipeline.in_flight == 0 or self._waiting_bytes >= _SEND_BYTES:
             return 0.0
         return self._waiting[0][2] + self._options.linger_ms / 1e3 - time.monotonic()
 
