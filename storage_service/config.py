@@ -19,6 +19,8 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
     suggestion,
 )
+from streamhouse.storage_service.journal.lease import LEASE_MS_MAX
+from streamhouse.storage_service.journal.names import DEFAULT_SHARD, ShardNames
 from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
 from streamhouse.storage_service.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
@@ -45,6 +47,9 @@ CONNECTIONS: Final = "Connection limits"
 TABLES: Final = "Table limits"
 THREADS: Final = "Threads"
 LAKE: Final = "Tiering and catalog"
+JOURNAL: Final = "Journal"
+JOURNAL_ACKS: Final = ("journal", "disk")
+_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # What opening files needs, wherever the catalog is.
@@ -113,6 +118,12 @@ class ServiceConfig:
     warehouse: str | None = None
     catalog_access: str = "direct"
     disk_bytes_max: int | None = None
+    journal_url: str | None = None
+    shard: str = DEFAULT_SHARD
+    journal_ack: str = "journal"
+    is_standby: bool = False
+    advertised_endpoint: str | None = None
+    """Where others reach this process, if that is not the address it listens on."""
 
     body_bytes_max: int = _option(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
     bodies_bytes_max: int = _option(
@@ -214,6 +225,24 @@ class ServiceConfig:
         "ms",
         "How long a request to a REST catalog waits for its answer: of this service to one behind"
         " it, of tiering workers and readers to the one they are given.",
+    )
+    journal_linger_ms: int = _option(
+        JOURNAL,
+        2,
+        "ms",
+        "How long an object of the journal waits for more to be in it; longer costs fewer objects.",
+    )
+    journal_lag_max_ms: int = _option(
+        JOURNAL,
+        1_000,
+        "ms",
+        "With --journal-ack disk: how far the journal may be behind before writes wait for it.",
+    )
+    lease_ms: int = _option(
+        JOURNAL,
+        10_000,
+        "ms",
+        "How long the owner of a shard may be silent before another process takes over.",
     )
 
     # No option: nobody has needed another value. Tests make them small, to reach them.
@@ -348,6 +377,41 @@ class ServiceConfig:
                 f"catalog_access '{self.catalog_access}' must be {' or '.join(CATALOG_ACCESS)}"
             )
         self._check_access()
+        self._check_journal()
+
+    def _check_journal(self) -> None:
+        if self.journal_url is None:
+            for flag, is_given in (
+                ("--standby", self.is_standby),
+                ("--shard", self.shard != DEFAULT_SHARD),
+                ("--advertise", self.advertised_endpoint is not None),
+            ):
+                if is_given:
+                    raise InvalidRequestError(f"{flag} needs --journal")
+            return
+        ShardNames(self.shard)
+        if self.journal_ack not in JOURNAL_ACKS:
+            raise InvalidRequestError(
+                f"--journal-ack '{self.journal_ack}' must be {' or '.join(JOURNAL_ACKS)}"
+            )
+        if self.lease_ms > LEASE_MS_MAX:
+            raise InvalidRequestError(f"--lease-ms must be at most {LEASE_MS_MAX}, an hour")
+        endpoint = self.advertised_endpoint
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise InvalidRequestError(
+                f"--advertise '{endpoint[:200]}' must be a URL as http://host:port"
+            )
+        if not self.has_own_catalog and not self.journal_url.startswith("file://"):
+            raise InvalidRequestError(
+                "with --journal the lake must outlive this machine, too, and by default its catalog"
+                " and warehouse are in the data directory: give --catalog-property type=... (or"
+                " uri=...) of a catalog elsewhere, and --warehouse"
+            )
+
+    @property
+    def has_own_catalog(self) -> bool:
+        """Whether the lake's catalog was given, and is not the one in the data directory."""
+        return any(key in self.catalog_properties for key in _CATALOG_KIND_PROPERTIES)
 
     def _check_access(self) -> None:
         if self.token is None and self.grants_file is None and not is_loopback(self.host):
@@ -406,7 +470,7 @@ class ServiceConfig:
     def lake_catalog(self) -> LakeCatalog:
         """Return the catalog of the lake tables; by default SQLite in `data_dir`."""
         properties = dict(self.catalog_properties)
-        if not any(key in properties for key in _CATALOG_KIND_PROPERTIES):
+        if not self.has_own_catalog:
             lake = self.data_dir.absolute() / "lake"
             properties = {
                 "type": "sql",

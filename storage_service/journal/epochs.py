@@ -204,15 +204,11 @@ def open_epoch(
     *,
     nonce: bytes,
     facts: Mapping[str, Any],
-    service_id: str = "",
 ) -> Steps[Tenure]:
-    """Open the epoch after a sealed one, or the first. Raises `TakenByOtherError`.
-
-    The first says whose the journal is: `service_id`, or somebody new.
-    """
+    """Open the epoch after a sealed one, or the first. Raises `TakenByOtherError`."""
     place = Place(seal.place.epoch + 1 if seal else 1, 0)
     opening = OpenFacts(
-        service_id=seal.service_id if seal else service_id or secrets.token_hex(16),
+        service_id=seal.service_id if seal else secrets.token_hex(16),
         endpoint=facts["endpoint"],
         lease_ms=facts["lease_ms"],
         previous_epoch=place.epoch - 1,
@@ -245,11 +241,8 @@ def take(
     endpoint: str,
     lease_ms: int,
     nonce: bytes | None = None,
-    service_id: str = "",
 ) -> Steps[Tenure]:
     """Become the owner of the epoch after `after`, which ends; 0 if there is none.
-
-    A journal that begins is of `service_id`, if that is known.
 
     The owner of `after` is fenced: call this only when that is wanted. Raises
     `TakenByOtherError` if somebody else was quicker, or `after` is not the newest.
@@ -257,7 +250,7 @@ def take(
     nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
     seal = (yield from seal_epoch(names, after, nonce=nonce)) if after else None
     facts = {"endpoint": endpoint, "lease_ms": lease_ms}
-    return (yield from open_epoch(names, seal, nonce=nonce, facts=facts, service_id=service_id))
+    return (yield from open_epoch(names, seal, nonce=nonce, facts=facts))
 
 
 def is_same_as(buffers: list[Any]) -> Callable[[memoryview], bool]:

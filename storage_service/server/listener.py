@@ -18,24 +18,32 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvicorn
 import uvloop
+from prometheus_client.core import Metric
 
 from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE, ServiceConfig
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
+from streamhouse.storage_service.server.ownership.front_app import App, FrontApp
+from streamhouse.storage_service.server.ownership.role import Role, Standing
+from streamhouse.storage_service.server.ownership.shard_start import ShardStart
+from streamhouse.storage_service.server.ownership.standby import TakenOver
+from streamhouse.storage_service.server.ownership.taking import ShardTaker
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
@@ -43,6 +51,7 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 __all__ = ["http_config", "run_service"]
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _SWITCH_INTERVAL_S: Final = 0.0005
 _FILES_A_BUCKET: Final = 8
@@ -57,13 +66,15 @@ def run_service(
     config: ServiceConfig,
     *,
     on_ready: Callable[[str], Callable[[], None]],
+    on_standby: Callable[[str], None] = lambda _: None,
     recovery: KeyRecovery | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was begun and return.
 
     `on_ready` gets the endpoint once requests are answered. What it returns is called, on another
-    thread, when the service begins to stop and still answers everything. `recovery` says how lost
-    rows by key are got back; without it from the changelog alone.
+    thread, when the service begins to stop and still answers everything. `on_standby` gets the
+    endpoint once a standby follows. `recovery` says how lost rows by key are got back; without it
+    from the changelog alone.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     context = tls_context(config)
@@ -71,7 +82,7 @@ def run_service(
         config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        uvloop.run(_serve(config, listening, context, on_ready, recovery))
+        uvloop.run(_serve(config, listening, context, on_ready, on_standby, recovery))
 
 
 async def _serve(
@@ -79,12 +90,23 @@ async def _serve(
     listening: socket.socket,
     context: ssl.SSLContext | None,
     on_ready: Callable[[str], Callable[[], None]],
+    on_standby: Callable[[str], None],
     recovery: KeyRecovery | None,
 ) -> None:
     # First of all: a caller may send a signal as soon as it has seen the ready line.
-    process = _Process(config, listening, context, signals=_StopSignals(), on_ready=on_ready)
+    process = _Process(
+        config,
+        listening,
+        context,
+        signals=_StopSignals(),
+        on_ready=on_ready,
+        on_standby=on_standby,
+    )
     try:
-        await _serve_alone(process, recovery)
+        if config.journal_url is None:
+            await _serve_alone(process, recovery)
+        else:
+            await _serve_shard(process, recovery or KeyRecovery())
     finally:
         process.workers.shutdown()
         process.disk.shutdown()
@@ -98,6 +120,74 @@ async def _serve_alone(process: _Process, recovery: KeyRecovery | None) -> None:
         await process.serve_until_stopped(service)
 
 
+async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
+    """Answer from the start what a process answers that owns nothing; serve once it owns."""
+    config, runtime = process.config, process.runtime
+    if not config.has_own_catalog:
+        _logger.warning(
+            "event=lake_in_data_directory advice='for trials only: the lake is lost with the"
+            " directory; give --catalog-property and --warehouse'"
+        )
+    standing = Standing(config.shard)
+    front = FrontApp(config, standing=standing, metrics=process.metrics, run_blocking=runtime.run)
+    directory = await runtime.run(DataDirectory.open, config.data_dir)
+    taker = ShardTaker(
+        config,
+        directory,
+        endpoint=process.endpoint,
+        standing=standing,
+        on_standby=process.on_standby,
+    )
+    process.watch_standing(standing)
+    try:
+        await process.listen(front)
+        taken = await process.until_stopped(taker.take())
+        if taken is not None:
+            await _serve_taken(process, recovery, directory, *taken, front=front, standing=standing)
+    finally:
+        await process.close()
+        await taker.close()
+        directory.close()
+
+
+async def _serve_taken(
+    process: _Process,
+    recovery: KeyRecovery,
+    directory: DataDirectory,
+    start: ShardStart,
+    taken: TakenOver,
+    *,
+    front: FrontApp,
+    standing: Standing,
+) -> None:
+    config, runtime = process.config, process.runtime
+    shard, warm = taken.shard, taken.warm
+    replication = await runtime.run(shard.record, directory, taken.begun)
+    manager = await TabletManager.open(
+        config,
+        runtime=runtime,
+        recovery=dataclasses.replace(recovery, warm=warm),
+        directory=directory,
+        replication=replication,
+    )
+    async with process.service_of(manager, tenure=shard) as (service, app):
+        if warm is not None:
+            warm.close()
+        copy_keys = key_copier(manager.open_tables, asyncio.get_running_loop())
+        await runtime.run(shard.begin_checkpoints, directory, copy_keys)
+        await runtime.run(start.finish, shard)
+        standing.role = Role.OWNER
+        front.hand_over(app)
+        await process.serve_until_stopped(service)
+    # Nobody is answered any more: now another process may go on at once.
+    timeout_s = config.drain_timeout_ms / 1_000
+    if not await runtime.run(functools.partial(shard.close, timeout_s=timeout_s)):
+        raise UnavailableError(
+            f"the journal {config.journal_url} did not take everything within {timeout_s:.0f} s"
+            " (drain_timeout_ms); the next start on this data directory stores the rest"
+        )
+
+
 class _Process:
     """What there is of a service before its tables are open."""
 
@@ -109,6 +199,7 @@ class _Process:
         *,
         signals: _StopSignals,
         on_ready: Callable[[str], Callable[[], None]],
+        on_standby: Callable[[str], None],
     ) -> None:
         self.config = config
         self.signals = signals
@@ -121,16 +212,43 @@ class _Process:
         self._listening = [listening, *_shared_sockets()]
         self._context = context
         self._on_ready = on_ready
+        self._on_standby = on_standby
+        self._standing: Standing | None = None
         self._connections = OpenConnections.of(config)
         self._server: _Server | None = None
         self._serving: asyncio.Future[None] | None = None
 
-    async def listen(self, app: ServiceApp) -> None:
+    async def listen(self, app: App) -> None:
         """Let `app` answer what comes in; returns once it does."""
         config = http_config(self.config, app, self._connections)
         self._server = _Server(config, self._connections, self._context)
         self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
         await self._server.is_listening.wait()
+
+    def on_standby(self) -> None:
+        """Say that the process follows the owner of its shard."""
+        self._on_standby(self.endpoint)
+
+    def watch_standing(self, standing: Standing) -> None:
+        """Report the role of a process with a journal, and until it serves nothing else."""
+        self._standing = standing
+
+        async def read() -> list[Metric]:
+            return standing.metrics()
+
+        self.metrics.watch(read)
+
+    async def until_stopped(self, awaitable: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return what it returns, or None after a signal to stop."""
+        task = asyncio.ensure_future(awaitable)
+        stopped = asyncio.ensure_future(self.signals.stop.wait())
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait([task])
+        return None
 
     async def close(self) -> None:
         """Listen no more; returns when the connections are closed."""
@@ -158,7 +276,7 @@ class _Process:
         )
         app = ServiceApp(service)
         try:
-            self.metrics.watch(functools.partial(read_state, service))
+            self.metrics.watch(functools.partial(_read_all, service, self._standing))
             # What lives as long as the process need not be walked by every collection.
             gc.collect()
             gc.freeze()
@@ -178,6 +296,11 @@ class _Process:
         on_stop = self._on_ready(self.endpoint)
         await _until_stopped(self.signals, service, self._server, on_stop)
         await self.close()
+
+
+async def _read_all(service: Service, standing: Standing | None) -> list[Metric]:
+    state = await read_state(service)
+    return state if standing is None else [*state, *standing.metrics()]
 
 
 class _StopSignals:
@@ -268,9 +391,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=sockets)
 
 
-def http_config(
-    config: ServiceConfig, app: ServiceApp, connections: OpenConnections
-) -> uvicorn.Config:
+def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -> uvicorn.Config:
     """Return how uvicorn serves `app` to these connections."""
     return uvicorn.Config(
         app,

@@ -19,6 +19,7 @@ from tests.support.python_process import ForkedProcess, start_python
 __all__ = ["DiedAtStart", "ServiceProcess"]
 
 _READY_PREFIX: Final = "streamhouse listening on "
+_STANDBY_PREFIX: Final = "streamhouse standing by on "
 _COMMAND: Final = ("-c", "from streamhouse.cli import main; main()", "serve")
 
 
@@ -31,7 +32,8 @@ class ServiceProcess:
 
     Restarting is entering a second one on the same directory. `kill` is kill -9 and leaves the
     directory as a crash would; `terminate` is a clean stop. Both may be called before leaving.
-    `command` is the arguments of Python before those of `serve`. Tests fork the process with
+    `command` is the arguments of Python before those of `serve`. Entering a standby waits until it
+    follows; `wait_ready` then waits until it has taken over. Tests fork the process with
     everything imported, unless `is_executed`.
     """
 
@@ -51,6 +53,7 @@ class ServiceProcess:
         self._arguments += extra_args
         self._env = env
         self._is_executed = is_executed
+        self._is_standby = "--standby" in extra_args
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
@@ -68,7 +71,9 @@ class ServiceProcess:
         finally:
             os.close(log_fd)
         try:
-            self.endpoint = self._read_ready_line()
+            self.endpoint = self._read_line(
+                _STANDBY_PREFIX if self._is_standby else _READY_PREFIX, self._start_timeout_s
+            )
         except BaseException:
             self._close()
             raise
@@ -125,23 +130,28 @@ class ServiceProcess:
         assert self._process is not None, "the service process is not started"
         return self._process
 
-    def _read_ready_line(self) -> str:
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until a standby has taken over and serves."""
+        assert self._is_standby
+        self._read_line(_READY_PREFIX, timeout_s or self._start_timeout_s)
+
+    def _read_line(self, prefix: str, timeout_s: float) -> str:
         stdout = self._running().stdout
         assert stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            if not selector.select(self._start_timeout_s):
+            if not selector.select(timeout_s):
                 raise AssertionError(
-                    f"no ready line within {self._start_timeout_s} s; log:\n{self.log_text()}"
+                    f"no line '{prefix}' in {timeout_s} s; log:\n{self.log_text()}"
                 )
             line = stdout.readline().decode().rstrip("\n")
-        if not line.startswith(_READY_PREFIX):
+        if not line.startswith(prefix):
             self._running().wait(self._stop_timeout_s)
             raise DiedAtStart(
                 f"the service ended with code {self._running().returncode} instead of serving;"
                 f" stdout: {line!r}; log:\n{self.log_text()}"
             )
-        return line.removeprefix(_READY_PREFIX)
+        return line.removeprefix(prefix)
 
     def _close(self) -> None:
         process, self._process = self._process, None

@@ -15,9 +15,11 @@ from streamhouse.storage_service.config import (
     CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
     DEFAULT_PORT,
+    JOURNAL_ACKS,
     ConfigOption,
     ServiceConfig,
 )
+from streamhouse.storage_service.journal.names import DEFAULT_SHARD
 from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     LakeState,
@@ -36,6 +38,9 @@ __all__ = ["command", "help_sections"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+# Of these each one is a field of the configuration, as it is given.
+_JOURNAL: Final = ("journal_url", "shard", "journal_ack", "is_standby", "advertised_endpoint")
+
 # What `--help` shows under which heading, by the options' names here; the limits follow.
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Service": ("data_dir", "host", "port", "log_level"),
@@ -46,6 +51,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("warehouse", "lake_credentials", "tiering"),
     ),
     "Disk and damage": ("disk_max", "is_strict", "rebuild"),
+    "Journal": _JOURNAL,
 }
 
 
@@ -79,6 +85,46 @@ def _limit_options(command: _F) -> _F:
     for option in reversed(ServiceConfig.options()):
         text = f"{option.help} [{_short(option)}]"
         command = click.option(option.flag, option.name, metavar="N", help=text)(command)
+    return command
+
+
+def _journal_options(command: _F) -> _F:
+    options = (
+        click.option(
+            "--journal",
+            "journal_url",
+            metavar="URL",
+            help="Where every durable change is kept besides the disk, as in s3://bucket/folder.",
+        ),
+        click.option(
+            "--shard",
+            default=DEFAULT_SHARD,
+            show_default=True,
+            metavar="NAME",
+            help="Which shard of the journal this process serves.",
+        ),
+        click.option(
+            "--journal-ack",
+            type=click.Choice(JOURNAL_ACKS),
+            default="journal",
+            show_default=True,
+            help="A write is answered when the journal has it, or when this disk has it.",
+        ),
+        click.option(
+            "--standby",
+            "is_standby",
+            is_flag=True,
+            help="Follow the owner of the shard, and take over when it is gone.",
+        ),
+        click.option(
+            "--advertise",
+            "advertised_endpoint",
+            metavar="URL",
+            help="Where others reach this process, if not at the address it listens on.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
     return command
 
 
@@ -196,6 +242,7 @@ def _short(option: ConfigOption) -> str:
     show_default=True,
     help="What is logged to stderr.",
 )
+@_journal_options
 @_limit_options
 def command(
     *,
@@ -218,7 +265,7 @@ def command(
     rebuild: tuple[str, ...],
     is_strict: bool,
     log_level: str,
-    **limits: str | None,
+    **given: Any,
 ) -> None:
     """Run the storage service until SIGTERM or Ctrl-C.
 
@@ -229,7 +276,7 @@ def command(
     if lake_credentials == "shared":
         properties = {**s3_properties_from_environment(os.environ), **properties}
     config = ServiceConfig.from_texts(
-        {name: text for name, text in limits.items() if text is not None},
+        {name: text for name, text in given.items() if text is not None and name not in _JOURNAL},
         data_dir=data_dir,
         host=host,
         port=port,
@@ -244,6 +291,7 @@ def command(
         catalog_access=catalog_access,
         warehouse=warehouse,
         is_strict=is_strict,
+        **{name: given[name] for name in _JOURNAL},
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
@@ -260,8 +308,12 @@ def command(
         sys.stdout.flush()
         return stop
 
+    def on_standby(endpoint: str) -> None:
+        click.echo(f"streamhouse standing by on {endpoint}")
+        sys.stdout.flush()
+
     recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=tables)
-    run_service(config, on_ready=on_ready, recovery=recovery)
+    run_service(config, on_ready=on_ready, on_standby=on_standby, recovery=recovery)
 
 
 def _lake_rows(catalog: LakeCatalog) -> LakeRows:

@@ -81,6 +81,10 @@ class JournalStart:
         """Whether the directory had a journal before."""
         return self._file is not None
 
+    def was_last(self, epoch: int) -> bool:
+        """Whether processes of this directory opened every epoch since its own, up to `epoch`."""
+        return self._file is not None and self._is_own(self._file, epoch + 1)
+
     def prepare(self, nonce: bytes) -> None:
         """Note the nonce that is about to open an epoch.
 

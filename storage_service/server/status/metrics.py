@@ -136,9 +136,10 @@ class ServiceMetrics(Collector):
         self._segments_deleted.inc(count)
 
     def watch(self, read_state: Callable[[], Awaitable[Sequence[Metric]]]) -> None:
-        """Also report what `read_state` returns at each scrape."""
+        """Also report what `read_state` returns at each scrape, in place of what was before."""
+        if self._read_state is None:
+            self.registry.register(self)
         self._read_state = read_state
-        self.registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
         """Name nothing in advance: registering must not read the state."""

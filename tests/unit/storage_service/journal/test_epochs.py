@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from streamhouse.storage_service.journal.epochs import SealReason, find_seal, seal_epoch, take
+from streamhouse.storage_service.journal.epochs import SealReason, find_seal, seal_epoch
 from streamhouse.storage_service.journal.steps import Step, Steps, do, run
 from tests.support.journal_world import NAMES, taken
 from tests.support.memory_store import MemoryStore
@@ -30,14 +28,3 @@ def test_an_epoch_has_a_seal_once_it_has_ended() -> None:
     found = _do(store, find_seal(NAMES, 1))
     assert found == sealed
     assert found.reason == SealReason.STOPPED
-
-
-@pytest.mark.parametrize("later", ["", "another"])
-def test_the_first_epoch_says_whose_the_journal_is(later: str) -> None:
-    store = MemoryStore()
-    facts: dict[str, Any] = {"endpoint": "http://a", "lease_ms": 1_000}
-
-    first = _do(store, take(NAMES, after=0, service_id="mine", **facts))
-    second = _do(store, take(NAMES, after=1, service_id=later, **facts))
-
-    assert (first.facts.service_id, second.facts.service_id) == ("mine", "mine")

@@ -1,0 +1,30 @@
+"""How a process ends that must not do anything any more: at once, from any thread.
+
+Nothing is closed and nobody is answered: whatever is on its way is no longer this process's to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Final, NoReturn
+
+__all__ = ["FENCED_EXIT_CODE", "JOURNAL_FAILED_EXIT_CODE", "end_at_once"]
+
+_logger = logging.getLogger(__name__)
+
+FENCED_EXIT_CODE: Final = 3
+"""Another process owns the shard."""
+JOURNAL_FAILED_EXIT_CODE: Final = 4
+"""What is in the journal could not be done on the disk; the next start does it."""
+
+
+def end_at_once(event: str, why: str, *, exit_code: int) -> NoReturn:
+    """Say why in one line, and end the process."""
+    try:
+        _logger.critical("event=%s why=%r exit_code=%d", event, why, exit_code)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(exit_code)

@@ -1,0 +1,109 @@
+"""The ASGI application of a process with a journal: it answers from the start, whatever its role.
+
+While the process does not own its shard, health and readiness say its role, metrics say how it is,
+and everything else is refused with `not_owner`, once the caller has shown a right token. When the
+shard is its own, the service's application answers everything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.runtime import RunBlocking
+from streamhouse.storage_service.errors import InternalError, StreamhouseError
+from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.storage_service.server.http.http_exchange import (
+    ClientGone,
+    HttpExchange,
+    Receive,
+    Scope,
+    Send,
+)
+from streamhouse.storage_service.server.http.own_task import own_task
+from streamhouse.storage_service.server.ownership.role import Standing
+from streamhouse.storage_service.server.routes import HEALTH_PATH, find
+from streamhouse.storage_service.server.status.metrics import (
+    METRICS_CONTENT_TYPE,
+    ServiceMetrics,
+)
+
+__all__ = ["App", "FrontApp"]
+
+_logger = logging.getLogger(__name__)
+
+App: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+
+_READY_PATH: Final = "/ready"
+_METRICS_PATH: Final = "/metrics"
+
+
+class FrontApp:
+    """See the module. Event loop only."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        standing: Standing,
+        metrics: ServiceMetrics,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._config = config
+        self._standing = standing
+        self._metrics = metrics
+        self._run_blocking = run_blocking
+        self._access = AccessControl(config)
+        self._foreign_requests = ForeignRequests(config)
+        self._service_app: App | None = None
+
+    def hand_over(self, app: App) -> None:
+        """Let `app` answer from now on: the shard is this process's."""
+        self._service_app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Answer one request; a service's own is answered without another step in between."""
+        return (self._service_app or self._answer_request)(scope, receive, send)
+
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(
+            scope,
+            receive,
+            send,
+            request_id=secrets.token_hex(6),
+            stall_timeout_ms=self._config.answer_stall_timeout_ms,
+        )
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            pass
+        except StreamhouseError as error:
+            self._metrics.errors.labels(error.code).inc()
+            await exchange.answer_error(error)
+        except Exception:  # the outermost loop of a request: a bug is answered, not dropped
+            _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
+            await exchange.answer_error(InternalError("the service met a bug; its log has it"))
+        finally:
+            await exchange.end()
+
+    async def _answer(self, exchange: HttpExchange) -> None:
+        standing = self._standing
+        if exchange.path == HEALTH_PATH:
+            # A standby is as alive as an owner: an orchestrator must not kill it.
+            return await exchange.answer_json({"status": "alive", "role": standing.role})
+        self._foreign_requests.check(exchange.method, exchange.scope["headers"])
+        exchange.need = find(exchange.method, exchange.path).need
+        self._access.admit(exchange)
+        if exchange.path == _READY_PATH:
+            # Not 200: a load balancer sends requests to the owner alone.
+            body = json.dumps({"status": standing.role, "owner": standing.owner}).encode()
+            return await exchange.answer(503, b"application/json", [body])
+        if exchange.path == _METRICS_PATH:
+            await own_task()
+            text = await self._metrics.text(self._run_blocking)
+            return await exchange.answer(200, METRICS_CONTENT_TYPE.encode(), [text])
+        raise standing.not_owner()

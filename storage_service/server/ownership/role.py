@@ -1,0 +1,86 @@
+"""What a process with a journal is to its shard, and what it knows of the one that owns it.
+
+    waiting ----.
+                v
+    standby -> restoring -> owner -> (ended: a clean stop, or fenced)
+       ^          |
+       '----------'   another process was quicker
+
+Everything here is read and changed on the event loop, but for `lag`, which is one value that
+whoever follows the journal replaces.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from streamhouse.storage_service.errors import NotOwnerError
+
+__all__ = ["Lag", "Role", "Standing"]
+
+
+class Role(enum.StrEnum):
+    """Only an owner answers about the data."""
+
+    WAITING = "waiting"
+    """Somebody else owned the shard a moment ago, and this process sees whether they are alive."""
+    STANDBY = "standby"
+    """Somebody else owns it; this process follows, to take over when they are gone."""
+    RESTORING = "restoring"
+    """This process has taken the shard, and completes its directory."""
+    OWNER = "owner"
+    FENCED = "fenced"
+    """Somebody else has taken the shard from this process, which is ending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far behind the journal a standby is, as far as it has seen the journal."""
+
+    objects: int = 0
+    """Stored and not applied; each is a group of operations."""
+    ms: int = 0
+    """Since the journal was last seen to its end."""
+
+
+class Standing:
+    """The role of this process at the moment."""
+
+    def __init__(self, shard: str) -> None:
+        self.shard = shard
+        self.role = Role.WAITING
+        self.owner: str | None = None
+        """Where the owner answers, if it is another process and has said so."""
+        self.lag = Lag()
+
+    def not_owner(self) -> NotOwnerError:
+        """Return what everybody is told who asks about the data."""
+        where = "" if self.owner is None else f"; its owner answers at {self.owner}"
+        return NotOwnerError(
+            f"this process is {self.role} and does not own shard '{self.shard}'{where}",
+            owner=self.owner,
+        )
+
+    def metrics(self) -> list[Metric]:
+        """Return the role and the lag, for Prometheus."""
+        roles = GaugeMetricFamily(
+            "streamhouse_role", "1 for the role this process has.", labels=["role"]
+        )
+        for role in Role:
+            roles.add_metric([role], role is self.role)
+        return [
+            roles,
+            GaugeMetricFamily(
+                "streamhouse_standby_lag_objects",
+                "Objects of the journal that a standby has seen and not applied.",
+                value=self.lag.objects,
+            ),
+            GaugeMetricFamily(
+                "streamhouse_standby_lag_seconds",
+                "Time since a standby had applied all there was of the journal.",
+                value=self.lag.ms / 1000,
+            ),
+        ]

@@ -1,0 +1,162 @@
+"""The steps by which a process comes to own a shard, as decision 0020 orders them: take, then read.
+
+Who may take: anybody if nobody ever had the shard or its owner sealed its last epoch; a process
+whose own directory served it last, because nobody else can have the directory's lock; and anybody
+once the owner's lease has not changed for its lease time. That only says when it is worth trying:
+who owns the shard is decided in the journal. Blocking; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.journal.epochs import SealReason, find_seal, take
+from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
+from streamhouse.storage_service.journal.names import ShardNames
+from streamhouse.storage_service.journal.object_format import NONCE_BYTES
+from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
+from streamhouse.storage_service.journal.steps import Step, keep_trying, run
+from streamhouse.storage_service.journal.store_opening import open_store, probe
+from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
+from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
+from streamhouse.storage_service.server.ownership.role import Standing
+
+__all__ = ["ShardStart"]
+
+_logger = logging.getLogger(__name__)
+
+_STORE_PROPERTIES: Final = "s3."
+
+
+class ShardStart:
+    """See the module. `stop` ends waits for a store that is away."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        directory: DataDirectory,
+        *,
+        endpoint: str,
+        standing: Standing,
+        stop: threading.Event,
+        open_journal: Callable[[ServiceConfig], ObjectStore] | None = None,
+    ) -> None:
+        self._config = config
+        self._endpoint = config.advertised_endpoint or endpoint
+        self._standing = standing
+        self._stop = stop
+        self.names: Final = ShardNames(config.shard)
+        self.store: Final = (open_journal or _opened_journal)(config)
+        self._watch = LeaseWatch(lease_ms=config.lease_ms, clock=boot_clock_s)
+        self._begun_s = boot_clock_s()
+        self._start = JournalStart(directory.path, self.store, self.names)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that was seen; 0 if nobody ever owned the shard."""
+        return self._watch.epoch
+
+    @property
+    def has_run_out(self) -> bool:
+        """Whether nobody has shown for a lease time that it owns the shard."""
+        if self._watch.epoch == 0:
+            return boot_clock_s() - self._begun_s > self._config.lease_ms / 1_000
+        return self._watch.has_run_out
+
+    @property
+    def sign_of_life(self) -> tuple[int, SeenLease | None]:
+        """What changes whenever an owner shows that it is alive."""
+        return self._watch.epoch, self._watch.lease
+
+    def look(self) -> None:
+        """See who owns the shard. Raises what the store raises."""
+        self._watch.look(self.store, self.names)
+        lease = self._watch.lease
+        self._standing.owner = None if lease is None else lease.endpoint or None
+
+    def may_take_now(self) -> bool:
+        """Whether nobody has to be waited for."""
+        epoch = self._watch.epoch
+        if epoch == 0 or self._start.was_last(epoch):
+            return True
+        seal = self._do(find_seal(self.names, epoch))
+        # Whoever rolls goes on in the next epoch.
+        return seal is not None and seal.reason != SealReason.ROLLED
+
+    def owned_elsewhere(self) -> UnavailableError:
+        """Return why a process that is no standby ends."""
+        owner = self._standing.owner
+        return UnavailableError(
+            f"shard '{self.names.shard}' of {self.store.url} is owned by"
+            f" {'a process' if owner is None else f'the service at {owner}'}, which is alive: stop"
+            " it first, or start with --standby to take over when it is gone"
+        )
+
+    def prepare(self) -> None:
+        """Note in the directory that this process may take the shard."""
+        self._start.prepare(self._nonce)
+
+    def take(self) -> OwnedShard:
+        """Become the owner; raises `TakenByOtherError` if another process was quicker."""
+        opened_s = boot_clock_s()
+        tenure = self._do(
+            take(
+                self.names,
+                after=self._watch.epoch,
+                endpoint=self._endpoint,
+                lease_ms=self._config.lease_ms,
+                nonce=self._nonce,
+            )
+        )
+        _logger.info("event=taken shard=%s epoch=%d", self.names.shard, tenure.epoch)
+        return OwnedShard(
+            self._config,
+            self.store,
+            tenure,
+            opened_s=opened_s,
+            endpoint=self._endpoint,
+            standing=self._standing,
+        )
+
+    def begin(self, *, epoch: int, service_id: str) -> Begun:
+        """Make the directory what the journal says before `epoch`, which is open."""
+        return self._start.begin(epoch=epoch, service_id=service_id)
+
+    def finish(self, shard: OwnedShard) -> None:
+        """Note that the directory is what the journal says, and is served from now on."""
+        self._start.finish(epoch=shard.epoch, service_id=shard.service_id)
+
+    def _do(self, steps: Any) -> Any:
+        return run(steps, functools.partial(self._step))
+
+    def _step(self, step: Step) -> Any:
+        return keep_trying(
+            self.store, step, pause=lambda s: not self._stop.wait(s), failed=_note_failure
+        )
+
+
+def _note_failure(error: ObjectStoreError) -> None:
+    _logger.warning("event=journal_store_failed error='%s'", error)
+
+
+def _opened_journal(config: ServiceConfig) -> ObjectStore:
+    """Open the store and try it; raises `InvalidRequestError` for one that cannot be used."""
+    assert config.journal_url is not None
+    properties = {
+        key: value
+        for key, value in config.catalog_properties.items()
+        if key.startswith(_STORE_PROPERTIES)
+    }
+    store = open_store(config.journal_url, properties=properties)
+    probe(store)
+    return store

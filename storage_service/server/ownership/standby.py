@@ -1,0 +1,207 @@
+"""A process that follows the owner of its shard, ready to take over.
+
+It applies what the journal says to its own directory as it appears, and keeps the rows by key warm.
+`journal.json` says `restoring` meanwhile: after a crash every file is compared with the journal.
+What cannot be followed any more, because it was trimmed or does not fit, is made anew from the
+newest checkpoint. Blocking; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
+from streamhouse.storage_service.errors import CorruptDataError, InvalidRequestError
+from streamhouse.storage_service.journal.epochs import SealReason, open_facts
+from streamhouse.storage_service.journal.followed_directory import FollowedDirectory
+from streamhouse.storage_service.journal.names import Place
+from streamhouse.storage_service.journal.object_format import (
+    OBJECT_BYTES_MAX,
+    JournalObject,
+    ObjectKind,
+    decode_object,
+    journal_identity,
+)
+from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.restore.start import Begun
+from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
+from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
+from streamhouse.storage_service.server.ownership.role import Lag
+from streamhouse.storage_service.server.ownership.shard_start import ShardStart
+
+__all__ = ["Standby", "TakenOver"]
+
+_logger = logging.getLogger(__name__)
+
+# What is applied at once before somebody looks whether there is anything else to do.
+_OBJECTS_AT_ONCE: Final = 50
+_SYNC_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A shard that was taken, and its directory, which is what the journal says."""
+
+    shard: OwnedShard
+    begun: Begun
+    warm: WarmRows | None = None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What is followed: one directory from one place of the journal on."""
+
+    begun: Begun
+    directory: FollowedDirectory
+    warm: WarmRows
+    reader: JournalReader
+    sealed_for: str | None = None
+    """Why the last epoch that was read has ended, if none follows yet."""
+
+    def apply(self, found: JournalObject) -> None:
+        """Apply one object of the journal."""
+        self.sealed_for = None
+        if found.kind is ObjectKind.SEAL:
+            self.sealed_for = str(found.facts.get("reason"))
+        changed = self.directory.apply(found.operations)
+        for index, operation in enumerate(found.operations):
+            place = (found.place.epoch, found.place.seq, index)
+            self.begun.tree.apply(operation, place=place)
+        self.warm.follow(changed)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.directory.close()
+        self.warm.close()
+        self.reader.close()
+
+
+@dataclass(slots=True)
+class Standby:
+    """See the module."""
+
+    config: ServiceConfig
+    directory: DataDirectory
+    start: ShardStart
+    _followed: _Followed | None = field(default=None, init=False)
+    _caught_up_s: float = field(default_factory=boot_clock_s, init=False)
+    _synced_s: float = field(default_factory=boot_clock_s, init=False)
+
+    @property
+    def may_take_now(self) -> bool:
+        """Whether the owner said that it is gone; else its lease has to run out."""
+        followed = self._followed
+        is_ended = followed is not None and followed.sealed_for not in (None, SealReason.ROLLED)
+        return is_ended or self.start.has_run_out
+
+    def follow(self) -> bool:
+        """Apply what there is, or a part of it; return whether there may be more at once.
+
+        Raises what the store raises, and `OSError`.
+        """
+        try:
+            if self._followed is None and not self._begin():
+                return False
+            return self._follow()
+        except (CorruptDataError, TrimmedError) as error:
+            _logger.warning("event=standby_begins_anew why=%r", str(error))
+            self._give_up()
+            return False
+
+    def lag(self) -> Lag:
+        """Return how far behind the journal this is; asks the store."""
+        followed = self._followed
+        if followed is None:
+            return Lag(objects=0, ms=round(1_000 * (boot_clock_s() - self._caught_up_s)))
+        place, names = followed.reader.place, self.start.names
+        before = names.object(Place(place.epoch, place.seq - 1)) if place.seq else ""
+        behind = self.start.store.list_objects(names.epoch(place.epoch), start_after=before)
+        if not behind:
+            return Lag()
+        return Lag(objects=len(behind), ms=round(1_000 * (boot_clock_s() - self._caught_up_s)))
+
+    def take(self) -> TakenOver:
+        """Take the shard; raises `TakenByOtherError` if another process was quicker."""
+        followed = self._followed
+        if followed is None:
+            self.start.prepare()
+        shard = self.start.take()
+        if followed is not None:
+            try:
+                for found in followed.reader.read_to(shard.epoch):
+                    followed.apply(found)
+                followed.directory.sync()
+                followed.directory.close()
+                followed.reader.close()
+                self._followed = None
+                return TakenOver(shard, followed.begun, followed.warm)
+            except (CorruptDataError, TrimmedError) as error:
+                _logger.warning("event=standby_begins_anew why=%r", str(error))
+                self._give_up()
+        begun = self.start.begin(epoch=shard.epoch, service_id=shard.service_id)
+        return TakenOver(shard, begun)
+
+    def close(self) -> None:
+        """Follow no more."""
+        followed = self._followed
+        if followed is not None:
+            followed.directory.sync()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.close()
+
+    def _begin(self) -> bool:
+        """Make the directory what it was when the newest epoch began; False if there is none."""
+        epoch = self.start.newest_epoch
+        if epoch == 0:
+            return False
+        self.start.prepare()
+        service_id = self._service_id(epoch)
+        begun = self.start.begin(epoch=epoch, service_id=service_id)
+        if begun.is_upload:
+            raise InvalidRequestError(
+                f"{self.directory.path} has tables that the journal does not have: start once"
+                " without --standby, or give an empty --data-dir"
+            )
+        warm = WarmRows(self.directory, self.config)
+        warm.open_all()
+        self._followed = _Followed(
+            begun=begun,
+            directory=FollowedDirectory(self.directory.path, leave=warm.leave),
+            warm=warm,
+            reader=JournalReader(
+                self.start.store,
+                self.start.names,
+                start=Place(epoch, 0),
+                journal=journal_identity(service_id, self.start.names.shard),
+            ),
+        )
+        return True
+
+    def _follow(self) -> bool:
+        followed = self._followed
+        assert followed is not None
+        for _ in range(_OBJECTS_AT_ONCE):
+            found = followed.reader.next()
+            if found is None:
+                self._caught_up_s = boot_clock_s()
+                break
+            followed.apply(found)
+        if boot_clock_s() - self._synced_s > _SYNC_EVERY_S:
+            followed.directory.sync()
+            self._synced_s = boot_clock_s()
+        return found is not None or followed.warm.load_some()
+
+    def _service_id(self, epoch: int) -> str:
+        """Return whose journal it is, from the object that opens an epoch."""
+        place = Place(epoch, 0)
+        key = self.start.names.object(place)
+        data = self.start.store.get(key, bytes_max=OBJECT_BYTES_MAX)
+        return open_facts(decode_object(data, key=key, place=place), key=key).service_id

@@ -1,0 +1,300 @@
+"""Processes over one journal: what was acknowledged outlives the owner's machine, once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.server.ownership.ending import FENCED_EXIT_CODE
+from tests.support.in_process_service import append_body
+from tests.support.service_process import DiedAtStart, ServiceProcess
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+LEASE_MS = 1_500
+
+Start = Callable[..., ServiceProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Return what starts a process on the directory of this name, over one journal."""
+
+    def start(name: str, *arguments: str) -> ServiceProcess:
+        journal = ["--journal", f"file://{tmp_path / 'journal'}", "--lease-ms", str(LEASE_MS)]
+        return ServiceProcess(tmp_path / name, *journal, *arguments)
+
+    return start
+
+
+def _call(method: str, url: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send one request; return the status and body of its answer."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=30)
+    headers = {"content-type": "application/vnd.apache.arrow.stream"} if body else {}
+    try:
+        connection.request(method, f"{parts.path}?{parts.query}", body or None, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _get(url: str) -> tuple[int, Any]:
+    status, body = _call("GET", url)
+    return status, json.loads(body)
+
+
+def _rows(start: int, end: int, name: str = "n") -> pa.Table:
+    return pa.table({"id": range(start, end), "name": [name] * (end - start)}, schema=SCHEMA)
+
+
+def _make_tables(client: StorageClient) -> None:
+    client.create_table("events", SCHEMA)
+    client.create_table("keyed", SCHEMA, primary_key=["id"])
+
+
+def _ids(client: StorageClient) -> list[int]:
+    """Return the ids of all rows of the log table, in order."""
+    found: list[int] = []
+    for bucket, positions in client.positions("events").items():
+        for batch in client.read_range("events", bucket, 0, positions.high_watermark):
+            found += batch.data.column("id").to_pylist()
+    return sorted(found)
+
+
+def _names(client: StorageClient, ids: range) -> dict[int, str]:
+    keys = pa.table({"id": ids}, schema=pa.schema([SCHEMA.field("id")]))
+    found = client.lookup("keyed", keys).to_pylist()
+    return {row["id"]: row["name"] for row in found if row["id"] is not None}
+
+
+@pytest.mark.parametrize("ack", ["journal", "disk"])
+def test_a_standby_has_every_acknowledged_row_after_the_owners_machine_is_lost(
+    tmp_path: Path, start: Start, ack: str
+) -> None:
+    with (
+        start("one", "--journal-ack", ack) as owner,
+        start("two", "--standby", "--journal-ack", ack) as standby,
+    ):
+        with StorageClient(owner.endpoint) as client:
+            _make_tables(client)
+            for number in range(10):
+                client.append("events", _rows(10 * number, 10 * number + 10))
+                client.upsert("keyed", _rows(0, 10 + number, f"v{number}"))
+            if ack == "disk":
+                _wait_until_followed(standby)
+        owner.kill()
+        shutil.rmtree(tmp_path / "one")
+
+        standby.wait_ready()
+
+        with StorageClient(standby.endpoint) as client:
+            assert _ids(client) == list(range(100))
+            assert _names(client, range(30)) == dict.fromkeys(range(19), "v9")
+            client.append("events", _rows(100, 110))
+            client.upsert("keyed", _rows(5, 6, "after"))
+            assert _ids(client) == list(range(110))
+            assert _names(client, range(5, 6)) == {5: "after"}
+
+
+def _wait_until_followed(standby: ServiceProcess) -> None:
+    """With the acknowledgement of the disk the journal follows; here until it has followed."""
+    behind = 1.0
+    while behind:
+        text = _call("GET", f"{standby.endpoint}/metrics")[1].decode()
+        (line,) = [li for li in text.splitlines() if li.startswith("streamhouse_standby_lag_obj")]
+        behind = float(line.split()[-1])
+
+
+def test_an_empty_directory_is_the_whole_service_again(tmp_path: Path, start: Start) -> None:
+    with start("one") as owner, StorageClient(owner.endpoint) as client:
+        _make_tables(client)
+        client.append("events", _rows(0, 10))
+        client.upsert("keyed", _rows(0, 10))
+        owner.kill()
+    shutil.rmtree(tmp_path / "one")
+
+    with start("one") as again, StorageClient(again.endpoint) as client:
+        assert _ids(client) == list(range(10))
+        assert _names(client, range(10)) == dict.fromkeys(range(10), "n")
+
+
+def test_a_directory_without_a_journal_gets_one(tmp_path: Path, start: Start) -> None:
+    """All of it is stored before anything is answered."""
+    with ServiceProcess(tmp_path / "one") as alone, StorageClient(alone.endpoint) as client:
+        _make_tables(client)
+        client.append("events", _rows(0, 10))
+        client.upsert("keyed", _rows(0, 10))
+    with start("one") as owner, StorageClient(owner.endpoint) as client:
+        client.append("events", _rows(10, 20))
+        owner.kill()
+    shutil.rmtree(tmp_path / "one")
+
+    with start("two", "--standby") as standby:
+        standby.wait_ready()
+
+        with StorageClient(standby.endpoint) as client:
+            assert _ids(client) == list(range(20))
+            assert _names(client, range(10)) == dict.fromkeys(range(10), "n")
+
+
+def test_a_killed_owner_starts_again_on_its_own_directory_without_waiting(
+    tmp_path: Path, start: Start
+) -> None:
+    with start("one") as owner, StorageClient(owner.endpoint) as client:
+        _make_tables(client)
+        client.append("events", _rows(0, 10))
+        owner.kill()
+
+    with start("one", "--lease-ms", "3600000") as again, StorageClient(again.endpoint) as client:
+        assert _ids(client) == list(range(10))
+
+
+def test_a_clean_stop_hands_over_at_once(start: Start) -> None:
+    """The lease is an hour: nothing waits for it."""
+    hour = ("--lease-ms", "3600000")
+    with start("one", *hour) as owner, start("two", "--standby", *hour) as standby:
+        with StorageClient(owner.endpoint) as client:
+            _make_tables(client)
+            client.append("events", _rows(0, 10))
+
+        assert owner.terminate() == 0
+        standby.wait_ready()
+
+        with StorageClient(standby.endpoint) as client:
+            assert _ids(client) == list(range(10))
+
+
+def test_a_paused_owner_answers_nothing_stale_and_ends_itself(start: Start) -> None:
+    with start("one") as owner, start("two", "--standby") as standby:
+        with StorageClient(owner.endpoint) as client:
+            _make_tables(client)
+            client.upsert("keyed", _rows(0, 1, "before"))
+        owner.send(signal.SIGSTOP)
+        standby.wait_ready()
+        with StorageClient(standby.endpoint) as client:
+            client.upsert("keyed", _rows(0, 1, "after"))
+        owner.send(signal.SIGCONT)
+
+        answers = _answers_until_its_end(f"{owner.endpoint}/v1/tables/keyed/rows/0")
+
+        assert set(answers) <= {421}
+        assert owner.wait() == FENCED_EXIT_CODE
+        assert "event=fenced" in owner.log_text()
+
+
+def _answers_until_its_end(url: str) -> list[int]:
+    answers = []
+    while True:
+        try:
+            answers.append(_call("GET", url)[0])
+        except (OSError, http.client.HTTPException):
+            return answers
+
+
+def test_a_repeat_after_a_takeover_is_answered_once(tmp_path: Path, start: Start) -> None:
+    def send(endpoint: str) -> Any:
+        (batch,) = _rows(0, 10).combine_chunks().to_batches()
+        url = f"{endpoint}/v1/tables/events/append?writer_id=7"
+        status, answer = _call("POST", url, append_body(SCHEMA, [(0, 1, batch)]))
+        assert status == 200, answer
+        return json.loads(answer)["buckets"]
+
+    with start("one") as owner, start("two", "--standby") as standby:
+        with StorageClient(owner.endpoint) as client:
+            _make_tables(client)
+        first = send(owner.endpoint)
+        owner.kill()
+        shutil.rmtree(tmp_path / "one")
+        standby.wait_ready()
+
+        again = send(standby.endpoint)
+
+        assert again == first
+        with StorageClient(standby.endpoint) as client:
+            assert _ids(client) == list(range(10))
+
+
+def test_a_transaction_begun_before_a_takeover_commits_after_it(
+    tmp_path: Path, start: Start
+) -> None:
+    with (
+        start("one") as owner,
+        start("two", "--standby") as standby,
+        StorageClient(f"{owner.endpoint},{standby.endpoint}") as client,
+    ):
+        _make_tables(client)
+        begun = client.begin_transaction("events")
+        staged = begun.stage(_rows(0, 10))
+        owner.kill()
+        shutil.rmtree(tmp_path / "one")
+        standby.wait_ready()
+
+        begun.commit([staged])
+
+        assert _ids(client) == list(range(10))
+
+
+def test_a_second_service_ends_with_a_sentence_that_names_the_owner(start: Start) -> None:
+    with start("one") as owner, pytest.raises(DiedAtStart) as died, start("two"):
+        pass
+
+    assert f"is owned by the service at {owner.endpoint}" in str(died.value)
+    assert "--standby" in str(died.value)
+
+
+def test_a_standby_says_its_role_and_who_owns_the_data(start: Start) -> None:
+    with start("one") as owner, start("two", "--standby") as standby:
+        status, refused = _get(f"{standby.endpoint}/v1/tables")
+
+        assert _get(f"{standby.endpoint}/health") == (200, {"status": "alive", "role": "standby"})
+        assert _get(f"{standby.endpoint}/ready") == (
+            503,
+            {"status": "standby", "owner": owner.endpoint},
+        )
+        assert (status, refused["error"]["owner"]) == (421, owner.endpoint)
+        assert _get(f"{owner.endpoint}/ready")[0] == 200
+
+
+def test_of_two_standbys_one_takes_over_and_the_other_follows_it(
+    tmp_path: Path, start: Start
+) -> None:
+    with (
+        start("one") as owner,
+        start("two", "--standby") as two,
+        start("three", "--standby") as three,
+    ):
+        with StorageClient(owner.endpoint) as client:
+            _make_tables(client)
+            client.append("events", _rows(0, 10))
+        owner.terminate()
+        first = _first_ready(two, three)
+        second = three if first is two else two
+        with StorageClient(first.endpoint) as client:
+            client.append("events", _rows(10, 20))
+        first.kill()
+
+        second.wait_ready()
+
+        with StorageClient(second.endpoint) as client:
+            assert _ids(client) == list(range(20))
+
+
+def _first_ready(*standbys: ServiceProcess) -> ServiceProcess:
+    while True:
+        for standby in standbys:
+            if _get(f"{standby.endpoint}/ready")[0] == 200:
+                standby.wait_ready()
+                return standby
