@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamhouse.storage_service.errors import NotOwnerError, UnknownOutcomeError
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.journal.operations import is_journalled
 from streamhouse.storage_service.log.filesystem import WritableFile, replace_durably
@@ -191,6 +192,22 @@ def test_what_the_disk_refuses_is_not_recorded(data: st.DataObject, seed: int) -
             world.check_same()
     except ProcessEnded:
         world.check_not_ahead()
+
+
+def test_what_was_on_its_way_when_another_took_over_may_be_stored() -> None:
+    world = World(0)
+    world.replace("service.json", b"old one")
+
+    def lose(position: int) -> None:
+        world.journal.is_lost = position > 0
+
+    world.journal.on_wait = lose
+    with pytest.raises(UnknownOutcomeError, match=r"service\.json: another process took over"):
+        world.replace("service.json", b"new one")
+    with pytest.raises(NotOwnerError):
+        world.replace("service.json", b"another")
+
+    assert world.local() == {"service.json": b"old one"}
 
 
 def test_a_rename_that_fails_once_it_is_stored_ends_the_process() -> None:

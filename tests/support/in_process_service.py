@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
@@ -32,6 +33,7 @@ from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
@@ -157,6 +159,8 @@ async def open_manager(
     *,
     recovery: KeyRecovery | None = None,
     clock_us: Callable[[], int] = clock_us,
+    directory: DataDirectory | None = None,
+    replication: Replication | None = None,
     **config: Any,
 ) -> AsyncIterator[TabletManager]:
     """Open the tables of `data_dir`; leaving closes them cleanly."""
@@ -165,6 +169,8 @@ async def open_manager(
             ServiceConfig(data_dir=data_dir, **config),
             runtime=Runtime(executor=executor, observer=ServiceMetrics(), clock_us=clock_us),
             recovery=recovery,
+            directory=directory,
+            replication=replication,
         )
         try:
             yield manager

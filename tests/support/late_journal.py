@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from streamhouse.storage_service.errors import NotOwnerError
 from streamhouse.storage_service.journal.operations import (
     Append,
     MakeDirectory,
@@ -30,8 +31,10 @@ class LateJournal:
     def __init__(self, on_wait: Callable[[int], None] | None = None) -> None:
         self.operations: list[Operation] = []
         self.stored_position = 0
+        self.is_lost = False
+        """Whether another process has it now."""
         self._is_prompt = False
-        self._on_wait = on_wait
+        self.on_wait = on_wait
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._changed = threading.Condition()
 
@@ -41,6 +44,7 @@ class LateJournal:
 
     def record(self, operation: Operation) -> int:
         check_path(operation)
+        self._check_ours()
         with self._changed:
             self.operations.append(operation)
             position = len(self.operations)
@@ -58,7 +62,7 @@ class LateJournal:
         """Store that many more operations, or all, and call who waited for them."""
         with self._changed:
             most = len(self.operations)
-            end = most if count is None else min(self.stored_position + count, most)
+            end = most if count is None else min(self.stored_position + max(count, 0), most)
             self.stored_position = end
             self._changed.notify_all()
             due = []
@@ -76,10 +80,16 @@ class LateJournal:
         then()
 
     def wait_stored(self, position: int) -> None:
-        if self._on_wait is not None:
-            self._on_wait(position)
+        if self.on_wait is not None:
+            self.on_wait(position)
         with self._changed:
-            self._changed.wait_for(lambda: self.stored_position >= position)
+            self._changed.wait_for(lambda: self.is_lost or self.stored_position >= position)
+        if self.stored_position < position:
+            self._check_ours()
+
+    def _check_ours(self) -> None:
+        if self.is_lost:
+            raise NotOwnerError("another process has the journal")
 
     def wait_recorded(self, position: int) -> None:
         """Return once somebody has recorded so much."""
