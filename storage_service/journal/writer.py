@@ -71,10 +71,13 @@ class JournalWriter:
         *,
         on_fenced: Callable[[str], None],
         options: WriterOptions | None = None,
+        put_took: Callable[[float], None] | None = None,
     ) -> None:
+        """`put_took` is told how many seconds each object took to be stored."""
         self._store = store
         self._options = options or WriterOptions()
         self._on_fenced = on_fenced
+        self._put_took = put_took
         self._pipeline = Pipeline(tenure)
         self._lock = threading.Lock()
         # One for each who waits, so that nobody is woken for what is another's.
@@ -151,6 +154,11 @@ class JournalWriter:
     def epoch(self) -> int:
         """The epoch that is written to; it grows when the writer rolls."""
         return self._pipeline.tenure.epoch
+
+    @property
+    def in_flight(self) -> int:
+        """How many objects are on their way."""
+        return self._pipeline.in_flight
 
     @property
     def lag_ms(self) -> float:
@@ -269,7 +277,10 @@ class JournalWriter:
         return self._pipeline.send(group)
 
     def _send(self, sent: Sent) -> None:
+        started_s = time.monotonic()
         run(sent.steps(), self._take)
+        if self._put_took is not None:
+            self._put_took(time.monotonic() - started_s)
         with self._lock:
             self._pipeline.stored(sent)
             position = self._pipeline.stored_position

@@ -41,3 +41,13 @@ def test_its_commands_and_options_exist(path: Path) -> None:
 
 def test_there_is_something_to_deploy() -> None:
     assert FILES
+
+
+def test_alerts_are_of_metrics_that_are_documented() -> None:
+    alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    operations = (ROOT / "docs" / "operations.md").read_text()
+
+    names = set(re.findall(r"streamhouse_\w+", alerts))
+
+    assert len(names) > 5
+    assert names <= set(re.findall(r"^\| `(streamhouse_\w+)` \|", operations, re.MULTILINE))

@@ -62,6 +62,11 @@ class CheckpointJob:
         self._at_bytes = self.journal.bytes_stored
         self._at_position = self.journal.recorded_position
 
+    @property
+    def age_s(self) -> float:
+        """The time since the last checkpoint was begun, or since the start."""
+        return self.monotonic_s() - self._at_s
+
     def look(self) -> bool:
         """Take a checkpoint if one is due; say whether one was taken. Blocking."""
         grown = self.journal.bytes_stored - self._at_bytes

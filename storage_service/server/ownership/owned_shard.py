@@ -75,6 +75,7 @@ class OwnedShard:
             tenure,
             on_fenced=_fenced,
             options=WriterOptions(linger_ms=config.journal_linger_ms),
+            put_took=standing.journal.put_took,
         )
         self._lease = LeaseKeeper(
             store,
@@ -87,6 +88,8 @@ class OwnedShard:
             clock=boot_clock_s,
         )
         self._lease.start()
+        standing.journal.writer = self._writer
+        standing.journal.lease_left_ms = lambda: self._lease.valid_ms
 
     def check(self) -> None:
         """Raise `NotOwnerError` unless the lease still holds."""
@@ -131,6 +134,7 @@ class OwnedShard:
         if self._begun.is_upload:
             job.take()
         self._checkpoints = CheckpointThread(job)
+        self._standing.journal.checkpoint_age_s = lambda: job.age_s
 
     def close(self, *, timeout_s: float) -> bool:
         """Store everything and seal the epoch, so that anybody may go on at once; False if not."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamhouse.storage_service.errors import NotOwnerError
+from streamhouse.storage_service.server.ownership.journal_metrics import JournalMetrics
 
 __all__ = ["Lag", "Role", "Standing"]
 
@@ -55,6 +56,8 @@ class Standing:
         self.owner: str | None = None
         """Where the owner answers, if it is another process and has said so."""
         self.lag = Lag()
+        self.journal = JournalMetrics()
+        """Of the owner's own journal."""
 
     def not_owner(self) -> NotOwnerError:
         """Return what everybody is told who asks about the data."""
@@ -65,7 +68,7 @@ class Standing:
         )
 
     def metrics(self) -> list[Metric]:
-        """Return the role and the lag, for Prometheus."""
+        """Return role, lag and the owner's journal, for Prometheus."""
         roles = GaugeMetricFamily(
             "streamhouse_role", "1 for the role this process has.", labels=["role"]
         )
@@ -83,4 +86,5 @@ class Standing:
                 "Time since a standby had applied all there was of the journal.",
                 value=self.lag.ms / 1000,
             ),
+            *self.journal.read(),
         ]

@@ -1,0 +1,108 @@
+"""What an owner's journal tells Prometheus: how far behind it is, how quick, how long owned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+__all__ = ["JournalMetrics", "WriterFigures"]
+
+_PUT_SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class WriterFigures(Protocol):
+    """What is read of `journal/writer.py` `JournalWriter`."""
+
+    objects_stored: int
+    bytes_stored: int
+    failures: int
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is written to."""
+
+    @property
+    def in_flight(self) -> int:
+        """Objects on their way."""
+
+    @property
+    def lag_ms(self) -> float:
+        """How long the oldest operation that is not stored has waited."""
+
+    @property
+    def lag_bytes(self) -> int:
+        """The bytes that are not stored."""
+
+
+@dataclass
+class JournalMetrics:
+    """The figures of one owner. `put_seconds` is told of every object, by any thread."""
+
+    writer: WriterFigures | None = None
+    lease_left_ms: Callable[[], float] = lambda: 0.0
+    checkpoint_age_s: Callable[[], float] = lambda: 0.0
+
+    def __post_init__(self) -> None:
+        self._put_seconds = Histogram(
+            "streamhouse_journal_put_seconds",
+            "Time until an object of the journal is stored, repetitions included.",
+            buckets=_PUT_SECONDS,
+            registry=None,
+        )
+
+    def put_took(self, seconds: float) -> None:
+        """Count one object that was stored."""
+        self._put_seconds.observe(seconds)
+
+    def read(self) -> Iterable[Metric]:
+        """Return all of it; nothing before there is a writer."""
+        writer = self.writer
+        if writer is None:
+            return []
+        gauges = {
+            "journal_epoch": (
+                "The epoch that is written to: it grows with takeovers and checkpoints.",
+                writer.epoch,
+            ),
+            "journal_in_flight": ("Objects of the journal on their way.", writer.in_flight),
+            "journal_lag_seconds": (
+                "How long the oldest change that the journal does not have has waited.",
+                writer.lag_ms / 1_000,
+            ),
+            "journal_lag_bytes": (
+                "Bytes that the journal does not have: what a lost machine takes with --journal-ack"
+                " disk.",
+                writer.lag_bytes,
+            ),
+            "lease_left_seconds": (
+                "For how long the lease holds; below 0 reads are refused.",
+                self.lease_left_ms() / 1_000,
+            ),
+            "checkpoint_age_seconds": (
+                "Time since the last checkpoint, or the start.",
+                self.checkpoint_age_s(),
+            ),
+        }
+        counters = {
+            "journal_objects": ("Objects stored in the journal.", writer.objects_stored),
+            "journal_bytes": ("Bytes stored in the journal.", writer.bytes_stored),
+            "journal_failures": (
+                "Requests that the journal's store refused or did not answer; each is repeated.",
+                writer.failures,
+            ),
+        }
+        return [
+            *(
+                GaugeMetricFamily(f"streamhouse_{name}", text, value=value)
+                for name, (text, value) in gauges.items()
+            ),
+            *(
+                CounterMetricFamily(f"streamhouse_{name}", text, value=value)
+                for name, (text, value) in counters.items()
+            ),
+            *self._put_seconds.collect(),
+        ]
