@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -20,7 +22,10 @@ _TEXT = (Path(__file__).resolve().parents[5] / "docs" / "operations.md").read_te
 
 class _Owned(Collector):
     def __init__(self, standing: Standing) -> None:
-        self.collect = standing.metrics  # type: ignore[method-assign]
+        self._standing = standing
+
+    def collect(self) -> Iterable[Metric]:
+        return self._standing.metrics()
 
 
 def _read(standing: Standing) -> dict[str, float]:
