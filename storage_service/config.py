@@ -401,6 +401,11 @@ class ServiceConfig:
             raise InvalidRequestError(
                 f"--advertise '{endpoint[:200]}' must be a URL as http://host:port"
             )
+        if self.shard != DEFAULT_SHARD and not self.has_own_catalog:
+            raise InvalidRequestError(
+                "shards have one lake catalog, and by default each would have its own: give"
+                " --catalog-property and --warehouse, the same to all"
+            )
         if not self.has_own_catalog and not self.journal_url.startswith("file://"):
             raise InvalidRequestError(
                 "with --journal the lake must outlive this machine, too, and by default its catalog"

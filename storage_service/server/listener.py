@@ -44,9 +44,13 @@ from streamhouse.storage_service.server.ownership.role import Role, Standing
 from streamhouse.storage_service.server.ownership.shard_start import ShardStart
 from streamhouse.storage_service.server.ownership.standby import TakenOver
 from streamhouse.storage_service.server.ownership.taking import ShardTaker
+from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.shards.chain import DirectoryObjects
+from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.owners import LeaseOwners
 
 __all__ = ["http_config", "run_service"]
 
@@ -163,14 +167,18 @@ async def _serve_taken(
     config, runtime = process.config, process.runtime
     shard, warm = taken.shard, taken.warm
     replication = await runtime.run(shard.record, directory, taken.begun)
+    names = ShardDirectory(DirectoryObjects(start.store), shard=config.shard)
     manager = await TabletManager.open(
         config,
         runtime=runtime,
         recovery=dataclasses.replace(recovery, warm=warm),
         directory=directory,
         replication=replication,
+        names=names,
     )
-    async with process.service_of(manager, tenure=shard) as (service, app):
+    owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
+    shards = Shards(names, owners, manager, HttpPeers())
+    async with process.service_of(manager, tenure=shard, shards=shards) as (service, app):
         if warm is not None:
             warm.close()
         copy_keys = key_copier(manager.open_tables, asyncio.get_running_loop())

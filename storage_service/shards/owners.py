@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.journal.lease import LeaseWatch
+from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 
@@ -70,7 +70,7 @@ class LeaseOwners:
                 raise UnavailableError(
                     f"the lease of shard '{shard}' cannot be read: {error}"
                 ) from error
-            seen.owner, seen.at_s = _owner(seen.watch), asked_s
+            seen.take(asked_s, lease_s=self._lease_ms / 1e3)
             return seen.owner
 
 
@@ -79,13 +79,25 @@ class _Shard:
     watch: LeaseWatch
     owner: Owner | None = None
     at_s: float = float("-inf")
+    changed_s: float = float("-inf")
+    last: tuple[int, SeenLease | None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def take(self, asked_s: float, *, lease_s: float) -> None:
+        """Take in what the watch has seen.
 
-def _owner(watch: LeaseWatch) -> Owner | None:
-    if not watch.epoch:
-        return None
-    endpoint = None if watch.lease is None else watch.lease.endpoint
-    if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
-        endpoint = None
-    return Owner(endpoint=endpoint, epoch=watch.epoch, is_live=not watch.has_run_out)
+        Nobody takes over because of it, so unlike a standby it counts all time between two looks:
+        who is asked once an hour must see at the second look that an owner is gone.
+        """
+        watch, self.at_s = self.watch, asked_s
+        if not watch.epoch:
+            return
+        if self.last != (watch.epoch, watch.lease):
+            self.last, self.changed_s = (watch.epoch, watch.lease), asked_s
+        lease = watch.lease
+        endpoint = None if lease is None else lease.endpoint
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            endpoint = None
+        lease_s = max(lease_s, 0 if lease is None else lease.lease_ms / 1e3)
+        is_live = asked_s - self.changed_s < lease_s
+        self.owner = Owner(endpoint=endpoint, epoch=watch.epoch, is_live=is_live)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from streamhouse.cli.supervisor import shard_commands, stop_with_supervisor, supervise
 from streamhouse.storage_service.config import (
     CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
@@ -19,6 +20,7 @@ from streamhouse.storage_service.config import (
     ConfigOption,
     ServiceConfig,
 )
+from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.journal.names import DEFAULT_SHARD
 from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
@@ -41,6 +43,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Of these each one is a field of the configuration, as it is given.
 _JOURNAL: Final = ("journal_url", "shard", "journal_ack", "is_standby", "advertised_endpoint")
 
+_GIVEN: Final = "streamhouse.serve.arguments"
+# What each shard is given for itself.
+_OF_ONE_SHARD: Final = ("--data-dir", "--port", "--shards")
+
 # What `--help` shows under which heading, by the options' names here; the limits follow.
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Service": ("data_dir", "host", "port", "log_level"),
@@ -51,12 +57,17 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("warehouse", "lake_credentials", "tiering"),
     ),
     "Disk and damage": ("disk_max", "is_strict", "rebuild"),
-    "Journal": _JOURNAL,
+    "Journal": (*_JOURNAL, "shards"),
 }
 
 
 class _ServeCommand(click.Command):
-    """Shows its options under headings."""
+    """Shows its options under headings; keeps the arguments for the shards that it starts."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments as they were given, then read them."""
+        ctx.meta[_GIVEN] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write every section, and what is in none at the end."""
@@ -102,6 +113,12 @@ def _journal_options(command: _F) -> _F:
             show_default=True,
             metavar="NAME",
             help="Which shard of the journal this process serves.",
+        ),
+        click.option(
+            "--shards",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Run this many shards, each as a process with a directory below --data-dir.",
         ),
         click.option(
             "--journal-ack",
@@ -265,6 +282,7 @@ def command(
     rebuild: tuple[str, ...],
     is_strict: bool,
     log_level: str,
+    shards: int | None,
     **given: Any,
 ) -> None:
     """Run the storage service until SIGTERM or Ctrl-C.
@@ -295,15 +313,25 @@ def command(
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
+    if shards is not None:
+        return _serve_shards(config, shards)
+    _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded", log_level=log_level)
+
+
+def _serve_one(
+    config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool, log_level: str
+) -> None:
+    """Be the process of a service, or of one shard."""
     # Not at the top: a wrong option is told before all of the service is imported.
     from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
     from streamhouse.storage_service.server.listener import run_service
     from streamhouse.storage_service.server.status.log_format import configure_logging
 
     configure_logging(log_level)
+    stop_with_supervisor()
 
     def on_ready(endpoint: str) -> Callable[[], None]:
-        stop = _start_tiering(endpoint, config) if tiering == "embedded" else _nothing
+        stop = _start_tiering(endpoint, config) if is_tiering else _nothing
         click.echo(f"streamhouse listening on {endpoint}")
         sys.stdout.flush()
         return stop
@@ -312,8 +340,49 @@ def command(
         click.echo(f"streamhouse standing by on {endpoint}")
         sys.stdout.flush()
 
-    recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=tables)
+    recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=rebuild)
     run_service(config, on_ready=on_ready, on_standby=on_standby, recovery=recovery)
+
+
+def _serve_shards(config: ServiceConfig, count: int) -> None:
+    """Run the shards of this machine, with the arguments that this command was given."""
+    for flag, is_given in (
+        ("--shard", config.shard != DEFAULT_SHARD),
+        ("--standby", config.is_standby),
+        ("--advertise", config.advertised_endpoint is not None),
+    ):
+        if is_given:
+            raise InvalidRequestError(f"{flag} is of one shard: it cannot be given with --shards")
+    if config.journal_url is None:
+        raise InvalidRequestError("--shards needs --journal: it has which shard has which table")
+    arguments = _without(click.get_current_context().meta[_GIVEN], _OF_ONE_SHARD)
+    (config.data_dir / "lake" / "warehouse").mkdir(parents=True, exist_ok=True)
+    config.data_dir.chmod(0o700)
+    supervise(
+        shard_commands(
+            arguments,
+            count=count,
+            data_dir=config.data_dir,
+            has_own_catalog=config.has_own_catalog,
+        ),
+        host=config.host,
+        port=config.port,
+        scheme="http" if config.tls_certificate_file is None else "https",
+        program=(sys.executable, "-c", "from streamhouse.cli import main; main()", "serve"),
+    )
+
+
+def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the arguments without these options and their values."""
+    left, is_value = [], False
+    for text in arguments:
+        if is_value:
+            is_value = False
+        elif text in flags:
+            is_value = True
+        elif text.partition("=")[0] not in flags:
+            left.append(text)
+    return left
 
 
 def _lake_rows(catalog: LakeCatalog) -> LakeRows:

@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
     TableDamagedError,
 )
 from streamhouse.storage_service.model.offsets import buckets_to_json
-from streamhouse.storage_service.model.table_state import TieringReport
+from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringReport
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
@@ -53,9 +53,10 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
             body.worker_id, tables=tables, force=body.force, include_idle=body.include_idle
         )
         shards = service.shards
-        # A worker that knows one shard asks all of them.
-        others = {} if shards is None else {"shards": await shards.endpoints()}
-        return answer.to_json() | others
+        if shards is None or body.worker_id == EMBEDDED_WORKER_ID:
+            return answer.to_json()
+        # A worker that knows one shard asks all of them; each has its embedded one.
+        return answer.to_json() | {"shards": await shards.endpoints()}
 
     @routes.answers("Keep a claim.")
     async def heartbeat(body: HeartbeatTiering) -> dict[str, Any]:

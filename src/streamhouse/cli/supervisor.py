@@ -1,0 +1,247 @@
+"""`streamhouse serve --shards N`: a process for each shard on this machine, and their supervisor.
+
+The supervisor binds the one address to start with and gives the socket to every shard: whoever is
+up answers there, and clients are told where a table is. It has no data and answers nothing. A shard
+that dies is started again, after growing pauses. A shard whose supervisor is gone stops by itself:
+it holds the end of a pipe that only the supervisor keeps open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE
+from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+
+__all__ = ["ShardCommand", "shard_commands", "stop_with_supervisor", "supervise"]
+
+SUPERVISOR_VARIABLE: Final = "STREAMHOUSE_SUPERVISOR_PIPE"
+"""The descriptor that ends when the supervisor is gone."""
+READY_PREFIX: Final = "streamhouse listening on "
+
+_BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
+# Who has run for so long starts anew: what made it die before is over.
+_STEADY_S: Final = 60.0
+_LINE_BYTES_MAX: Final = 1 << 20
+_BACKLOG: Final = 2_048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCommand:
+    """How the process of one shard is started."""
+
+    shard: str
+    arguments: tuple[str, ...]
+
+
+def shard_commands(
+    arguments: Sequence[str], *, count: int, data_dir: Path, has_own_catalog: bool
+) -> list[ShardCommand]:
+    """Return the commands of `count` shards, given the arguments of `serve` for all of them.
+
+    `arguments` are those that every shard has. Shard 0 of a data directory that was one service's
+    stays where it is; without a catalog of their own the shards share one beside them.
+    """
+    lake = data_dir.absolute() / "lake"
+    catalog = (
+        ()
+        if has_own_catalog
+        else (
+            *("--catalog-property", "type=sql"),
+            *("--catalog-property", f"uri=sqlite:///{lake / 'catalog.db'}"),
+        )
+    )
+    is_given = any(text.partition("=")[0] == "--warehouse" for text in arguments)
+    in_lake = ("--warehouse", f"file://{lake / 'warehouse'}")
+    warehouse = () if has_own_catalog or is_given else in_lake
+    return [
+        ShardCommand(
+            shard=str(number),
+            arguments=(
+                *("--data-dir", str(_data_dir(data_dir, number))),
+                *("--shard", str(number), "--port", "0"),
+                *catalog,
+                *warehouse,
+                *arguments,
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+def _data_dir(root: Path, number: int) -> Path:
+    if number == 0 and (root / "service.json").exists():
+        return root
+    return root / "shards" / str(number)
+
+
+def stop_with_supervisor() -> None:
+    """Stop this process, as SIGTERM does, when the supervisor that has started it is gone."""
+    descriptor = os.environ.pop(SUPERVISOR_VARIABLE, None)
+    if descriptor is None:
+        return
+
+    def watch() -> None:
+        # Nothing is ever written: it ends when nobody can any more.
+        os.read(int(descriptor), 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="supervisor", daemon=True).start()
+
+
+def supervise(
+    commands: Sequence[ShardCommand],
+    *,
+    host: str,
+    port: int,
+    scheme: str,
+    program: Sequence[str],
+) -> None:
+    """Run the shards until SIGTERM or Ctrl-C, and stop them all.
+
+    `program` is how `streamhouse serve` is started. Raises `UnavailableError` if a shard ends
+    before it has ever served.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port (0 picks"
+            " a free one)"
+        ) from error
+    with contextlib.closing(listening):
+        asyncio.run(_Supervisor(commands, listening, scheme=scheme, program=program).run())
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        commands: Sequence[ShardCommand],
+        listening: socket.socket,
+        *,
+        scheme: str,
+        program: Sequence[str],
+    ) -> None:
+        self._commands = commands
+        self._listening = listening
+        self._program = program
+        host, port = listening.getsockname()[:2]
+        self._endpoint = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._stopping = asyncio.Event()
+        self._failed = ""
+        self._waiting_for = {command.shard for command in commands}
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._watched, self._kept_open = os.pipe()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            await asyncio.gather(*(self._keep(command) for command in self._commands))
+        finally:
+            os.close(self._kept_open)
+            os.close(self._watched)
+        if self._failed:
+            raise UnavailableError(self._failed)
+
+    def _stop(self) -> None:
+        """Ask every shard to stop; a second signal reaches them as their second one."""
+        self._stopping.set()
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    async def _keep(self, command: ShardCommand) -> None:
+        """Run a shard, again and again until the supervisor stops."""
+        loop, failures = asyncio.get_running_loop(), 0
+        while not self._stopping.is_set():
+            started_s = loop.time()
+            code = await self._run_once(command)
+            if self._stopping.is_set():
+                return
+            if command.shard in self._waiting_for:
+                self._failed = (
+                    f"shard '{command.shard}' ended with code {code} before it served; what it said"
+                    " is above"
+                )
+                return self._stop()
+            failures = 1 if loop.time() - started_s > _STEADY_S else failures + 1
+            pause_s = _BACKOFF.jittered_after(failures)
+            _say(command.shard, f"event=shard_ended code={code} again_in_s={pause_s:.1f}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+
+    async def _run_once(self, command: ShardCommand) -> int:
+        shared = self._listening.fileno()
+        process = await asyncio.create_subprocess_exec(
+            *self._program,
+            *command.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_environment(os.environ, shared=shared, watched=self._watched),
+            pass_fds=(shared, self._watched),
+            # Ctrl-C is for the supervisor, which passes it on in its own time.
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+        )
+        self._running[command.shard] = process
+        if self._stopping.is_set():
+            process.terminate()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            await asyncio.gather(
+                _each_line(process.stdout, lambda text: self._said(command.shard, text)),
+                _each_line(process.stderr, lambda text: _say(command.shard, text)),
+            )
+            return await process.wait()
+        finally:
+            del self._running[command.shard]
+
+    def _said(self, shard: str, text: str) -> None:
+        _say(shard, text)
+        if text.startswith(READY_PREFIX) and shard in self._waiting_for:
+            self._waiting_for.discard(shard)
+            if not self._waiting_for:
+                sys.stdout.write(f"{READY_PREFIX}{self._endpoint}\n")
+                sys.stdout.flush()
+
+
+def _environment(environment: Mapping[str, str], *, shared: int, watched: int) -> dict[str, str]:
+    return {
+        **environment,
+        SHARED_SOCKET_VARIABLE: str(shared),
+        SUPERVISOR_VARIABLE: str(watched),
+    }
+
+
+async def _each_line(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            # Longer than any line of a log: what was read of it is gone.
+            continue
+        if not line:
+            return
+        take(line.decode("utf-8", "replace").rstrip("\n"))
+
+
+def _say(shard: str, text: str) -> None:
+    sys.stderr.write(f"shard={shard} {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,117 @@
+"""`serve --shards 2` as real processes: two shards are one service, and come back one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from streamhouse.cli import cli
+from streamhouse.storage_service.client import StorageClient
+from tests.support.in_process_service import EVENTS, event_rows
+from tests.support.service_process import DiedAtStart, ServiceProcess
+
+pytestmark = pytest.mark.slow
+
+_TABLES = ("a", "b", "c", "d")
+
+
+@contextlib.contextmanager
+def _service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    journal = f"file://{tmp_path / 'store'}"
+    with ServiceProcess(
+        tmp_path / "data",
+        "--shards",
+        "2",
+        "--journal",
+        journal,
+        "--lease-ms",
+        "2000",
+        is_executed=True,
+    ) as service:
+        yield service
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.05)  # sleep: a process that is not a child of this one cannot be waited for
+
+
+def _ids(client: StorageClient, table: str) -> list[int]:
+    end = client.positions(table)[0].high_watermark
+    batches = client.read_range(table, 0, 0, end)
+    return [i for batch in batches for i in batch.data.column("id").to_pylist()]
+
+
+def _write(client: StorageClient, start: int) -> None:
+    for table in _TABLES:
+        client.append(table, pa.Table.from_batches([event_rows(start, start + 10)], EVENTS))
+
+
+def test_two_shards_are_one_service(tmp_path: Path) -> None:
+    with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
+        for table in _TABLES:
+            client.create_table(table, EVENTS)
+        shards = client.shards()
+        assert [(s["shard"], s["is_live"], s["table_count"]) for s in shards] == [
+            ("0", True, 2),
+            ("1", True, 2),
+        ]
+        _write(client, 0)
+        assert client.list_tables() == [f"default.{table}" for table in _TABLES]
+        assert len(client.status()["tables"]) == 4
+        shown = CliRunner().invoke(cli, ["shards", "--endpoint", service.endpoint])
+        assert shown.exit_code == 0, shown.output
+        assert shards[1]["endpoint"] in shown.output.replace("\n", "")
+
+        # A client that knows one shard only finds the tables of the other.
+        for shard in shards:
+            with StorageClient(shard["endpoint"]) as other:
+                assert [_ids(other, table) for table in _TABLES] == [list(range(10))] * 4
+
+        children = _children(service.pid)
+        assert len(children) == 2
+        os.kill(children[1], signal.SIGKILL)
+        _write(client, 10)
+        assert [_ids(client, table) for table in _TABLES] == [list(range(20))] * 4
+
+        children = _children(service.pid)
+        assert service.terminate() == 0
+        _wait_gone(children)
+
+    # What a machine has lost is in the journal.
+    shutil.rmtree(tmp_path / "data" / "shards" / "1")
+    with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
+        assert [_ids(client, table) for table in _TABLES] == [list(range(20))] * 4
+        client.drop_table("a")
+        client.create_table("a", EVENTS)
+
+
+def test_shards_whose_supervisor_is_gone_stop(tmp_path: Path) -> None:
+    with _service(tmp_path) as service:
+        children = _children(service.pid)
+        assert len(children) == 2
+        service.kill()
+        _wait_gone(children)
+    # Nobody holds the directories: they start again at once.
+    with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
+        assert client.list_tables() == []
+
+
+def test_shards_need_a_journal(tmp_path: Path) -> None:
+    with pytest.raises(DiedAtStart, match="--shards needs --journal"):
+        ServiceProcess(tmp_path, "--shards", "2").__enter__()
