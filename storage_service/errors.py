@@ -24,6 +24,7 @@ StreamhouseError
 │   └── TableExistsError           table_exists              409
 ├── NotOwnerError                  not_owner                 421
 ├── OffsetOutOfRangeError          offset_out_of_range       416
+├── LogCutError                    log_cut                   409
 ├── RequestTooLargeError           request_too_large         413
 ├── OutOfOrderSequenceError        out_of_order_sequence     409
 ├── FencedError                    fenced                    409
@@ -226,6 +227,13 @@ class OffsetOutOfRangeError(StreamhouseError):
 
     code = "offset_out_of_range"
     http_status = 416
+
+
+class LogCutError(StreamhouseError):
+    """The log lost rows that were read from it, and has others at their offsets."""
+
+    code = "log_cut"
+    http_status = 409
 
 
 class RequestTooLargeError(StreamhouseError):

@@ -16,6 +16,7 @@ from streamhouse.storage_service.client.json_rows import (
     JsonRows,
     OutsideOfPythonError,
 )
+from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.request_batches import bounded_batches, plain
 from streamhouse.storage_service.client.routes import Search
 from streamhouse.storage_service.client.transport import HttpTransport, taken
@@ -84,6 +85,7 @@ def fetch(
     max_bytes: int,
     max_wait_ms: int,
     end_offset: int | None,
+    reached: ReachedOffsets,
     schema_id: int | None = None,
 ) -> list[LogBatch]:
     """See `StorageClient.fetch`."""
@@ -97,6 +99,8 @@ def fetch(
         query["end_offset"] = str(end_offset)
     if schema_id is not None:
         query["schema_id"] = str(schema_id)
+    if said := reached.at(path, {bucket: offset}):
+        query["fingerprint"] = said[bucket]
     answer = transport.request(
         "GET",
         f"/v1/tables/{path}/buckets/{bucket}/fetch",
@@ -107,6 +111,7 @@ def fetch(
     body = decode_fetch_body(pa.py_buffer(answer.data))
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
+    reached.note(path, body.reached)
     cuts = (_cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
     return [cut for cut in cuts if cut is not None]
 
@@ -120,6 +125,7 @@ def read_range(
     *,
     columns: Sequence[str] | None,
     page_bytes: int,
+    reached: ReachedOffsets,
     schema_id: int | None = None,
 ) -> Iterator[LogBatch]:
     """See `StorageClient.read_range`."""
@@ -134,6 +140,7 @@ def read_range(
             max_bytes=page_bytes,
             max_wait_ms=0,
             end_offset=end,
+            reached=reached,
             schema_id=schema_id,
         )
         if not page:
@@ -156,6 +163,7 @@ def subscribe(
     *,
     start: Mapping[int, int],
     columns: Sequence[str] | None,
+    reached: ReachedOffsets,
     schema_id: int | None = None,
 ) -> Iterator[LogBatch]:
     """Follow the buckets of `start`, each from its offset; see `StorageClient.subscribe`."""
@@ -167,6 +175,8 @@ def subscribe(
         query = {"start": offsets_to_text(positions), **_named(columns)}
         if schema_id is not None:
             query["schema_id"] = str(schema_id)
+        if said := reached.at(path, positions):
+            query["fingerprints"] = json.dumps({str(b): text for b, text in said.items()})
         failure: StreamhouseError
         try:
             response = transport.open_stream(url, route, query=query, silence_s_max=_SILENCE_S_MAX)
@@ -176,6 +186,7 @@ def subscribe(
                     if search is not None:
                         search.found(url)
                         search = None
+                    reached.note(path, body.reached)
                     for address, batch in body.batches:
                         cut = _cut(address, batch, start=positions[address.bucket], end=None)
                         if cut is not None:

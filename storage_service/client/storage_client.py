@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client import reads
 from streamhouse.storage_service.client.endpoint import with_ca_file
+from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
@@ -68,6 +69,7 @@ class StorageClient(TableCalls, TieringCalls):
             )
         )
         self._writes = TableWrites(self._transport)
+        self._reached = ReachedOffsets()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -209,6 +211,7 @@ class StorageClient(TableCalls, TieringCalls):
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             end_offset=end_offset,
+            reached=self._reached,
             schema_id=schema_id,
         )
 
@@ -236,6 +239,7 @@ class StorageClient(TableCalls, TieringCalls):
             end,
             columns=columns,
             page_bytes=page_bytes,
+            reached=self._reached,
             schema_id=self._version(path, schema_id),
         )
 
@@ -271,6 +275,7 @@ class StorageClient(TableCalls, TieringCalls):
             parsed,
             start=offsets,
             columns=columns,
+            reached=self._reached,
             schema_id=self._version(path, schema_id),
         )
 

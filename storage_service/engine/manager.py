@@ -253,6 +253,11 @@ class TabletManager:
         return self._registry.service_id
 
     @property
+    def may_lose_rows(self) -> bool:
+        """Whether rows are shown that would be lost with this machine, though others go on."""
+        return self._committer.shows_unstored
+
+    @property
     def queued_bytes(self) -> int:
         """Appended bytes that wait for the disk."""
         return self._committer.queued_bytes

@@ -176,6 +176,11 @@ class GroupCommitter:
         self._thread.start()
 
     @property
+    def shows_unstored(self) -> bool:
+        """Whether there is a replica, and groups are published before it has them."""
+        return self._lag is not None
+
+    @property
     def queued_units(self) -> int:
         """How many units wait, are being committed, or are not published yet."""
         return self._units

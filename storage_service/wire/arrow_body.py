@@ -55,10 +55,14 @@ class BatchAddress(NamedTuple):
 
 
 class FetchBody(NamedTuple):
-    """A decoded fetch answer: whole stored batches; positions: bucket -> (start, watermark)."""
+    """A decoded fetch answer: whole stored batches; positions: bucket -> (start, watermark).
+
+    `reached`: bucket -> (offset after the batches, the log's fingerprint there), if that is said.
+    """
 
     batches: Sequence[tuple[BatchAddress, pa.RecordBatch]]
     positions: Mapping[int, tuple[int, int]]
+    reached: Mapping[int, tuple[int, str]]
 
 
 def encode_append_body(
@@ -135,11 +139,17 @@ def encode_fetch_body(
     batches: Sequence[tuple[BatchAddress, pa.Buffer | memoryview]],
     *,
     positions: Mapping[int, tuple[int, int]],
+    reached: Mapping[int, tuple[int, str]] | None = None,
 ) -> list[pa.Buffer | memoryview | bytes]:
     """Return the pieces of one IPC stream around stored payloads, without copying them."""
     # Written by hand: `json.dumps` takes longer than all the rest of a small answer.
     addresses = ",".join(f"[{','.join(map(str, address))}]" for address, _ in batches)
     seen = ", ".join(f'"{b}": [{start}, {end}]' for b, (start, end) in positions.items())
+    if reached:
+        # Those of before take the first two of each.
+        seen = ", ".join(
+            json.dumps({str(b): [*positions[b], *where]})[1:-1] for b, where in reached.items()
+        )
     head = _fetch_head(schema, f"[{addresses}]".encode(), f"{{{seen}}}".encode())
     return [head, *(payload for _, payload in batches), ipc_message.END_OF_STREAM]
 
@@ -190,5 +200,7 @@ def decode_fetch_body(source: Any) -> FetchBody | None:
     # Reading the end marker leaves a shared source at the next answer's first byte.
     for _ in reader:
         raise CorruptDataError("the service's answer has more batches than it lists")
-    positions = {int(b): (p[0], p[1]) for b, p in json.loads(metadata[POSITIONS_KEY]).items()}
-    return FetchBody(batches=batches, positions=positions)
+    said = {int(bucket): p for bucket, p in json.loads(metadata[POSITIONS_KEY]).items()}
+    positions = {bucket: (p[0], p[1]) for bucket, p in said.items()}
+    reached = {bucket: (p[2], p[3]) for bucket, p in said.items() if len(p) > 3}
+    return FetchBody(batches=batches, positions=positions, reached=reached)

@@ -191,6 +191,7 @@ async def in_process_service(
     directory: ShardDirectory | None = None,
     owners: ShardOwners | None = None,
     peers: Peers | None = None,
+    replication: Replication | None = None,
     **config: Any,
 ) -> AsyncIterator[InProcessService]:
     """Run a service with these settings; leaving closes it cleanly.
@@ -201,7 +202,9 @@ async def in_process_service(
         settings = ServiceConfig(data_dir=data_dir, **config)
         metrics = ServiceMetrics()
         runtime = Runtime(executor=executor, observer=metrics)
-        manager = await TabletManager.open(settings, runtime=runtime, names=directory)
+        manager = await TabletManager.open(
+            settings, runtime=runtime, names=directory, replication=replication
+        )
         shards = None
         if directory is not None and owners is not None and peers is not None:
             shards = Shards(directory, owners, manager, peers)

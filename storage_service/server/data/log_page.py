@@ -110,10 +110,18 @@ class LogReader:
                 schema_id=frame.schema_id,
             )
             batches.append((address, self._payload(frame, info)))
-        pieces = as_views(encode_fetch_body(self._page_schema, batches, positions=positions))
+        next_offset = stored[-1].end_offset if stored else offset
+        reached: dict[int, tuple[int, str]] = {}
+        if self._service.manager.may_lose_rows:
+            fingerprint = tablet.fingerprint(next_offset)
+            if fingerprint is not None:
+                reached[bucket] = (next_offset, fingerprint.hex())
+        pieces = as_views(
+            encode_fetch_body(self._page_schema, batches, positions=positions, reached=reached)
+        )
         return LogPage(
             pieces=pieces,
-            next_offset=stored[-1].end_offset if stored else offset,
+            next_offset=next_offset,
             row_count=sum(frame.row_count for frame in stored),
             byte_count=sum(len(piece) for piece in pieces),
         )

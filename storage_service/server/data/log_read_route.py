@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    LogCutError,
     OffsetOutOfRangeError,
     OverloadedError,
     StreamhouseError,
@@ -24,6 +26,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, LogPage, LogReader
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import (
+    fingerprints,
     integer,
     log_column_names,
     offsets,
@@ -43,6 +46,7 @@ _FETCH_PARAMETERS: Final = (
     "columns",
     "end_offset",
     "schema_id",
+    "fingerprint",
 )
 
 
@@ -63,6 +67,8 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     end_offset = None
     if "end_offset" in query:
         end_offset = integer("end_offset", query["end_offset"], least=0)
+    if "fingerprint" in query:
+        await _check_history(service, table, {number: offset}, {number: query["fingerprint"]})
     deadline = asyncio.get_running_loop().time() + min(wait_ms, config.fetch_wait_ms_max) / 1000
     while True:
         _check_offset(table, number, offset)
@@ -94,15 +100,35 @@ def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
         )
 
 
+async def _check_history(
+    service: Service, table: OpenTable, starts: Mapping[int, int], said: Mapping[int, str]
+) -> None:
+    """Raise `LogCutError` where the log has other rows below an offset than who read them says."""
+    for bucket, fingerprint in said.items():
+        offset = starts[bucket]
+        _check_offset(table, bucket, offset)
+        found = await service.run_blocking(table.tablet(bucket).fingerprint, offset)
+        if found is not None and found.hex() != fingerprint:
+            raise LogCutError(
+                f"table '{table.path}', bucket {bucket}: below offset {offset} there are other rows"
+                " than were read: those that were shown and not in the journal yet were lost with"
+                " their machine, and others have their offsets; read again from an earlier offset,"
+                " see --journal-ack in docs/configuration.md"
+            )
+
+
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Stream batches of all wanted buckets from their start offsets on."""
-    query = exchange.query(["start", "columns", "schema_id"])
+    query = exchange.query(["start", "columns", "schema_id", "fingerprints"])
     table = service.table(path)
     # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
     positions = _start(table, query.get("start", "latest"))
+    if "fingerprints" in query:
+        said = fingerprints("fingerprints", query["fingerprints"], positions)
+        await _check_history(service, table, positions, said)
     with service.subscription(exchange):
         await exchange.start(200, [(b"content-type", ARROW_STREAM)])
         await _push(exchange, service, table, positions, reader)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["column_names", "integer", "log_column_names", "offsets", "schema_version"]
+__all__ = [
+    "column_names",
+    "fingerprints",
+    "integer",
+    "log_column_names",
+    "offsets",
+    "schema_version",
+]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 
@@ -65,6 +72,24 @@ def _names(text: str | None) -> list[str] | None:
     if not names:
         raise InvalidRequestError("parameter columns must name at least one column")
     return names
+
+
+def fingerprints(name: str, text: str, buckets: Container[int]) -> dict[int, str]:
+    """Read a JSON object of bucket -> fingerprint, of some of `buckets`."""
+    try:
+        value = json.loads(text)
+        found = {int(bucket): fingerprint for bucket, fingerprint in value.items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"parameter {name} = '{text[:80]}' must be a JSON object of bucket to fingerprint"
+        ) from error
+    for bucket, fingerprint in found.items():
+        if bucket not in buckets or not isinstance(fingerprint, str):
+            raise InvalidRequestError(
+                f"parameter {name}: bucket {bucket} must be one that is started at, its fingerprint"
+                " as an answer has it"
+            )
+    return found
 
 
 def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:
