@@ -84,6 +84,10 @@ MINUTES ?= 60
 torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n], judge each time
 	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+.PHONY: contenders
+contenders: setup ## Kill and pause who want one journal for MINUTES=60 [SEED=n], judge them
+	$(BIN)/python -m tests.torture.journal_kill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: attack
 attack: setup ## Damage every kind of file, send hostile requests, for MINUTES=60 [SEED=n]
 	$(BIN)/python -m tests.attack.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
