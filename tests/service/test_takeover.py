@@ -94,7 +94,7 @@ def test_a_standby_has_every_acknowledged_row_after_the_owners_machine_is_lost(
                 client.append("events", _rows(10 * number, 10 * number + 10))
                 client.upsert("keyed", _rows(0, 10 + number, f"v{number}"))
             if ack == "disk":
-                _wait_until_followed(standby)
+                _wait_until_journalled(owner)
         owner.kill()
         shutil.rmtree(tmp_path / "one")
 
@@ -109,12 +109,12 @@ def test_a_standby_has_every_acknowledged_row_after_the_owners_machine_is_lost(
             assert _names(client, range(5, 6)) == {5: "after"}
 
 
-def _wait_until_followed(standby: ServiceProcess) -> None:
+def _wait_until_journalled(owner: ServiceProcess) -> None:
     """With the acknowledgement of the disk the journal follows; here until it has followed."""
     behind = 1.0
     while behind:
-        text = _call("GET", f"{standby.endpoint}/metrics")[1].decode()
-        (line,) = [li for li in text.splitlines() if li.startswith("streamhouse_standby_lag_obj")]
+        text = _call("GET", f"{owner.endpoint}/metrics")[1].decode()
+        (line,) = [li for li in text.splitlines() if li.startswith("streamhouse_journal_lag_bytes")]
         behind = float(line.split()[-1])
 
 
