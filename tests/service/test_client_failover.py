@@ -14,9 +14,11 @@ from streamhouse.storage_service.client import Producer, StorageClient
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
-from tests.support.moved_service import MovedService
+from tests.support.moved_service import MovedService, OwnedService
 
 pytestmark = pytest.mark.slow
+
+Service = MovedService | OwnedService
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
@@ -26,14 +28,14 @@ def _rows(start: int, end: int) -> pa.Table:
     return pa.table({"id": ids, "name": [f"n{i}" for i in ids]}, schema=SCHEMA)
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[MovedService]:
-    with MovedService(tmp_path) as service:
+@pytest.fixture(params=[MovedService, OwnedService])
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
+    with request.param(tmp_path) as service:
         yield service
 
 
 @pytest.fixture
-def client(service: MovedService) -> Iterator[StorageClient]:
+def client(service: Service) -> Iterator[StorageClient]:
     with StorageClient(service.endpoint) as client:
         yield client
 
@@ -48,7 +50,7 @@ def _read(client: StorageClient, path: str) -> list[int]:
 
 
 def test_a_producer_and_a_subscription_go_on_where_they_were(
-    service: MovedService, client: StorageClient
+    service: Service, client: StorageClient
 ) -> None:
     client.create_table("events", SCHEMA, bucket_count=2, bucket_key=["id"])
     seen: dict[int, list[int]] = defaultdict(list)
@@ -78,9 +80,7 @@ def test_a_producer_and_a_subscription_go_on_where_they_were(
     assert _read(client, "events") == list(range(3_000))
 
 
-def test_calls_wait_for_the_one_that_takes_over(
-    service: MovedService, client: StorageClient
-) -> None:
+def test_calls_wait_for_the_one_that_takes_over(service: Service, client: StorageClient) -> None:
     client.create_table("log", SCHEMA, bucket_count=2)
     client.create_table("keyed", SCHEMA, primary_key=["id"])
     client.upsert("keyed", _rows(0, 100))
@@ -117,7 +117,7 @@ def test_calls_wait_for_the_one_that_takes_over(
     assert client.begin_transaction("log", app_id="load", version=1).is_skipped
 
 
-def test_a_tiering_worker_goes_on(service: MovedService, client: StorageClient) -> None:
+def test_a_tiering_worker_goes_on(service: Service, client: StorageClient) -> None:
     client.create_table("events", SCHEMA)
     client.append("events", _rows(0, 500))
     moved: list[str] = []

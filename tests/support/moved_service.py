@@ -1,16 +1,21 @@
-"""One service that has two places: killed at one, it starts at the other. So does a takeover look
-to its clients, which have both endpoints.
+"""A service that is killed -9 at one of its two endpoints and goes on at the other, in two ways.
+
+`MovedService` is one data directory, whose process is started at the other endpoint. `OwnedService`
+is a journal with an owner and a standby that takes over.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.journal_machines import free_port
+from tests.support.journal_machines import JournalHome, Pair, free_port
 from tests.support.service_process import ServiceProcess
 
-__all__ = ["MovedService"]
+__all__ = ["MovedService", "OwnedService"]
+
+_TAKEOVER_S_MAX = 60.0
 
 
 class MovedService:
@@ -54,5 +59,56 @@ class MovedService:
 
     def move(self) -> None:
         """Kill it at one place and start it at the other."""
+        self.kill()
+        self.start()
+
+
+class OwnedService:
+    """Entering starts an owner and its standby; `move` kills the owner -9.
+
+    It comes back as the standby of the one that has taken over.
+    """
+
+    def __init__(self, folder: Path, *, lease_ms: int = 1_500) -> None:
+        self._home = JournalHome("file", folder=folder / "home")
+        self._pair: Pair | None = None
+        self._lease_ms = lease_ms
+        self._owner = 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> OwnedService:
+        with self._stack:
+            self._stack.enter_context(self._home)
+            pair = Pair(self._home, "--lease-ms", str(self._lease_ms))
+            self._pair = self._stack.enter_context(pair)
+            pair.machines[0].start()
+            pair.machines[0].wait_until_owner(_TAKEOVER_S_MAX)
+            pair.machines[1].start("--standby")
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def endpoint(self) -> str:
+        """Both machines, as a client is given them."""
+        assert self._pair is not None
+        return self._pair.endpoint
+
+    def kill(self) -> None:
+        """Kill the owner -9: nobody answers until the standby has taken over."""
+        assert self._pair is not None
+        self._pair.machines[self._owner].kill()
+        self._owner = 1 - self._owner
+
+    def start(self) -> None:
+        """Wait for the takeover; then the other one stands by."""
+        assert self._pair is not None
+        self._pair.machines[self._owner].wait_until_owner(_TAKEOVER_S_MAX)
+        self._pair.machines[1 - self._owner].start("--standby")
+
+    def move(self) -> None:
+        """Kill the owner and wait for the takeover."""
         self.kill()
         self.start()
