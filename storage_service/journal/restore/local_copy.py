@@ -129,6 +129,11 @@ def _trees_removed(directory: Path, tree: JournalTree) -> Iterator[str]:
 def _is_whole(path: Path, file: TreeFile) -> bool:
     if path.stat().st_size != file.length:
         return False
+    if all(isinstance(piece, Held) for piece in file.pieces):
+        # The checksum of what ends with its own checksum, as a mark does, is always the same.
+        return path.read_bytes() == b"".join(
+            piece.data for piece in file.pieces if isinstance(piece, Held)
+        )
     crc = 0
     with path.open("rb", buffering=0) as opened:
         while data := opened.read(_READ_BYTES):

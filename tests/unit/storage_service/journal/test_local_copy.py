@@ -1,0 +1,41 @@
+"""What of a local directory is kept beside its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from streamhouse.storage_service.journal.operations import Replace
+from streamhouse.storage_service.journal.restore.local_copy import compare
+from streamhouse.storage_service.journal.tree import JournalTree
+from streamhouse.storage_service.log.segment_format import (
+    LogIdentity,
+    MarkFacts,
+    encode_durable_mark,
+)
+
+_PATH = "tables/1/bucket-0/durable.mark"
+
+
+def mark(start_offset: int) -> bytes:
+    facts = MarkFacts(durable_offset=start_offset, start_offset=start_offset, forgotten_offset=0)
+    return encode_durable_mark(facts, identity=LogIdentity(table_id=1, bucket=0))
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_mark_of_another_moment_is_not_taken_for_that_of_the_journal(
+    tmp_path: Path, is_same: bool
+) -> None:
+    """It ends with its own checksum: so those of all marks are one and the same."""
+    tree = JournalTree()
+    tree.apply(Replace(_PATH, mark(128)), place=(1, 1, 0))
+    local = mark(128) if is_same else mark(0)
+    (tmp_path / _PATH).parent.mkdir(parents=True)
+    (tmp_path / _PATH).write_bytes(local)
+
+    found = compare(tmp_path, tree, is_own=False, is_trusted=False)
+
+    assert crc32c(mark(0)) == crc32c(mark(128))
+    assert found.kept == ({} if is_same else {_PATH: 0})
