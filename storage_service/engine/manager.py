@@ -52,6 +52,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import (
@@ -166,8 +167,11 @@ class TabletManager:
         configuration is strict. One of several shards has its `names` in their directory.
         """
         recovery = recovery or KeyRecovery()
+        is_journalled = directory is not None
         directory = directory or DataDirectory.open(config.data_dir)
         try:
+            if not is_journalled:
+                refuse_without_journal(directory.path)
             opening = functools.partial(
                 TableRegistry,
                 directory,

@@ -14,9 +14,14 @@ from rich.table import Table
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.journal.names import DEFAULT_SHARD, ShardNames
+from streamhouse.storage_service.journal.object_store import ObjectStoreError
+from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
+from streamhouse.storage_service.journal.store_opening import open_store
 from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
+from streamhouse.storage_service.operations.check_journal import check_journal
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
 from streamhouse.storage_service.operations.rebuild_service_file import (
     rebuild_service_file as rebuild,
@@ -32,10 +37,17 @@ _NOT_CHECKED: Final = 2
 @click.command("check")
 @click.option(
     "--data-dir",
-    required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="A data directory that no service uses, or a backup.",
 )
+@click.option(
+    "--journal",
+    "journal_url",
+    metavar="URL",
+    help="A journal, as given to serve, instead of a data directory; its service may run.",
+)
+@click.option("--shard", default=DEFAULT_SHARD, show_default=True, metavar="NAME",
+              help="Which shard of the journal.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--no-lake", is_flag=True, help="Do not open the Iceberg catalog.")
 @click.option(
@@ -50,7 +62,9 @@ _NOT_CHECKED: Final = 2
               help="pyiceberg catalog property, as given to serve.")  # fmt: skip
 def command(
     *,
-    data_dir: Path,
+    data_dir: Path | None,
+    journal_url: str | None,
+    shard: str,
     as_json: bool,
     no_lake: bool,
     rebuild_service_file: bool,
@@ -64,7 +78,16 @@ def command(
     and that the lake has what is registered as tiered. Exit code 0: sound (warnings are things that
     the next start mends); 1: acknowledged data is damaged; 2: it could not be checked, because a
     service uses it or it is no data directory.
+
+    Of a journal: that every epoch has its seal, and that the checkpoints and what came after them
+    are whole, to the last byte.
     """
+    if (data_dir is None) == (journal_url is None):
+        raise click.UsageError("give --data-dir or --journal, one of them")
+    if journal_url is not None:
+        _check_journal(journal_url, shard, catalog_properties, as_json=as_json)
+        return
+    assert data_dir is not None
     if rebuild_service_file:
         _rebuild_service_file(data_dir)
         return
@@ -87,9 +110,36 @@ def command(
         sys.exit(_DAMAGED)
 
 
+def _check_journal(
+    url: str, shard: str, catalog_properties: tuple[str, ...], *, as_json: bool
+) -> None:
+    store = open_store(url, properties=catalog_properties_from(catalog_properties))
+    try:
+        report = check_journal(store, ShardNames(shard))
+    except ObjectStoreError as error:
+        click.echo(f"streamhouse: {url} cannot be read: {error}", err=True)
+        sys.exit(_NOT_CHECKED)
+    finally:
+        store.close()
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        for finding in report.findings:
+            click.echo(f"{finding.severity}: {finding.where}: {finding.problem}")
+        click.echo(
+            f"the journal {report.url} of shard '{shard}' is"
+            f" {'sound' if report.is_sound else 'DAMAGED'}: {report.epochs:,} epochs,"
+            f" {report.checkpoints} checkpoints, {report.packs_bytes:,} bytes in packs,"
+            f" {report.operations:,} operations after the last, {len(report.findings)} findings"
+        )
+    if not report.is_sound:
+        sys.exit(_DAMAGED)
+
+
 def _rebuild_service_file(data_dir: Path) -> None:
     directory = DataDirectory.open(data_dir)
     try:
+        refuse_without_journal(directory.path)
         paths = rebuild(directory)
     finally:
         directory.close()

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.errors import CorruptDataError, InvalidRequestError
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 
-__all__ = ["JOURNAL_FILE", "JournalFile", "Phase"]
+__all__ = ["JOURNAL_FILE", "JournalFile", "Phase", "refuse_without_journal"]
 
 JOURNAL_FILE: Final = "journal.json"
 _FORMAT: Final = 1
@@ -85,6 +85,15 @@ class JournalFile:
         sealed = {"content": content, "crc32c": crc32c(_text(content))}
         replace_durably(filesystem, directory / JOURNAL_FILE, [json.dumps(sealed).encode()])
         filesystem.sync_directory(directory)
+
+
+def refuse_without_journal(directory: Path) -> None:
+    """Raise `InvalidRequestError` if a directory has a journal, which would not follow it."""
+    if (directory / JOURNAL_FILE).exists():
+        raise InvalidRequestError(
+            f"{directory} has a journal, which has to know of every change: use --journal. To go on"
+            f" without it, for good, remove {directory / JOURNAL_FILE}"
+        )
 
 
 def _text(content: object) -> bytes:

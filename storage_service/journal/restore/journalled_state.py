@@ -15,17 +15,30 @@ from typing import Final, NamedTuple
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.manifest import Manifest, decode_manifest
 from streamhouse.storage_service.journal.checkpoints.trim import list_all
+from streamhouse.storage_service.journal.epochs import SealReason, newest_epoch
 from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_format import ObjectKind, journal_identity
+from streamhouse.storage_service.journal.object_format import (
+    SEAL_BYTES_MAX,
+    ObjectKind,
+    decode_object,
+    journal_identity,
+)
 from streamhouse.storage_service.journal.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     ObjectTooLargeError,
 )
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.steps import do, run
 from streamhouse.storage_service.journal.tree import JournalTree
 
-__all__ = ["JournalledState", "list_checkpoints", "load_manifest", "read_state"]
+__all__ = [
+    "JournalledState",
+    "check_newest_epoch",
+    "list_checkpoints",
+    "load_manifest",
+    "read_state",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +70,31 @@ def list_checkpoints(store: ObjectStore, names: ShardNames) -> list[Place]:
     """Return the places of all manifests, in order."""
     found = (names.place_of_checkpoint(entry.key) for entry in list_all(store, names.checkpoints))
     return sorted(place for place in found if place is not None)
+
+
+def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
+    """Raise `CorruptDataError` if an epoch that its owner sealed has lost objects.
+
+    Who takes over seals an epoch at its first gap: what lies behind one was never acknowledged. But
+    an owner seals when everything is stored, so that gap would be a loss.
+    """
+    newest = run(newest_epoch(names), lambda step: do(store, step))
+    if not newest:
+        return
+    entries = list(list_all(store, names.epoch(newest)))
+    places = [place for entry in entries if (place := names.place_of_object(entry.key))]
+    if not places or entries[-1].size_bytes > SEAL_BYTES_MAX or len(places) == places[-1].seq + 1:
+        return
+    key = names.object(places[-1])
+    last = decode_object(store.get(key, bytes_max=SEAL_BYTES_MAX), key=key, place=places[-1])
+    is_owners = last.facts.get("reason") in (SealReason.STOPPED, SealReason.ROLLED)
+    if last.kind is ObjectKind.SEAL and is_owners:
+        found = {place.seq for place in places}
+        gone = next(seq for seq in range(places[-1].seq) if seq not in found)
+        raise CorruptDataError(
+            f"object {names.object(Place(newest, gone))} of the journal {store.url} is missing: it"
+            " was stored before its epoch was sealed; put it back"
+        )
 
 
 def load_manifest(store: ObjectStore, names: ShardNames, place: Place) -> Manifest:

@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.journal.operations import is_journalled, is_journalled_directory
 from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
-from streamhouse.storage_service.log.durable_mark import MARK_NAME
+from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME
 
 __all__ = ["Cut", "LocalCopy", "compare", "local_files"]
 
@@ -89,7 +89,12 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
                 cuts.append(Cut(file.path, right))
                 kept[file.path] = right
                 given_up.add(_bucket(file.path))
-    removed = sorted(path for path in found if tree.get(path) is None)
+    removed = sorted(
+        path
+        for path in found
+        # What an operator has put there is for the service that opens the log.
+        if tree.get(path) is None and not (is_own and path.endswith(f"/{LOSS_ACCEPTED_NAME}"))
+    )
     if not is_own:
         # Whether a log that is gone had only rows of the journal cannot be told any more.
         given_up.update(_bucket(path) for path in removed if path.endswith(_LOG))

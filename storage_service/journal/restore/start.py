@@ -31,6 +31,7 @@ from streamhouse.storage_service.journal.object_store import ObjectNotFoundError
 from streamhouse.storage_service.journal.operations import Append
 from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.journalled_state import (
+    check_newest_epoch,
     list_checkpoints,
     read_state,
 )
@@ -88,8 +89,8 @@ class JournalStart:
     def prepare(self, nonce: bytes) -> None:
         """Note the nonce that is about to open an epoch.
 
-        Raises `InvalidRequestError` for a directory and a journal that do not belong together:
-        before anybody is fenced.
+        Raises `InvalidRequestError` for a directory and a journal that do not belong together, and
+        `CorruptDataError` for one that has lost objects: before anybody is fenced.
         """
         known = self._file
         opened = self._opened(1)
@@ -109,6 +110,7 @@ class JournalStart:
                 phase=Phase.UPLOADING if has_files else Phase.RESTORING,
             )
         self._check(known, opened)
+        check_newest_epoch(self._store, self._names)
         self._save(known.with_nonce(nonce))
 
     def begin(self, *, epoch: int, service_id: str) -> Begun:

@@ -1,0 +1,224 @@
+"""Is the journal whole: could a machine that has nothing be what the service was?
+
+Reads only, and may be run while a service writes the journal: then it says how things were when it
+began. Checked are the names, each epoch's open object and seal, the chain of checksums from the
+older checkpoint on, both manifests, every byte that they name, and that both lead to the same tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.journal.checkpoints.manifest import Manifest
+from streamhouse.storage_service.journal.checkpoints.packs import read_packed
+from streamhouse.storage_service.journal.epochs import open_facts
+from streamhouse.storage_service.journal.names import Place, ShardNames
+from streamhouse.storage_service.journal.object_format import (
+    OBJECT_BYTES_MAX,
+    JournalObject,
+    ObjectKind,
+    decode_object,
+)
+from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
+from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.restore.journalled_state import (
+    check_newest_epoch,
+    list_checkpoints,
+    load_manifest,
+)
+from streamhouse.storage_service.journal.tree import JournalTree, Packed
+from streamhouse.storage_service.operations.findings import Finding, Severity
+
+__all__ = ["JournalReport", "check_journal"]
+
+_THREADS: Final = 6
+_AHEAD: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class JournalReport:
+    """What a check of one shard's journal found."""
+
+    url: str
+    shard: str
+    epochs: int = 0
+    objects: int = 0
+    operations: int = 0
+    checkpoints: int = 0
+    packs_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the service can be made again of it."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def error(self, where: str, problem: str) -> None:
+        """Note what makes a restore fail, or would."""
+        self.findings.append(Finding(Severity.ERROR, where, problem))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        plain = ("url", "shard", "epochs", "objects", "operations", "checkpoints", "packs_bytes")
+        findings = [
+            {"severity": f.severity, "where": f.where, "problem": f.problem} for f in self.findings
+        ]
+        return {name: getattr(self, name) for name in plain} | {
+            "is_sound": self.is_sound,
+            "findings": findings,
+        }
+
+
+def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
+    """Check one shard's journal. Raises what the store raises."""
+    report = JournalReport(url=store.url, shard=names.shard)
+    first = _opened(store, names, 1, report)
+    if first is None:
+        report.error(names.journal, "there is no journal: epoch 1 was never opened")
+        return report
+    _check_epochs(store, names, report)
+    try:
+        check_newest_epoch(store, names)
+    except CorruptDataError as error:
+        report.error(names.journal, error.message)
+    trees: list[JournalTree] = []
+    places = list_checkpoints(store, names)
+    report.checkpoints = len(places)
+    for place in places[-2:]:
+        tree = _check_checkpoint(store, names, place, first.journal, report)
+        if tree is not None:
+            trees.append(tree)
+    if not places:
+        tree = _end_of(store, names, None, first.journal, report)
+        if tree is not None:
+            trees.append(tree)
+    if not trees:
+        report.error(names.shard, "no checkpoint, with what came after it, makes the service again")
+    elif any(_facts(tree) != _facts(trees[0]) for tree in trees):
+        report.error(names.checkpoints, "the two checkpoints lead to different files")
+    return report
+
+
+def _check_epochs(store: ObjectStore, names: ShardNames, report: JournalReport) -> None:
+    """Each epoch but the last has what opens it, and the seal that the next one follows."""
+    epoch = 1
+    while True:
+        report.epochs = epoch
+        following = _opened(store, names, epoch + 1, report)
+        if following is None:
+            return
+        try:
+            facts = open_facts(following, key=names.object(following.place))
+        except CorruptDataError as error:
+            report.error(names.object(following.place), error.message)
+            return
+        place = Place(epoch, facts.previous_seal_seq)
+        sealed = _object(store, names, place, report)
+        if sealed is None:
+            report.error(names.object(place), f"epoch {epoch} has no seal: put it back")
+        elif sealed.kind is not ObjectKind.SEAL:
+            report.error(names.object(place), f"it is not the seal of epoch {epoch}")
+        elif sealed.checksum != following.previous_checksum:
+            report.error(names.object(place), f"epoch {epoch + 1} follows another seal")
+        epoch += 1
+
+
+def _opened(
+    store: ObjectStore, names: ShardNames, epoch: int, report: JournalReport
+) -> JournalObject | None:
+    return _object(store, names, Place(epoch, 0), report)
+
+
+def _object(
+    store: ObjectStore, names: ShardNames, place: Place, report: JournalReport
+) -> JournalObject | None:
+    key = names.object(place)
+    try:
+        data = store.get(key, bytes_max=OBJECT_BYTES_MAX)
+        return decode_object(data, key=key, place=place)
+    except ObjectNotFoundError:
+        return None
+    except CorruptDataError as error:
+        report.error(key, error.message)
+        return None
+
+
+def _check_checkpoint(
+    store: ObjectStore, names: ShardNames, place: Place, journal: bytes, report: JournalReport
+) -> JournalTree | None:
+    """Return the tree that a checkpoint leads to, None if it is of no use."""
+    key = names.checkpoint(place)
+    try:
+        manifest = load_manifest(store, names, place)
+    except CorruptDataError as error:
+        report.error(key, error.message)
+        return None
+    pieces = list(_pieces(manifest))
+    report.packs_bytes += sum(piece.length for piece in pieces)
+
+    def problem(piece: Packed) -> str:
+        try:
+            read_packed(store, names, [piece])
+        except CorruptDataError as error:
+            return error.message
+        return ""
+
+    with ThreadPoolExecutor(_THREADS, "journal-check") as threads:
+        problems = sorted(filter(None, set(threads.map(problem, pieces))))
+    for found in problems:
+        report.error(key, found)
+    return None if problems else _end_of(store, names, manifest, journal, report)
+
+
+def _pieces(manifest: Manifest) -> Iterator[Packed]:
+    for file in manifest.tree:
+        yield from (piece for piece in file.pieces if isinstance(piece, Packed))
+    for rows in manifest.key_rows:
+        for key in rows.files:
+            yield from key.pieces
+
+
+def _end_of(
+    store: ObjectStore,
+    names: ShardNames,
+    manifest: Manifest | None,
+    journal: bytes,
+    report: JournalReport,
+) -> JournalTree | None:
+    """Return the tree at the end of the journal, from a checkpoint or from its beginning on."""
+    start, skipped = (manifest.place, manifest.applied) if manifest else (Place(1, 0), 0)
+    tree = manifest.tree.copy() if manifest else JournalTree()
+    reader = JournalReader(store, names, start=start, journal=journal, ahead=_AHEAD)
+    report.objects = report.operations = 0
+    end = start
+    try:
+        while (found := reader.next()) is not None:
+            end = found.place if found.kind is ObjectKind.SEAL else found.place.following
+            report.objects += 1
+            report.operations += len(found.operations)
+            for index, operation in enumerate(found.operations):
+                if found.place != start or index >= skipped:
+                    tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
+        tree.check_whole()
+    except (CorruptDataError, TrimmedError) as error:
+        message = error.message if isinstance(error, CorruptDataError) else str(error)
+        report.error(names.object(reader.place), message)
+        return None
+    finally:
+        reader.close()
+    if manifest and end < manifest.stored_until:
+        report.error(
+            names.object(end),
+            f"the journal ends here, but it had reached {manifest.stored_until} when checkpoint"
+            f" {manifest.place} was taken: objects are missing, put them back",
+        )
+        return None
+    return tree
+
+
+def _facts(tree: JournalTree) -> Sequence[tuple[str, int, int]]:
+    return [(file.path, file.length, file.crc32c) for file in tree]

@@ -1,0 +1,112 @@
+"""A check says what is wrong with a journal, and nothing of one that is whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.names import Place, ShardNames
+from streamhouse.storage_service.journal.restore.journalled_state import (
+    list_checkpoints,
+    load_manifest,
+)
+from streamhouse.storage_service.operations.check_journal import check_journal
+from tests.support.restore_world import NAMES, Owner, files
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal of two owners with four checkpoints, the directory of the last in `a`."""
+    root = tmp_path_factory.mktemp("whole")
+    store = FileObjectStore(root / "store")
+    for seed in (4, 5):
+        owner = Owner(root / "a", store, seed)
+        for _ in range(2):
+            for _ in range(20):
+                owner.step()
+            owner.checkpoint()
+        for _ in range(10):
+            owner.step()
+        owner.stop()
+    return root
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> FileObjectStore:
+    """A copy of it."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    return FileObjectStore(tmp_path / "store")
+
+
+def test_a_whole_journal_is_sound(store: FileObjectStore) -> None:
+    report = check_journal(store, NAMES)
+
+    assert report.is_sound, report.findings
+    assert report.to_json()["findings"] == []
+    assert report.checkpoints == 2
+    assert report.packs_bytes > 0
+
+
+def test_a_running_service_is_no_finding(store: FileObjectStore, tmp_path: Path) -> None:
+    owner = Owner(tmp_path / "b", store, 6)
+    owner.step()
+
+    assert check_journal(store, NAMES).is_sound
+    owner.die()
+
+
+def test_there_is_no_journal(tmp_path: Path) -> None:
+    report = check_journal(FileObjectStore(tmp_path / "none"), ShardNames("other"))
+
+    assert not report.is_sound
+
+
+def objects_of_each_kind(store: FileObjectStore) -> dict[str, str]:
+    """Return the key of one object of every kind that a restore needs."""
+    older, newer = list_checkpoints(store, NAMES)
+    packs = load_manifest(store, NAMES, newer).packs
+    last = [
+        place for e in store.list_objects(NAMES.journal) if (place := NAMES.place_of_object(e.key))
+    ]
+    return {
+        "newer manifest": NAMES.checkpoint(newer),
+        "older manifest": NAMES.checkpoint(older),
+        "pack": NAMES.pack(max(packs, key=lambda name: packs[name])),
+        "operations": NAMES.object(Place(last[-1].epoch, 1)),
+        "open": NAMES.object(Place(1, 0)),
+        "seal": NAMES.object(last[-1]),
+    }
+
+
+KINDS = ("newer manifest", "older manifest", "pack", "operations", "open", "seal")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["gone", "flipped", "cut"])
+def test_damage_is_found_and_never_restores_other_files(
+    store: FileObjectStore, tmp_path: Path, kind: str, how: str
+) -> None:
+    path = tmp_path / "store" / objects_of_each_kind(store)[kind]
+    data = bytearray(path.read_bytes())
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[len(data) * 2 // 3] ^= 4
+        path.write_bytes(data)
+
+    report = check_journal(store, NAMES)
+
+    # The seal of the newest epoch can be made again, and one manifest is as good as two.
+    if how != "gone" or kind not in ("seal", "older manifest", "newer manifest"):
+        assert not report.is_sound
+    try:
+        Owner(tmp_path / "b", store, seed=9).die()
+    except CorruptDataError:
+        return
+    assert files(tmp_path / "b") == files(tmp_path / "a")
