@@ -101,6 +101,23 @@ def test_two_shards_are_one_service(tmp_path: Path) -> None:
         client.create_table("a", EVENTS)
 
 
+def test_a_service_becomes_the_first_of_several_shards(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "data") as service, StorageClient(service.endpoint) as client:
+        for table in _TABLES:
+            client.create_table(table, EVENTS)
+        _write(client, 0)
+        ids = {client.describe_table(table).table_id for table in _TABLES}
+        assert client.shards() == []
+    with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
+        assert [s["table_count"] for s in client.shards()] == [4, 0]
+        _write(client, 10)
+        assert [_ids(client, table) for table in _TABLES] == [list(range(20))] * 4
+        assert {client.describe_table(table).table_id for table in _TABLES} == ids
+        client.create_table("e", EVENTS)
+        assert client.describe_table("e").table_id not in ids
+        assert [s["table_count"] for s in client.shards()] == [4, 1]
+
+
 def test_shards_whose_supervisor_is_gone_stop(tmp_path: Path) -> None:
     with _service(tmp_path) as service:
         children = _children(service.pid)

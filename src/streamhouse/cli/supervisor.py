@@ -43,6 +43,8 @@ class ShardCommand:
 
     shard: str
     arguments: tuple[str, ...]
+    is_first: bool = False
+    """Whether it has a service's tables: what that is called the other shards take over from it."""
 
 
 def shard_commands(
@@ -68,6 +70,7 @@ def shard_commands(
     return [
         ShardCommand(
             shard=str(number),
+            is_first=_data_dir(data_dir, number) == data_dir,
             arguments=(
                 *("--data-dir", str(_data_dir(data_dir, number))),
                 *("--shard", str(number), "--port", "0"),
@@ -142,6 +145,8 @@ class _Supervisor:
         self._stopping = asyncio.Event()
         self._failed = ""
         self._waiting_for = {command.shard for command in commands}
+        self._first = next((command.shard for command in commands if command.is_first), None)
+        self._may_begin = asyncio.Event()
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watched, self._kept_open = os.pipe()
 
@@ -160,6 +165,7 @@ class _Supervisor:
     def _stop(self) -> None:
         """Ask every shard to stop; a second signal reaches them as their second one."""
         self._stopping.set()
+        self._may_begin.set()
         for process in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
@@ -167,6 +173,8 @@ class _Supervisor:
     async def _keep(self, command: ShardCommand) -> None:
         """Run a shard, again and again until the supervisor stops."""
         loop, failures = asyncio.get_running_loop(), 0
+        if self._first not in (None, command.shard):
+            await self._may_begin.wait()
         while not self._stopping.is_set():
             started_s = loop.time()
             code = await self._run_once(command)
@@ -217,6 +225,8 @@ class _Supervisor:
         _say(shard, text)
         if text.startswith(READY_PREFIX) and shard in self._waiting_for:
             self._waiting_for.discard(shard)
+            if shard == self._first:
+                self._may_begin.set()
             if not self._waiting_for:
                 sys.stdout.write(f"{READY_PREFIX}{self._endpoint}\n")
                 sys.stdout.flush()

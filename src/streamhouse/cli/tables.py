@@ -16,6 +16,7 @@ from streamhouse.storage_service.errors import (
     ForbiddenError,
     InvalidRequestError,
     TableDamagedError,
+    UnavailableError,
 )
 from streamhouse.storage_service.model.lake.facts import LakeRole, LakeState, SideLakeState
 from streamhouse.storage_service.model.table_state import TableSizes, TableState
@@ -72,7 +73,8 @@ def _states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Tex
     for path in client.list_tables():
         try:
             states.append(client.table_state(path))
-        except TableDamagedError as error:
+        except (TableDamagedError, UnavailableError) as error:
+            # One shard of several may be away: the others' tables are shown.
             damaged.append(Text(error.message, style="red"))
     return states, damaged
 
