@@ -191,7 +191,11 @@ def find_seal(names: ShardNames, epoch: int) -> Steps[Seal | None]:
     opened = yield from _read(names, Place(epoch, 0), None)
     if opened is None:
         return None
-    met = yield from _end(names, opened)
+    try:
+        met = yield from _end(names, opened)
+    except TakenByOtherError:
+        # It was trimmed meanwhile: it is not the newest, which is what was asked for.
+        return None
     if met.kind is not ObjectKind.SEAL:
         return None
     facts = open_facts(opened, key=names.object(opened.place))

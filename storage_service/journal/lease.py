@@ -96,8 +96,8 @@ class LeaseKeeper:
         return 1e3 * (self._valid_until_s - self._clock())
 
     def start(self) -> None:
-        """Renew from now on. Raises what the store raises at the first time."""
-        self.renew()
+        """Renew from now on. The first time may fail: opening the epoch was a renewal."""
+        self._try()
         self._thread.start()
 
     def renew(self) -> None:
@@ -132,10 +132,13 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while not self._is_over.wait(self._lease_ms / 1e3 / _RENEWALS):
-            try:
-                self.renew()
-            except ObjectStoreError as error:
-                _logger.warning("event=lease_not_renewed error='%s'", error)
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self.renew()
+        except ObjectStoreError as error:
+            _logger.warning("event=lease_not_renewed error='%s'", error)
 
 
 class LeaseWatch:

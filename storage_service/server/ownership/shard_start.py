@@ -106,13 +106,16 @@ class ShardStart:
         """Note in the directory that this process may take the shard."""
         self._start.prepare(self._nonce)
 
-    def take(self) -> OwnedShard:
-        """Become the owner; raises `TakenByOtherError` if another process was quicker."""
+    def take(self, *, after: int) -> OwnedShard:
+        """Become the owner of the epoch after the one that is known to have ended or run out.
+
+        Raises `TakenByOtherError` if another process was quicker: a newer owner is never fenced.
+        """
         opened_s = boot_clock_s()
         tenure = self._do(
             take(
                 self.names,
-                after=self._watch.epoch,
+                after=after,
                 endpoint=self._endpoint,
                 lease_ms=self._config.lease_ms,
                 nonce=self._nonce,

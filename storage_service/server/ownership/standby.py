@@ -94,9 +94,15 @@ class Standby:
     @property
     def may_take_now(self) -> bool:
         """Whether the owner said that it is gone; else its lease has to run out."""
+        return self._ended_epoch is not None or self.start.has_run_out
+
+    @property
+    def _ended_epoch(self) -> int | None:
+        """The epoch that its owner, or who wanted to follow it, has ended, as far as was read."""
         followed = self._followed
-        is_ended = followed is not None and followed.sealed_for not in (None, SealReason.ROLLED)
-        return is_ended or self.start.has_run_out
+        if followed is None or followed.sealed_for in (None, SealReason.ROLLED):
+            return None
+        return followed.reader.place.epoch - 1
 
     def follow(self) -> bool:
         """Apply what there is, or a part of it; return whether there may be more at once.
@@ -129,7 +135,9 @@ class Standby:
         followed = self._followed
         if followed is None:
             self.start.prepare()
-        shard = self.start.take()
+        # The newest epoch that was seen may be another one, whose owner is alive.
+        ended = self._ended_epoch
+        shard = self.start.take(after=self.start.newest_epoch if ended is None else ended)
         if followed is not None:
             try:
                 for found in followed.reader.read_to(shard.epoch):

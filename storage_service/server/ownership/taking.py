@@ -91,7 +91,8 @@ class ShardTaker:
         self._standing.role, self._standing.owner = Role.RESTORING, None
         await self._run(start.prepare)
         try:
-            shard = await self._run(start.take)
+            after = start.newest_epoch
+            shard = await self._run(lambda: start.take(after=after))
         except TakenByOtherError as error:
             raise start.owned_elsewhere() from error
         begun = await self._run(lambda: start.begin(epoch=shard.epoch, service_id=shard.service_id))
