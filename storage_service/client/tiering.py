@@ -94,7 +94,10 @@ class TieringCalls:
         turn = f"claims at {url}" if url else ""
         if url:
             self._transport.routes.learn(turn, url)
-        return self._transport.request_json("POST", "/v1/tiering/claim", body=body, table=turn)
+        # A claim whose answer was lost ends with its lease, as that of a worker that died.
+        return self._transport.request_json(
+            "POST", "/v1/tiering/claim", body=body, is_repeatable=True, table=turn
+        )
 
     def heartbeat_tiering(
         self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0

@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from streamhouse.storage_service.errors import CorruptDataError, InternalError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InternalError,
+    NotOwnerError,
+    UnknownOutcomeError,
+)
 from streamhouse.storage_service.journal.operations import (
     Append,
     MakeDirectory,
@@ -48,9 +53,9 @@ class Journal(Replica, Protocol):
     """Where operations are recorded, to be stored in this order. Safe to call from any thread."""
 
     def record(self, operation: Operation) -> int:
-        """Take an operation, without waiting; return the position after it.
+        """Take an operation; return the position after it. It does not wait for the store.
 
-        Its data does not change any more.
+        Its data does not change any more. Raises `NotOwnerError` once another process took over.
         """
 
 
@@ -174,7 +179,7 @@ class JournaledFilesystem:
             position = self._journal.record(Replace(name, contents))
             if name.endswith(_LOG):
                 self._log_bytes[name] = len(contents)
-        self._journal.wait_stored(position)
+        self._wait_stored(name, position)
         self._do_stored(name, self._inner.rename, source, target)
 
     def remove(self, path: Path) -> None:
@@ -207,7 +212,7 @@ class JournaledFilesystem:
             if self._inner.has_directory(path) != is_there:
                 raise OSError(code, os.strerror(code), str(path))
         position = self._record(Move(old, new))
-        self._journal.wait_stored(position)
+        self._wait_stored(new, position)
         self._do_stored(new, self._inner.move_directory, source, target)
 
     def remove_tree(self, directory: Path) -> None:
@@ -251,6 +256,15 @@ class JournaledFilesystem:
             file.name = target or ""
             if target is not None:
                 self._open_logs[target] = file
+
+    def _wait_stored(self, name: str, position: int) -> None:
+        try:
+            self._journal.wait_stored(position)
+        except NotOwnerError as error:
+            # It was on its way: the next owner has it, or it has not.
+            raise UnknownOutcomeError(
+                f"{name}: another process took over before the journal answered: {error.message}"
+            ) from error
 
     def _do_stored(
         self, name: str, do: Callable[[Path, Path], None], source: Path, target: Path

@@ -18,6 +18,7 @@ A unit is what one request appends, to one or several logs. What a caller may re
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -30,6 +31,7 @@ from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import (
     InternalError,
+    NotOwnerError,
     OutOfOrderSequenceError,
     OverloadedError,
     StorageFailedError,
@@ -233,7 +235,9 @@ class GroupCommitter:
         while not is_last:
             waiting = [self._waiting.get()]
             if self._lag is not None:
-                self._lag.wait()
+                # Who is not the owner any more is told so by its commit.
+                with contextlib.suppress(NotOwnerError):
+                    self._lag.wait()
             waiting += [self._waiting.get() for _ in range(self._waiting.qsize())]
             units = [unit for unit in waiting if unit is not None]
             is_last = len(units) < len(waiting)
@@ -267,12 +271,22 @@ class GroupCommitter:
         try:
             ends = _commit(units, self._syncs)
         except Exception as error:  # noqa: BLE001 - outermost loop: callers must get an answer
-            _report_bug("committing", error)
+            failed: StreamhouseError = InternalError(
+                "the commit failed; the service's log says why"
+            )
+            if isinstance(error, NotOwnerError):
+                # Of some logs it may have been taken before.
+                failed = UnknownOutcomeError(
+                    f"{error.message}: the rows may or may not be stored; repeat the request there"
+                    " with the same writer id and sequence"
+                )
+            else:
+                _report_bug("committing", error)
             ends = []
             for tablet in {tablet for unit in units for tablet, _ in unit.entries}:
                 tablet.rollback()
             for unit in units:
-                unit.error = InternalError("the commit failed; the service's log says why")
+                unit.error = failed
         return CommitGroup(ends, [(unit.on_done, unit.outcome()) for unit in units])
 
 

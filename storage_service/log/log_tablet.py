@@ -235,14 +235,15 @@ class LogTablet:
         return self._queue.find(writer_id, sequence=sequence)
 
     def last_sequence(self, writer_id: int, *, since: int) -> int:
-        """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`."""
-        with self._lock:
-            return self._writers.last_sequence(writer_id, since=since)
+        """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`.
+
+        For who knows that none of its batches is on its way, as `find_batch`.
+        """
+        return self._writers.last_sequence(writer_id, since=since)
 
     def last_batch_us(self, writer_id: int) -> int:
         """Return the time of a writer's latest batch, 0 if it is not remembered."""
-        with self._lock:
-            return self._writers.last_timestamp_us(writer_id)
+        return self._writers.last_timestamp_us(writer_id)
 
     def change_segment_bytes_max(self, segment_bytes_max: int) -> None:
         """Start new segments at another size, from the next append on."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.errors import OverloadedError, UnknownOutcomeError
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.journal.operations import Append
 from streamhouse.storage_service.log.append_queue import RoutedBatch
@@ -173,6 +173,19 @@ def test_stopping_publishes_all_that_was_taken() -> None:
 
     assert service.shown == [2, 1]
     assert sorted(offset for found in offsets for offset in found) == [0, 0, 1]
+
+
+def test_who_lost_its_journal_knows_no_outcome() -> None:
+    service = Harness(is_waited_for=False)
+    service.journal.is_lost = True
+    outcomes: list[CommitOutcome] = []
+
+    service.committer.submit([(service.logs[0], RoutedBatch(0, 1, b"rows", 1))], outcomes.append)
+    service.until_published()
+
+    assert isinstance(outcomes[0].error, UnknownOutcomeError)
+    assert service.shown == [0, 0]
+    service.committer.stop()
 
 
 def test_without_waiting_rows_are_shown_at_once() -> None:
