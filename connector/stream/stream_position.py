@@ -6,12 +6,15 @@ replay finds the same rows after they moved.
 
 While a stream of a primary key table reads the rows it starts with, version 2 adds the lake
 snapshot with them: `"bootstrap": {"snapshot_id": "42", "ends": {"0": 90, "1": 80}, "pin": "x"}`.
+
+Of a service that may lose rows it has shown, it also says what was read: `"fingerprints": {"0":
+"1f0c..."}`, the log's at the bucket's offset. Positions without one are good, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -58,11 +61,15 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
-    """One offset per bucket of one table, and the bootstrap if it is not through with it."""
+    """One offset per bucket of one table, and the bootstrap if it is not through with it.
+
+    `fingerprints` are the log's at these offsets, of the buckets where they are known.
+    """
 
     table_id: int
     offsets: Mapping[int, int]
     bootstrap: Bootstrap | None = None
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form Spark keeps; equal positions give equal JSON."""
@@ -73,16 +80,37 @@ class StreamPosition:
         }
         if self.bootstrap is not None:
             value |= {"version": BOOTSTRAP_VERSION, "bootstrap": self.bootstrap.to_json()}
+        if self.fingerprints:
+            value["fingerprints"] = {str(b): said for b, said in sorted(self.fingerprints.items())}
         return value
 
-    def advanced(self, offsets: Mapping[int, int]) -> StreamPosition:
-        """Return the position at `offsets`; a bootstrap that was read to its ends is over."""
+    def advanced(
+        self,
+        offsets: Mapping[int, int],
+        fingerprint_at: Callable[[int, int], str | None] = lambda *_: None,
+    ) -> StreamPosition:
+        """Return the position at `offsets`; a bootstrap that was read to its ends is over.
+
+        `fingerprint_at` tells that of a bucket at an offset, if there is one to tell.
+        """
         bootstrap = self.bootstrap
         if bootstrap is not None and all(
             offsets.get(bucket, 0) >= end for bucket, end in bootstrap.ends.items()
         ):
             bootstrap = None
-        return StreamPosition(table_id=self.table_id, offsets=offsets, bootstrap=bootstrap)
+        # A bucket that stays keeps what it has: the same position is the same JSON.
+        found = {
+            bucket: self.fingerprints.get(bucket)
+            if offset == self.offsets.get(bucket)
+            else fingerprint_at(bucket, offset)
+            for bucket, offset in offsets.items()
+        }
+        return StreamPosition(
+            table_id=self.table_id,
+            offsets=offsets,
+            bootstrap=bootstrap,
+            fingerprints={bucket: said for bucket, said in found.items() if said is not None},
+        )
 
     @classmethod
     def from_json(
@@ -112,6 +140,9 @@ class StreamPosition:
                 table_id=int(value["table_id"]),
                 offsets=offsets_from_json(value["offsets"]),
                 bootstrap=None if bootstrap is None else Bootstrap.from_json(bootstrap),
+                fingerprints={
+                    int(bucket): str(said) for bucket, said in value.get("fingerprints", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRequestError(
@@ -120,7 +151,8 @@ class StreamPosition:
         ends = (adopted_from or {}).get(found.table_id)
         if ends is not None:
             found.check_not_beyond(ends, table=table)
-            return replace(found, table_id=table_id)
+            # Its log is another one, which begins where the lake ended.
+            return replace(found, table_id=table_id, fingerprints={})
         if found.table_id != table_id:
             raise TableNotFoundError(
                 f"table '{table}' was dropped and created again since the stream's checkpoint was"

@@ -101,7 +101,14 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
             self._pin.hold(position.bootstrap)
             available = position.bootstrap.ends
         rows_max = None if isinstance(limit, ReadAllAvailable) else _rows_of(limit)
-        return position.advanced(advance(position.offsets, available, rows_max=rows_max)).to_json()
+        ends = advance(position.offsets, available, rows_max=rows_max)
+
+        def fingerprint_at(bucket: int, offset: int) -> str | None:
+            if not state.may_lose_rows or not _is_log_only(state, bucket, offset):
+                return None
+            return self._client().fingerprint_at(self._table, bucket, offset)
+
+        return position.advanced(ends, fingerprint_at).to_json()
 
     @spark_errors
     def prepareForTriggerAvailableNow(self) -> None:
@@ -128,6 +135,7 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         state = self._state_covering(end)
         first, last = self._position(start, state), self._position(end, state)
         if first.bootstrap is None:
+            self._check_history(first, last, state)
             plan = plan_stream_range(
                 self._client(),
                 state,
@@ -148,6 +156,17 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
                 end=last.offsets,
             )
         return [StreamhousePartition(split, plan.context) for split in plan.splits]
+
+    def _check_history(
+        self, first: StreamPosition, last: StreamPosition, state: TableState
+    ) -> None:
+        """Raise `LogCutError` if the log has other rows than when the positions were taken."""
+        for at in (first, last):
+            for bucket, said in at.fingerprints.items():
+                offset = at.offsets[bucket]
+                is_read = first.offsets.get(bucket, 0) < last.offsets.get(bucket, 0)
+                if is_read and _is_log_only(state, bucket, offset):
+                    self._client().fingerprint_at(self._table, bucket, offset, expected=said)
 
     # -- the table -----------------------------------------------------------------------------
 
@@ -231,6 +250,12 @@ class RefusedStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Never called: there are no partitions."""
         raise self._error
+
+
+def _is_log_only(state: TableState, bucket: int, offset: int) -> bool:
+    """Whether the rows before an offset are in the log alone: what the lake has is never lost."""
+    at = state.positions[bucket]
+    return offset > max(at.tiered_offset, at.log_start_offset)
 
 
 def _high_watermarks(state: TableState) -> dict[int, int]:

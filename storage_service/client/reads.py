@@ -43,6 +43,7 @@ __all__ = [
     "FETCH_BYTES_DEFAULT",
     "LogBatch",
     "fetch",
+    "fingerprint_at",
     "lookup",
     "lookup_one",
     "offsets_to_text",
@@ -114,6 +115,20 @@ def fetch(
     reached.note(path, body.reached)
     cuts = (_cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
     return [cut for cut in cuts if cut is not None]
+
+
+def fingerprint_at(
+    transport: HttpTransport, path: str, bucket: int, offset: int, *, expected: str | None
+) -> str | None:
+    """See `StorageClient.fingerprint_at`."""
+    # Of a fetch that ends where it begins there is nothing to come but that.
+    query = {"offset": str(offset), "end_offset": str(offset)}
+    if expected is not None:
+        query["fingerprint"] = expected
+    url = f"/v1/tables/{path}/buckets/{bucket}/fetch"
+    answer = transport.request("GET", url, query=query, is_repeatable=True)
+    body = decode_fetch_body(pa.py_buffer(answer.data))
+    return None if body is None else body.reached.get(bucket, (offset, None))[1]
 
 
 def read_range(

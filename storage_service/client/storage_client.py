@@ -215,6 +215,16 @@ class StorageClient(TableCalls, TieringCalls):
             schema_id=schema_id,
         )
 
+    def fingerprint_at(
+        self, path: str, bucket: int, offset: int, *, expected: str | None = None
+    ) -> str | None:
+        """Return what a log has below an offset as a fingerprint, where its rows may be lost.
+
+        None where they are not, or it is not known. Raises `LogCutError` if it is not `expected`.
+        """
+        name = str(TablePath.parse(path))
+        return reads.fingerprint_at(self._transport, name, bucket, offset, expected=expected)
+
     def read_range(
         self,
         path: str,

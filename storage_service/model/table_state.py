@@ -40,12 +40,14 @@ EMBEDDED_WORKER_ID: Final = "embedded"
 class TableState:
     """One consistent cut of a table: all of an append's buckets are in it, or none.
 
-    `positions` has every bucket; `lake` is the lake snapshot those tiered offsets belong to.
+    `positions` has every bucket; `lake` is the lake snapshot those tiered offsets belong to. Where
+    the service `may_lose_rows` that it shows, other rows may get their offsets.
     """
 
     table: TableInfo
     positions: Mapping[int, BucketPositions]
     lake: LakeState
+    may_lose_rows: bool = False
 
     def in_version(self, schema_id: int) -> TableState:
         """Return the same cut with the table in this version of its schema."""
@@ -107,6 +109,7 @@ class TableState:
             "table": self.table.to_json(),
             "positions": {str(b): p.to_json() for b, p in sorted(self.positions.items())},
             "lake": self.lake.to_json(),
+            **({"may_lose_rows": True} if self.may_lose_rows else {}),
         }
 
     @classmethod
@@ -116,6 +119,7 @@ class TableState:
             table=TableInfo.from_json(value["table"]),
             positions={int(b): BucketPositions.from_json(p) for b, p in value["positions"].items()},
             lake=LakeState.from_json(value["lake"]),
+            may_lose_rows=bool(value.get("may_lose_rows", False)),
         )
 
 

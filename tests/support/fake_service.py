@@ -18,6 +18,7 @@ from streamhouse.storage_service.errors import (
     FencedError,
     HistoryDivergedError,
     InvalidRequestError,
+    LogCutError,
     OffsetOutOfRangeError,
     TableNotFoundError,
 )
@@ -77,6 +78,9 @@ class FakeService:
         self.reads = 0
         self.questions = 0
         self.states = 0
+        self.may_lose_rows = False
+        """Whether it says so, and tells fingerprints; `lose` makes them others from there on."""
+        self._lost_from: int | None = None
         self.on_read: Callable[[int, Iterator[LogBatch]], Iterator[LogBatch]] | None = None
         self.on_claim: Callable[[], TieringAssignment | TieringIdle | None] | None = None
         self._catalog = catalog
@@ -198,6 +202,7 @@ class FakeService:
         self.states += 1
         table = self._table(path)
         return TableState(
+            may_lose_rows=self.may_lose_rows,
             table=table.info,
             positions={
                 bucket: BucketPositions(
@@ -351,6 +356,20 @@ class FakeService:
 
     def pinned_snapshots(self, path: str) -> dict[str, int]:
         return dict(self._table(path).pins)
+
+    def lose(self, offset: int) -> None:
+        """Have other rows than before from an offset on, in every bucket."""
+        self._lost_from = offset
+
+    def fingerprint_at(
+        self, path: str, bucket: int, offset: int, *, expected: str | None = None
+    ) -> str | None:
+        """As `StorageClient.fingerprint_at`."""
+        is_other = self._lost_from is not None and offset > self._lost_from
+        found = f"{'other' if is_other else 'first'}-{bucket}-{offset}"
+        if expected not in (None, found):
+            raise LogCutError(f"table '{path}', bucket {bucket}: rows below {offset} were lost")
+        return found if self.may_lose_rows else None
 
     def read_range(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Body, Query, Request
@@ -101,7 +102,8 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
         if after is not None and wait_ms:
             known = offsets("after", after, table.info)
             await _wait_beyond(service, exchange_of(request), table, known, wait_ms)
-        return JSONResponse(table.state().to_json())
+        state = replace(table.state(), may_lose_rows=service.manager.may_lose_rows)
+        return JSONResponse(state.to_json())
 
     @routes.answers("Whether what a lake table covers is the log's history.")
     async def check_lake_history(

@@ -17,6 +17,7 @@ from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_plan import LOG_ROWS_PREFERRED_MAX
 from streamhouse.connector.stream.stream_reader import RefusedStreamReader, StreamhouseStreamReader
 from streamhouse.storage_service.errors import (
+    LogCutError,
     OffsetOutOfRangeError,
     StreamhouseError,
     TableNotFoundError,
@@ -215,3 +216,38 @@ def test_a_stream_that_cannot_be_read_says_why_whatever_is_asked() -> None:
     ):
         with pytest.raises(StreamhouseError, match=r"\[unsupported\] no such stream"):
             ask()
+
+
+def test_a_stream_over_rows_that_were_lost_fails_and_reads_no_others(world: UnionWorld) -> None:
+    service = world.tiering.service
+    service.may_lose_rows = True
+    stream = reader(world)
+    start = stream.initialOffset()
+    middle = json.loads(json.dumps(stream.latestOffset(start, ReadMaxRows(20))))
+    end = json.loads(json.dumps(stream.latestOffset(middle, ALL)))
+    assert middle["fingerprints"] == {"0": "first-0-10", "1": "first-1-10"}
+    assert stream.latestOffset(end, ALL) == end
+    assert len(addresses(world, stream, middle, end)) == 40
+
+    service.lose(20)
+
+    assert len(addresses(world, reader(world), start, middle)) == 20
+    with pytest.raises(LogCutError, match="bucket 0: rows below 30 were lost"):
+        reader(world).partitions(middle, end)
+
+
+def test_a_stream_of_a_service_that_loses_nothing_says_nothing(world: UnionWorld) -> None:
+    stream = reader(world)
+    start = stream.initialOffset()
+
+    assert "fingerprints" not in stream.latestOffset(start, ALL)
+
+
+def test_a_position_from_before_fingerprints_goes_on(world: UnionWorld) -> None:
+    world.tiering.service.may_lose_rows = True
+    stream = reader(world)
+    start, end = position(world, 10, 10), position(world, 30, 10)
+
+    assert len(addresses(world, stream, start, end)) == 20
+    # The bucket that stays has none: the same position is the same JSON.
+    assert stream.latestOffset(end, ReadMaxRows(1))["fingerprints"] == {"1": "first-1-11"}
