@@ -245,9 +245,10 @@ class TableCalls:
     def lake_catalog(self) -> LakeCatalog:
         """Return how to open the Iceberg catalog that the service's tables are tiered to."""
         answer: Any = self._transport.request_json("GET", "/v1/lake/catalog")
-        return LakeCatalog.from_json(answer).at(
-            self._transport.endpoint, token=self._transport.token
-        )
+        transport = self._transport
+        current = transport.endpoint
+        others = [url for url in transport.routes.endpoints.urls if url != current]
+        return LakeCatalog.from_json(answer).at(current, *others, token=transport.token)
 
     def lake_divergence(self, path: str) -> LakeDivergence | None:
         """Return what adopting the lake in place of a table's log would keep, and what not.

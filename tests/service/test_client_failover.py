@@ -117,7 +117,18 @@ def test_calls_wait_for_the_one_that_takes_over(service: Service, client: Storag
     assert client.begin_transaction("log", app_id="load", version=1).is_skipped
 
 
-def test_a_tiering_worker_goes_on(service: Service, client: StorageClient) -> None:
+@pytest.mark.parametrize("access", ["direct", "service"])
+@pytest.mark.parametrize("kind", [MovedService, OwnedService])
+def test_a_tiering_worker_goes_on(kind: type[Service], access: str, tmp_path: Path) -> None:
+    """Also where its catalog is the service's own, whose address changes with the owner."""
+    with (
+        kind(tmp_path, "--catalog-access", access) as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        _tier_while_it_moves(service, client)
+
+
+def _tier_while_it_moves(service: Service, client: StorageClient) -> None:
     client.create_table("events", SCHEMA)
     client.append("events", _rows(0, 500))
     moved: list[str] = []

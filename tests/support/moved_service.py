@@ -9,20 +9,23 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from tests.support.journal_machines import JournalHome, Pair, free_port
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["MovedService", "OwnedService"]
 
-_TAKEOVER_S_MAX = 60.0
+_LEASE_MS: Final = "1500"
+_TAKEOVER_S_MAX: Final = 60.0
 
 
 class MovedService:
     """Entering starts it at the first place; `move` kills it -9 and starts it at the other one."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *arguments: str) -> None:
         self._data_dir = data_dir
+        self._arguments = arguments
         self._ports = [free_port(), free_port()]
         self._process: ServiceProcess | None = None
 
@@ -54,7 +57,7 @@ class MovedService:
 
     def start(self) -> None:
         """Start it; after `kill`, at the other place."""
-        process = ServiceProcess(self._data_dir, "--port", str(self._ports[0]))
+        process = ServiceProcess(self._data_dir, "--port", str(self._ports[0]), *self._arguments)
         self._process = process.__enter__()
 
     def move(self) -> None:
@@ -69,17 +72,17 @@ class OwnedService:
     It comes back as the standby of the one that has taken over.
     """
 
-    def __init__(self, folder: Path, *, lease_ms: int = 1_500) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         self._home = JournalHome("file", folder=folder / "home")
         self._pair: Pair | None = None
-        self._lease_ms = lease_ms
+        self._arguments = ("--lease-ms", _LEASE_MS, *arguments)
         self._owner = 0
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> OwnedService:
         with self._stack:
             self._stack.enter_context(self._home)
-            pair = Pair(self._home, "--lease-ms", str(self._lease_ms))
+            pair = Pair(self._home, *self._arguments)
             self._pair = self._stack.enter_context(pair)
             pair.machines[0].start()
             pair.machines[0].wait_until_owner(_TAKEOVER_S_MAX)

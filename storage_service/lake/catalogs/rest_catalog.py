@@ -36,11 +36,14 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.table import CommitTableRequest
+from requests import ConnectionError as RequestsConnectionError
 from requests import ConnectTimeout, HTTPError, PreparedRequest, ReadTimeout, Response, Session
 from requests.adapters import BaseAdapter
+from urllib3.exceptions import NewConnectionError
 
 from streamhouse.storage_service.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
+    CATALOG_URIS_PROPERTY,
     VIA_HEADER,
     is_rest_catalog,
 )
@@ -55,8 +58,13 @@ __all__ = [
 
 _TIMEOUT_MS_DEFAULT: Final = 60_000
 # Only who opens a catalog says these: code that is loaded, and files of this machine.
-_OWN_ALONE: Final = (AUTH, AUTH_MANAGER, SSL, PY_CATALOG_IMPL, PY_IO_IMPL)
+_OWN_ALONE: Final = (
+    *(AUTH, AUTH_MANAGER, SSL, PY_CATALOG_IMPL, PY_IO_IMPL),
+    CATALOG_URIS_PROPERTY,
+)
 _CONNECT_S_MAX: Final = 10.0
+# A service that does not own its tables says 421; asked in the protocol's form, 503.
+_ELSEWHERE: Final = (421, 503)
 
 _COMMIT_PATH: Final = "transactions/commit"
 _COMMIT_ENDPOINT: Final = Endpoint(
@@ -122,17 +130,47 @@ class LakeRestCatalog(RestCatalog):
     def _watch(self, session: Session) -> None:
         text = self.properties.get(CATALOG_TIMEOUT_PROPERTY)
         timeout_s = (_TIMEOUT_MS_DEFAULT if text is None else int(text)) / 1000
+        uris = self.properties.get(CATALOG_URIS_PROPERTY, "")
+        places = _Places(tuple(uri for uri in uris.split(",") if uri))
         for prefix, adapter in list(session.adapters.items()):
             if not isinstance(adapter, _WatchedAdapter):
-                session.mount(prefix, _WatchedAdapter(adapter, timeout_s))
+                session.mount(prefix, _WatchedAdapter(adapter, timeout_s, places))
+
+
+class _Places:
+    """The processes of a service that may be its owner, each with the catalog at a URI."""
+
+    def __init__(self, uris: tuple[str, ...]) -> None:
+        self._uris = uris
+        self._first = 0
+
+    def urls(self, url: str) -> list[str]:
+        """Return where to send a request for `url`, one after the other: at least there."""
+        for uri in self._uris:
+            if url.startswith(f"{uri}/"):
+                rest = url[len(uri) :]
+                in_turn = self._uris[self._first :] + self._uris[: self._first]
+                return [other + rest for other in in_turn]
+        return [url]
+
+    def answered(self, url: str) -> None:
+        """Ask the one that has answered first from now on."""
+        for number, uri in enumerate(self._uris):
+            if url.startswith(f"{uri}/"):
+                self._first = number
 
 
 class _WatchedAdapter(BaseAdapter):
-    """Sends through `inner`, for so long, and says which services a request has passed."""
+    """Sends through `inner`, for so long, and says which services a request has passed.
 
-    def __init__(self, inner: BaseAdapter, timeout_s: float) -> None:
+    Who is not there, or says that it is not the owner, has done nothing: the request goes on to the
+    next of `places`.
+    """
+
+    def __init__(self, inner: BaseAdapter, timeout_s: float, places: _Places) -> None:
         super().__init__()
         self._inner = inner
+        self._places = places
         self._connect_s = min(timeout_s, _CONNECT_S_MAX)
         self._read_s = timeout_s
 
@@ -148,15 +186,31 @@ class _WatchedAdapter(BaseAdapter):
         own = request.headers.get(VIA_HEADER)
         if isinstance(own, str) and "," not in own:
             request.headers[VIA_HEADER] = ",".join((*_passed.get(), own))
+        *others, last = self._places.urls(str(request.url))
+        how = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
+        for url in others:
+            request.url = url
+            try:
+                response = self._send(request, timeout, how)
+            except RequestsConnectionError as error:
+                if not _is_unreachable(error):
+                    raise
+                continue
+            if response.status_code not in _ELSEWHERE:
+                self._places.answered(url)
+                return response
+            response.close()
+        request.url = last
+        response = self._send(request, timeout, how)
+        if response.status_code not in _ELSEWHERE:
+            self._places.answered(last)
+        return response
+
+    def _send(self, request: PreparedRequest, timeout: Any, how: Mapping[str, Any]) -> Response:
         where = f"the catalog at {urlsplit(str(request.url)).netloc}"
         try:
             return self._inner.send(
-                request,
-                stream=stream,
-                timeout=timeout or (self._connect_s, self._read_s),
-                verify=verify,
-                cert=cert,
-                proxies=proxies,
+                request, timeout=timeout or (self._connect_s, self._read_s), **how
             )
         except ConnectTimeout as error:
             raise ConnectTimeout(
@@ -170,6 +224,12 @@ class _WatchedAdapter(BaseAdapter):
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _is_unreachable(error: RequestsConnectionError) -> bool:
+    """Whether no connection was made, so that nothing was sent."""
+    reason = getattr(error.args[0], "reason", None) if error.args else None
+    return isinstance(error, ConnectTimeout) or isinstance(reason, NewConnectionError)
 
 
 def offers_commit_many(catalog: RestCatalog) -> bool:

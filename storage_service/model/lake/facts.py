@@ -49,6 +49,9 @@ ORPHANS_REMOVED_PROPERTY: Final = "streamhouse.orphans-removed-ms"
 """When somebody last looked for files of a lake table that no metadata refers to."""
 CATALOG_TIMEOUT_PROPERTY: Final = "streamhouse.catalog-timeout-ms"
 """Of a REST catalog: how long a request waits for its answer."""
+CATALOG_URIS_PROPERTY: Final = "streamhouse.catalog-uris"
+"""Of a REST catalog that several processes answer for: its URIs, separated by commas, `uri` first.
+"""
 LAKE_PATHS_PROPERTY: Final = "streamhouse.lake-paths"
 """Of a catalog, hence the operator's: more places, separated by commas, below which lake tables
 and their files may lie besides the warehouse and the table's own location."""
@@ -281,11 +284,14 @@ class LakeCatalog:
         """Read the JSON form."""
         return cls(name=str(value["name"]), properties=dict(value["properties"]))
 
-    def at(self, endpoint: str, *, token: str | None) -> LakeCatalog:
-        """Return the catalog as a client of the service at `endpoint` opens it."""
+    def at(self, *endpoints: str, token: str | None) -> LakeCatalog:
+        """Return the catalog as a client of the service at `endpoints` opens it."""
         if self.properties.get("uri") != REST_CATALOG_PATH:
             return self
-        whole = {**self.properties, "uri": endpoint.rstrip("/") + REST_CATALOG_PATH}
+        uris = [endpoint.rstrip("/") + REST_CATALOG_PATH for endpoint in endpoints]
+        whole = {**self.properties, "uri": uris[0]}
+        if len(uris) > 1:
+            whole[CATALOG_URIS_PROPERTY] = ",".join(uris)
         return LakeCatalog(
             name=self.name, properties=whole if token is None else {**whole, "token": token}
         )
