@@ -266,6 +266,7 @@ def test_a_standby_says_its_role_and_who_owns_the_data(start: Start) -> None:
         )
         assert (status, refused["error"]["owner"]) == (421, owner.endpoint)
         assert _get(f"{owner.endpoint}/ready")[0] == 200
+        assert standby.terminate() == 0
 
 
 def test_of_two_standbys_one_takes_over_and_the_other_follows_it(

@@ -37,6 +37,7 @@ __all__ = [
     "check_newest_epoch",
     "list_checkpoints",
     "load_manifest",
+    "newest_manifest",
     "read_state",
 ]
 
@@ -110,6 +111,24 @@ def load_manifest(store: ObjectStore, names: ShardNames, place: Place) -> Manife
     return manifest
 
 
+def newest_manifest(
+    store: ObjectStore, names: ShardNames, *, epoch: int, service_id: str
+) -> Manifest | None:
+    """Return the newest checkpoint before `epoch`, which is open, that has all its packs."""
+    places = [place for place in list_checkpoints(store, names) if place < Place(epoch, 0)]
+    found = list_all(store, names.packs) if places else ()
+    lengths = {entry.key: entry.size_bytes for entry in found}
+    for place in reversed(places):
+        try:
+            manifest = load_manifest(store, names, place)
+            _check_manifest(manifest, names, lengths, service_id)
+        except CorruptDataError as error:
+            _logger.warning("event=checkpoint_passed_over place=%s why=%r", place, error.message)
+        else:
+            return manifest
+    return None
+
+
 def read_state(
     store: ObjectStore, names: ShardNames, *, epoch: int, service_id: str
 ) -> JournalledState:
@@ -125,14 +144,10 @@ def read_state(
     for place in reversed(places):
         try:
             manifest = load_manifest(store, names, place)
-            if manifest.service_id != service_id:
-                raise CorruptDataError(
-                    f"checkpoint {place} belongs to service {manifest.service_id}, not {service_id}"
-                )
             if lengths is None:
                 found = list_all(store, names.packs)
                 lengths = {entry.key: entry.size_bytes for entry in found}
-            _check_packs(manifest, names, lengths)
+            _check_manifest(manifest, names, lengths, service_id)
             end_min = max(end_min, manifest.stored_until)
             replayed = _replay(store, names, manifest, epoch=epoch, service_id=service_id)
         except (CorruptDataError, TrimmedError) as error:
@@ -153,7 +168,15 @@ def read_state(
     return JournalledState(replayed.tree, None, epoch)
 
 
-def _check_packs(manifest: Manifest, names: ShardNames, lengths: dict[str, int]) -> None:
+def _check_manifest(
+    manifest: Manifest, names: ShardNames, lengths: dict[str, int], service_id: str
+) -> None:
+    """Raise `CorruptDataError` for one of another service, or with a pack that is not there."""
+    if manifest.service_id != service_id:
+        raise CorruptDataError(
+            f"checkpoint {manifest.place} belongs to service {manifest.service_id}, not"
+            f" {service_id}"
+        )
     for name, length in manifest.packs.items():
         found = lengths.get(names.pack(name))
         if found != length:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
+from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
@@ -27,6 +28,8 @@ from streamhouse.storage_service.journal.object_format import (
     journal_identity,
 )
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.restore.followed_tree import FollowedTree
+from streamhouse.storage_service.journal.restore.journalled_state import newest_manifest
 from streamhouse.storage_service.journal.restore.start import Begun
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
@@ -40,6 +43,8 @@ _logger = logging.getLogger(__name__)
 # What is applied at once before somebody looks whether there is anything else to do.
 _OBJECTS_AT_ONCE: Final = 50
 _SYNC_EVERY_S: Final = 1.0
+_GIVE_BACK_S: Final = 5.0
+_BEGIN_ANEW: Final = Backoff(first_s=0.1, most_s=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class TakenOver:
 class _Followed:
     """What is followed: one directory from one place of the journal on."""
 
-    begun: Begun
+    tree: FollowedTree
     directory: FollowedDirectory
     warm: WarmRows
     reader: JournalReader
@@ -68,9 +73,7 @@ class _Followed:
         if found.kind is ObjectKind.SEAL:
             self.sealed_for = str(found.facts.get("reason"))
         changed = self.directory.apply(found.operations)
-        for index, operation in enumerate(found.operations):
-            place = (found.place.epoch, found.place.seq, index)
-            self.begun.tree.apply(operation, place=place)
+        self.tree.apply(found)
         self.warm.follow(changed)
 
     def close(self) -> None:
@@ -88,6 +91,9 @@ class Standby:
     directory: DataDirectory
     start: ShardStart
     _followed: _Followed | None = field(default=None, init=False)
+    _shard: OwnedShard | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    _begins_s: float = field(default=float("-inf"), init=False)
     _caught_up_s: float = field(default_factory=boot_clock_s, init=False)
     _synced_s: float = field(default_factory=boot_clock_s, init=False)
 
@@ -110,12 +116,12 @@ class Standby:
         Raises what the store raises, and `OSError`.
         """
         try:
-            if self._followed is None and not self._begin():
+            is_early = boot_clock_s() < self._begins_s
+            if self._followed is None and (is_early or not self._begin()):
                 return False
             return self._follow()
         except (CorruptDataError, TrimmedError) as error:
-            _logger.warning("event=standby_begins_anew why=%r", str(error))
-            self._give_up()
+            self._give_up(error)
             return False
 
     def lag(self) -> Lag:
@@ -131,36 +137,57 @@ class Standby:
         return Lag(objects=len(behind), ms=round(1_000 * (boot_clock_s() - self._caught_up_s)))
 
     def take(self) -> TakenOver:
-        """Take the shard; raises `TakenByOtherError` if another process was quicker."""
+        """Take the shard, or go on where the store was away the last time.
+
+        Raises `TakenByOtherError` if another process was quicker, and what the store raises.
+        """
+        if self._shard is None:
+            if self._followed is None:
+                self.start.prepare()
+            # The newest epoch that was seen may be another one, whose owner is alive.
+            ended = self._ended_epoch
+            self._shard = self.start.take(after=self.start.newest_epoch if ended is None else ended)
+        shard = self._shard
         followed = self._followed
-        if followed is None:
-            self.start.prepare()
-        # The newest epoch that was seen may be another one, whose owner is alive.
-        ended = self._ended_epoch
-        shard = self.start.take(after=self.start.newest_epoch if ended is None else ended)
         if followed is not None:
             try:
                 for found in followed.reader.read_to(shard.epoch):
                     followed.apply(found)
                 followed.directory.sync()
+                begun = self._begun(followed, shard)
                 followed.directory.close()
                 followed.reader.close()
-                self._followed = None
-                return TakenOver(shard, followed.begun, followed.warm)
             except (CorruptDataError, TrimmedError) as error:
-                _logger.warning("event=standby_begins_anew why=%r", str(error))
-                self._give_up()
+                self._give_up(error)
+            else:
+                self._followed = self._shard = None
+                return TakenOver(shard, begun, followed.warm)
         begun = self.start.begin(epoch=shard.epoch, service_id=shard.service_id)
+        self._shard = None
         return TakenOver(shard, begun)
 
+    def _begun(self, followed: _Followed, shard: OwnedShard) -> Begun:
+        """Return what the journal has of the directory, by the newest checkpoint's packs."""
+        manifest = newest_manifest(
+            self.start.store, self.start.names, epoch=shard.epoch, service_id=shard.service_id
+        )
+        return Begun(tree=followed.tree.on(manifest, self.directory.path), manifest=manifest)
+
     def close(self) -> None:
-        """Follow no more."""
-        followed = self._followed
+        """Follow no more; a shard that was taken and is not served is given back."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.close(timeout_s=_GIVE_BACK_S)
+        followed, self._followed = self._followed, None
         if followed is not None:
             followed.directory.sync()
-        self._give_up()
+            followed.close()
 
-    def _give_up(self) -> None:
+    def _give_up(self, why: Exception) -> None:
+        """Begin anew, after a while: it may be met again."""
+        self._failures += 1
+        self._begins_s = boot_clock_s() + _BEGIN_ANEW.jittered_after(self._failures)
+        _logger.warning("event=standby_begins_anew failures=%d why=%r", self._failures, str(why))
         followed, self._followed = self._followed, None
         if followed is not None:
             followed.close()
@@ -181,7 +208,7 @@ class Standby:
         warm = WarmRows(self.directory, self.config)
         warm.open_all()
         self._followed = _Followed(
-            begun=begun,
+            tree=FollowedTree(begun.tree, start=Place(epoch, 0), manifest=begun.manifest),
             directory=FollowedDirectory(self.directory.path, leave=warm.leave),
             warm=warm,
             reader=JournalReader(
@@ -200,6 +227,7 @@ class Standby:
             found = followed.reader.next()
             if found is None:
                 self._caught_up_s = boot_clock_s()
+                self._failures = 0
                 break
             followed.apply(found)
         if boot_clock_s() - self._synced_s > _SYNC_EVERY_S:

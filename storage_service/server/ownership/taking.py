@@ -11,8 +11,10 @@ from typing import Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.errors import StorageFailedError, UnavailableError
 from streamhouse.storage_service.journal.epochs import TakenByOtherError
 from streamhouse.storage_service.journal.object_store import (
+    ObjectStoreError,
     StoreRefusedError,
     StoreUnavailableError,
 )
@@ -59,10 +61,19 @@ class ShardTaker:
 
         Raises `UnavailableError` if somebody else owns it and this process is no standby.
         """
-        start = await self._run(self._opened)
-        if self._config.is_standby:
-            return start, await self._take_over(start)
-        return start, await self._take_alone(start)
+        try:
+            start = await self._run(self._opened)
+            if self._config.is_standby:
+                return start, await self._take_over(start)
+            return start, await self._take_alone(start)
+        except ObjectStoreError as error:
+            raise UnavailableError(
+                f"the journal {self._config.journal_url} cannot be used: {error}"
+            ) from error
+        except OSError as error:
+            raise StorageFailedError(
+                f"{self._config.data_dir} cannot become what the journal says: {error}"
+            ) from error
 
     async def close(self) -> None:
         """Wait for nothing any more; called when `take` has ended or was cancelled."""
@@ -81,11 +92,11 @@ class ShardTaker:
         )
 
     async def _take_alone(self, start: ShardStart) -> TakenOver:
-        await self._run(start.look)
+        await self._while_away(start.look)
         seen = start.sign_of_life
         while not (start.has_run_out or await self._run(start.may_take_now)):
             await asyncio.sleep(self._look_s)
-            await self._run(start.look)
+            await self._while_away(start.look)
             if start.sign_of_life != seen:
                 raise start.owned_elsewhere()
         self._standing.role, self._standing.owner = Role.RESTORING, None
@@ -95,7 +106,9 @@ class ShardTaker:
             shard = await self._run(lambda: start.take(after=after))
         except TakenByOtherError as error:
             raise start.owned_elsewhere() from error
-        begun = await self._run(lambda: start.begin(epoch=shard.epoch, service_id=shard.service_id))
+        begun = await self._while_away(
+            lambda: start.begin(epoch=shard.epoch, service_id=shard.service_id)
+        )
         return TakenOver(shard, begun)
 
     async def _take_over(self, start: ShardStart) -> TakenOver:
@@ -124,7 +137,7 @@ class ShardTaker:
         standing = self._standing
         standing.role = Role.RESTORING
         try:
-            return await self._run(standby.take)
+            return await self._while_away(standby.take)
         except TakenByOtherError as error:
             _logger.info("event=taken_by_other why='%s'", error)
             standing.role = Role.STANDBY
