@@ -35,6 +35,7 @@ __all__ = [
     "MonthlyCost",
     "ShardPlan",
     "ceilings_mb_s",
+    "checkpoint_every_s",
     "idle_month",
     "lease_puts_per_s",
     "month_of_puts",
@@ -58,6 +59,8 @@ class JournalSettings:
     idle_look_s: float  # how often an idle owner looks at its next place, a standby at the lease
     follow_s: float  # how often a standby looks for the next object
     checkpoint_s: float
+    checkpoint_bytes: float  # journalled, and it is time for one
+    pack_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +82,15 @@ DEFAULTS: Final = JournalSettings(
     lease_renewals=3,
     idle_look_s=1,
     follow_s=0.25,
-    checkpoint_s=600,
+    checkpoint_s=300,
+    checkpoint_bytes=512 << 20,
+    pack_bytes=32 << 20,
 )
 
 # What a shard of many is planned with where PUTs cost money: a third of the objects.
 PLANNED: Final = dataclasses.replace(DEFAULTS, linger_ms=20)
 
-# What a shard is planned to take: half of what the network of its machine guarantees, see
+# What a shard is planned to take: two thirds of what the network of its machine guarantees, see
 # `ceilings_mb_s`.
 PLANNED_MB_S: Final = 40.0
 
@@ -124,6 +129,11 @@ def storage_month(byte_count: float) -> float:
     return dollars
 
 
+def checkpoint_every_s(load: Load, settings: JournalSettings) -> float:
+    """Return the time from checkpoint to checkpoint: after so much time, or so many bytes."""
+    return min(settings.checkpoint_s, settings.checkpoint_bytes / max(load.mb_per_s * 1e6, 1))
+
+
 def idle_month(settings: JournalSettings) -> float:
     """Return the dollars a month of an idle shard's lease and looks, and its standby's."""
     gets = 2 / settings.idle_look_s + 1 / settings.follow_s
@@ -151,9 +161,9 @@ SHARD: Final = ShardPlan(load=Load(calls_per_s=800, mb_per_s=PLANNED_MB_S))
 
 def ceilings_mb_s(settings: JournalSettings, plan: ShardPlan) -> dict[str, float]:
     """Return what each part of one shard lets through, in MB/s of rows."""
-    # Out of the machine goes every byte once to the journal, to tiering and to each reader; the
-    # service reads none of it again from the store.
-    out = 2 + plan.readers
+    # Out of the machine goes every byte once to the journal, to tiering, to each reader and to a
+    # checkpoint; the service reads none of it again from the store.
+    out = 3 + plan.readers
     full = settings.object_bytes_max
     return {
         "one process, ack `journal`": APPEND_MB_S.value * ACK_JOURNAL_SHARE,
@@ -199,8 +209,9 @@ def monthly_cost(shards: int, settings: JournalSettings, plan: ShardPlan) -> Mon
     """Return what so many shards of one plan cost a month."""
     journal = puts_per_s(plan.load, settings)
     lake_puts = rounds_per_s(plan) * plan.files_a_round
-    # A checkpoint uploads what is new: sealed segments of 64 MB, and some small files.
-    packs = plan.load.mb_per_s / 64 + 20 / settings.checkpoint_s
+    # A checkpoint uploads what is new in packs, a few small ones and its manifest, and rolls.
+    every_s = checkpoint_every_s(plan.load, settings)
+    packs = plan.load.mb_per_s * 1e6 / settings.pack_bytes + 6 / every_s
     puts = lease_puts_per_s(settings) + lake_puts + packs
     gets = 0.0
     if plan.standby:
@@ -209,7 +220,7 @@ def monthly_cost(shards: int, settings: JournalSettings, plan: ShardPlan) -> Mon
         puts += 2 / settings.idle_look_s
     hours = shards * PRICES.hours_a_month
     # Two checkpoints back, then the objects go.
-    journal_bytes = 2 * settings.checkpoint_s * plan.load.mb_per_s * 1e6 + plan.log_bytes
+    journal_bytes = 2 * every_s * plan.load.mb_per_s * 1e6 + plan.log_bytes
     gigabytes = plan.load.mb_per_s * 1e6 * PRICES.seconds_a_month / 1e9
     stored = shards * plan.lake_bytes
     return MonthlyCost(

@@ -8,6 +8,7 @@ from benchmarks.scale.costs import (
     JournalSettings,
     ShardPlan,
     ceilings_mb_s,
+    checkpoint_every_s,
     month_of_puts,
     puts_per_s,
     rounds_per_s,
@@ -111,14 +112,16 @@ def _puts(settings: JournalSettings, plan: ShardPlan) -> Limit:
 
 
 def _listing(settings: JournalSettings, plan: ShardPlan) -> Limit:
-    objects = 2 * settings.checkpoint_s * puts_per_s(plan.load, settings)
+    every_s = checkpoint_every_s(plan.load, settings)
+    objects = 2 * every_s * puts_per_s(plan.load, settings)
     pages = objects / STORE.list_keys
     return Limit(
         part="listing a journal at a takeover",
         gives_way_at="not first: back to the older of two checkpoints it is"
         f" {objects:,.0f} objects, {pages:,.0f} pages, {pages * STORE.list_ms / 1e3:,.1f} s for a"
         " process that begins with nothing. A standby lists none of them",
-        figure=f"a checkpoint every {settings.checkpoint_s / 60:,.0f} minutes",
+        figure=f"a checkpoint every {settings.checkpoint_bytes / 2**20:,.0f} MiB, here"
+        f" {every_s:,.0f} s, or {settings.checkpoint_s:,.0f} s",
         next_design="none needed; seals stay for ever, one small object an epoch",
     )
 
