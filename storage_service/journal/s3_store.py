@@ -23,6 +23,7 @@ from streamhouse.storage_service.journal.object_store import (
     ObjectEntry,
     ObjectExistsError,
     ObjectNotFoundError,
+    ObjectStoreError,
     ObjectTooLargeError,
     StoreRefusedError,
     StoreUnavailableError,
@@ -51,6 +52,8 @@ _RETRIES: Final[RetryConfig] = {
     },
 }
 _DELETED_AT_ONCE: Final = 1_000
+# Of a range that begins behind an object's end, which no repetition changes.
+_OUTSIDE: Final = "status code: 416"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 
 
@@ -74,12 +77,12 @@ class S3ObjectStore:
     def create(self, key: str, buffers: Sequence[Buffer]) -> None:
         """See `ObjectStore.create`."""
         data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
-        with self._errors(key):
+        with self._errors(key, missing=self._no_bucket()):
             obstore.put(self._store, self._prefix + key, data, mode="create", use_multipart=False)
 
     def replace(self, key: str, data: Buffer) -> None:
         """See `ObjectStore.replace`."""
-        with self._errors(key):
+        with self._errors(key, missing=self._no_bucket()):
             obstore.put(self._store, self._prefix + key, data, use_multipart=False)
 
     def get(self, key: str, *, bytes_max: int) -> memoryview:
@@ -136,18 +139,23 @@ class S3ObjectStore:
     def close(self) -> None:
         """See `ObjectStore.close`."""
 
+    def _no_bucket(self) -> ObjectStoreError:
+        return StoreRefusedError(f"{self._url}: there is no such bucket")
+
     @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
+    def _errors(self, key: str, *, missing: ObjectStoreError | None = None) -> Iterator[None]:
         """Translate what obstore raises; its texts go on with details after the first line."""
         try:
             yield
         except exceptions.AlreadyExistsError as error:
             raise ObjectExistsError(f"{key} exists") from error
         except FileNotFoundError as error:
-            raise ObjectNotFoundError(f"{key} is not there") from error
+            raise missing or ObjectNotFoundError(f"{key} is not there") from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise StoreRefusedError(f"{self._url} refuses {key}: {_sentence(error)}") from error
         except exceptions.BaseError as error:
+            if _OUTSIDE in str(error):
+                raise ObjectNotFoundError(f"{key} has not so many bytes") from error
             raise StoreUnavailableError(f"{self._url}: {key}: {_sentence(error)}") from error
 
 
