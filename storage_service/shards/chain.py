@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -144,10 +144,12 @@ class Chains:
         numbers = [_number(name, key) for key in self._store.list(f"{name}/")]
         return self._read(name, max(at_least, self._known(name).number, *numbers, 0))
 
-    def heads(self, prefix: str, *, only: Container[str] | None = None) -> dict[str, Version]:
+    def heads(
+        self, prefix: str, *, is_wanted: Callable[[str], bool] = lambda _: True
+    ) -> dict[str, Version]:
         """Return the newest version of every name that begins with `prefix`, by name.
 
-        With `only`, of those names alone: the others are listed and not read.
+        Those that are not wanted are listed and not read.
         """
         numbers: dict[str, int] = {}
         for key in self._store.list(prefix):
@@ -160,7 +162,7 @@ class Chains:
         return {
             name: self._read(name, number)
             for name, number in sorted(numbers.items())
-            if only is None or name in only
+            if is_wanted(name)
         }
 
     def advance(self, name: str, seen: Version, content: Mapping[str, Any]) -> Version | None:

@@ -11,6 +11,7 @@ shard is decided by the shard's journal, in which a table exists or not.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Container, Mapping
@@ -22,6 +23,7 @@ from streamhouse.storage_service.errors import (
     DatabaseExistsError,
     DatabaseNotEmptyError,
     DatabaseNotFoundError,
+    InvalidNameError,
     InvalidRequestError,
     OverloadedError,
     StreamhouseError,
@@ -41,6 +43,8 @@ from streamhouse.storage_service.shards.entries import (
 )
 
 __all__ = ["IdBlock", "ShardDirectory", "ShardRecord"]
+
+_logger = logging.getLogger(__name__)
 
 BLOCK_IDS: Final = 1_000
 _SERVICE: Final = "service"
@@ -149,9 +153,13 @@ class ShardDirectory:
     def _read_entries(
         self, prefix: str, *, only: Container[str] | None
     ) -> dict[TablePath, NameEntry]:
+        def is_wanted(name: str) -> bool:
+            return (only is None or name in only) and _path_of(name) is not None
+
         found = {}
-        for name, version in self._chains.heads(prefix, only=only).items():
-            path = TablePath(*name.split("/")[1:])
+        for name, version in self._chains.heads(prefix, is_wanted=is_wanted).items():
+            path = _path_of(name)
+            assert path is not None
             entry = self._entry(path, version)
             if entry.state is not NameState.FREE:
                 found[path] = entry
@@ -337,15 +345,28 @@ class ShardDirectory:
         found = {}
         for key in sorted(self._store.list(f"{_SHARDS}/")):
             data = self._store.get(key)
-            if data is not None:
-                record = _record(unseal(key, data), where=key)
-                if key == f"{_SHARDS}/{record.shard}":
-                    found[record.shard] = record
+            try:
+                record = None if data is None else _record(unseal(key, data), where=key)
+            except CorruptDataError as error:
+                # Its owner makes it anew, and nothing is decided by it.
+                _logger.warning("event=shard_record_damaged why=%r", error.message)
+                continue
+            if record is not None and key == f"{_SHARDS}/{record.shard}":
+                found[record.shard] = record
         return found
 
 
 def _table(path: TablePath) -> str:
     return f"{_TABLES}/{path.database}/{path.table}"
+
+
+def _path_of(name: str) -> TablePath | None:
+    """Return the table whose name it is, None for what somebody else has put there."""
+    try:
+        return TablePath(*name.split("/")[1:])
+    except (TypeError, InvalidNameError):
+        _logger.warning("event=foreign_object key=%.200r advice='no name: ignored'", name)
+        return None
 
 
 def _database(name: str) -> str:
