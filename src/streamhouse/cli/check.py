@@ -113,7 +113,8 @@ def command(
 def _check_journal(
     url: str, shard: str, catalog_properties: tuple[str, ...], *, as_json: bool
 ) -> None:
-    store = open_store(url, properties=catalog_properties_from(catalog_properties))
+    given = catalog_properties_from(catalog_properties)
+    store = open_store(url, properties={k: v for k, v in given.items() if k.startswith("s3.")})
     try:
         report = check_journal(store, ShardNames(shard))
     except ObjectStoreError as error:
