@@ -117,6 +117,23 @@ def test_calls_wait_for_the_one_that_takes_over(service: Service, client: Storag
     assert client.begin_transaction("log", app_id="load", version=1).is_skipped
 
 
+def test_an_owner_that_stands_still_is_given_up(tmp_path: Path) -> None:
+    """It takes connections and requests, and answers nothing."""
+    with (
+        OwnedService(tmp_path) as service,
+        StorageClient(service.endpoint, timeout_s=1) as client,
+    ):
+        client.create_table("log", SCHEMA)
+        client.create_table("keyed", SCHEMA, primary_key=["id"])
+        client.append("log", _rows(0, 10))
+        service.pause()
+        client.append("log", _rows(10, 20))
+        client.upsert("keyed", _rows(0, 10))
+
+        assert _read(client, "log") == list(range(20))
+        assert client.lookup_one("keyed", id=7) == {"id": 7, "name": "n7"}
+
+
 @pytest.mark.parametrize("access", ["direct", "service"])
 @pytest.mark.parametrize("kind", [MovedService, OwnedService])
 def test_a_tiering_worker_goes_on(kind: type[Service], access: str, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ is a journal with an owner and a standby that takes over.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -104,6 +106,15 @@ class OwnedService:
         assert self._pair is not None
         self._pair.machines[self._owner].kill()
         self._owner = 1 - self._owner
+
+    def pause(self) -> None:
+        """Let the owner stand still, with its connections open, until the standby is the owner."""
+        assert self._pair is not None
+        process = self._pair.machines[self._owner].process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        self._owner = 1 - self._owner
+        self._pair.machines[self._owner].wait_until_owner(_TAKEOVER_S_MAX)
 
     def start(self) -> None:
         """Wait for the takeover; then the other one stands by."""
