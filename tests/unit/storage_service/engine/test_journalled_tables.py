@@ -16,7 +16,7 @@ from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, LogTable, OpenTable
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.operations import is_journalled
+from streamhouse.storage_service.journal.operations import Operation, is_journalled
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.replica import Replication
@@ -39,13 +39,27 @@ from tests.support.late_journal import LateJournal, files_after
 _SMALL_SEGMENTS = {"table.log.segment-bytes": "64kb"}
 
 
+class _OffTheLoop(LateJournal):
+    """Recording may wait for room, and storing does: neither is done on the event loop."""
+
+    def record(self, operation: Operation) -> int:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return super().record(operation)
+
+    def wait_stored(self, position: int) -> None:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        super().wait_stored(position)
+
+
 class World:
     """A data directory with a journal, which stores what is waited for, and else nothing."""
 
     def __init__(self, path: Path, *, is_waited_for: bool = True) -> None:
         self.path = path
         self.is_waited_for = is_waited_for
-        self.journal = LateJournal(self._on_wait)
+        self.journal = _OffTheLoop(self._on_wait)
 
     def _on_wait(self, position: int) -> None:
         self.journal.store(position - self.journal.stored_position)
