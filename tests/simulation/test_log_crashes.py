@@ -18,16 +18,19 @@ from typing import Final
 import pytest
 
 from streamhouse.storage_service.errors import StorageFailedError, UnknownOutcomeError
+from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
 from tests.support.crash_filesystem import Crash, CrashFilesystem, SimulatedCrash
+from tests.support.late_journal import LateJournal, files_after
 from tests.support.log_world import LogModel, ModelBatch
 
 # More seeds: STREAMHOUSE_SIMULATION_SEEDS=500 pytest tests/simulation/test_log_crashes.py
 _SEEDS: Final = range(int(os.environ.get("STREAMHOUSE_SIMULATION_SEEDS", "6")))
 _OPERATIONS: Final = 14
-_DIRECTORY: Final = Path("/bucket-0")
+_DIRECTORY: Final = Path("/tables/7/bucket-0")
 _OPTIONS: Final = LogOptions(segment_bytes_max=1500, index_interval_bytes=400)
 
 
@@ -36,6 +39,7 @@ class _Life:
 
     def __init__(self, seed: int) -> None:
         self.filesystem = CrashFilesystem(seed)
+        self.door: Filesystem = self.filesystem
         self.model = LogModel()
         self._random = random.Random(seed)
         self._now_us = 1_000_000
@@ -59,7 +63,7 @@ class _Life:
             _DIRECTORY,
             table_id=7,
             bucket=0,
-            filesystem=self.filesystem,
+            filesystem=self.door,
             options=_OPTIONS,
             clock_us=self._clock_us,
         )
@@ -157,8 +161,41 @@ class _Life:
         self.reopen()
 
 
-def _steps_of(seed: int) -> list[tuple[str, str]]:
-    life = _Life(seed)
+class _JournalledLife(_Life):
+    """A life of several machines: each has what the journal has, and nothing of the one before."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._journal = LateJournal()
+        self._journal.store_at_once()
+        self._record()
+
+    def _record(self) -> None:
+        files = files_after(self._journal.operations)
+        self.door = JournaledFilesystem(
+            self.filesystem,
+            Path("/"),
+            self._journal,
+            log_bytes={name: len(data) for name, data in files.items() if name.endswith(".log")},
+            on_failure=self._end,
+        )
+
+    @staticmethod
+    def _end(why: str) -> None:
+        raise SimulatedCrash(why)
+
+    def move(self) -> None:
+        """Go on where the disk is new."""
+        self.filesystem = CrashFilesystem(self._random.randint(0, 1 << 30))
+        for name, data in files_after(self._journal.operations).items():
+            path = Path("/", name)
+            self.filesystem.make_directory(path.parent)
+            replace_durably(self.filesystem, path, [data])
+        self._record()
+
+
+def _steps_of(seed: int, kind: type[_Life] = _Life) -> list[tuple[str, str]]:
+    life = kind(seed)
     life.run(_OPERATIONS)
     return life.filesystem.history
 
@@ -214,3 +251,35 @@ def test_refused_rows_stay_away_when_the_power_fails_right_after(seed: int) -> N
             life.filesystem.restart(Crash.POWER)
 
             life.recover_and_go_on()
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_every_machine_that_is_lost_leaves_acknowledged_rows_in_the_journal(seed: int) -> None:
+    """Lose the disk at each step; another machine goes on, and the next after that."""
+    for step in range(len(_steps_of(seed, _JournalledLife))):
+        life = _JournalledLife(seed)
+        life.filesystem.crash_step = step
+        with pytest.raises(SimulatedCrash):
+            life.run(_OPERATIONS)
+        life.move()
+
+        life.recover_and_go_on()
+        life.move()
+        life.recover_and_go_on()
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_what_a_disk_refuses_is_not_in_the_journal(seed: int) -> None:
+    """Fail each step in turn; the log goes on or the process ends, and then the machine is lost."""
+    for step, (operation, _) in enumerate(_steps_of(seed, _JournalledLife)):
+        life = _JournalledLife(seed)
+        code = errno.ENOSPC if operation in ("write", "create", "rename") else errno.EIO
+        life.filesystem.errors = {step: code}
+        for _ in range(2):
+            with contextlib.suppress(StorageFailedError, SimulatedCrash):
+                life.run(_OPERATIONS)
+                break
+            life.move()
+        life.move()
+
+        life.recover_and_go_on()
