@@ -81,8 +81,13 @@ thorough: setup ## The properties with forty times the examples of `make test` [
 
 MINUTES ?= 60
 .PHONY: torture
-torture: setup ## Kill service and worker again and again for MINUTES=60 [SEED=n], judge each time
-	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+torture: setup ## Kill services, lose disks, for MINUTES=60 [SEED=n] [ERAS=kind,...]; judge
+	$(BIN)/python -m tests.torture.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ERAS),--eras $(ERAS))
+
+.PHONY: drill
+drill: java setup ## Lose the machine of an owner under load; say what happened to the second
+	$(BIN)/python -m integration.drill
 
 .PHONY: contenders
 contenders: setup ## Kill and pause who want one journal for MINUTES=60 [SEED=n], judge them

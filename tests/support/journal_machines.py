@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, Literal
 
 from tests.support.faulty_store import FaultyStore
-from tests.support.object_store import BUCKET, REGION, ObjectStore
+from tests.support.object_store import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import DiedAtStart, ServiceProcess
 
 __all__ = ["JournalHome", "Machine", "Pair", "StoreKind", "free_port"]
@@ -89,15 +89,39 @@ class JournalHome:
     ) -> None:
         self._stack.close()
 
+    def sibling(self, name: str) -> JournalHome:
+        """Return a home in the same store, with a journal and a lake of its own."""
+        other = JournalHome(self._kind)
+        other.folder = self.folder / name
+        (other.folder / "lake").mkdir(parents=True)
+        other.env, other.faulty, other.store = self.env, self.faulty, self.store
+        other.url = f"{self.url}-{name}"
+        return other
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What opens the store in this process."""
+        if self.store is None:
+            return {}
+        return {
+            "s3.endpoint": self.env["AWS_ENDPOINT_URL"],
+            "s3.access-key-id": ACCESS_KEY,
+            "s3.secret-access-key": SECRET_KEY,
+            "s3.region": REGION,
+        }
+
     @property
     def arguments(self) -> tuple[str, ...]:
         """Where journal and lake are."""
-        lake = self.folder / "lake"
+        warehouse = f"file://{self.folder / 'lake' / 'warehouse'}"
+        return "--journal", self.url, *self.catalog_arguments, "--warehouse", warehouse
+
+    @property
+    def catalog_arguments(self) -> tuple[str, ...]:
+        """Where the lake's catalog is."""
         return (
-            *("--journal", self.url),
             *("--catalog-property", "type=sql"),
-            *("--catalog-property", f"uri=sqlite:///{lake / 'catalog.db'}"),
-            *("--warehouse", f"file://{lake / 'warehouse'}"),
+            *("--catalog-property", f"uri=sqlite:///{self.folder / 'lake' / 'catalog.db'}"),
         )
 
 

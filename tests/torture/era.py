@@ -102,6 +102,8 @@ class Era:
         self._report = report
         self._port = free_port()
         self._endpoint = endpoint or f"http://127.0.0.1:{self._port}"
+        # For a client that does not wait for a service that is not there.
+        self._endpoint_now = self._endpoint
         self._gate = Gate()
         self._checkers: list[Checker] = []
         self._writers: list[Writer] = []
@@ -242,7 +244,7 @@ class Era:
         cuts = [c for c in self._checkers if isinstance(c, CutChecker)]
         deadline_s = time.monotonic() + seconds
         pause = threading.Event()
-        with StreamhouseClient(self._endpoint, timeout_s=0.1) as client:
+        with StreamhouseClient(self._endpoint_now, timeout_s=0.1) as client:
             for checker in itertools.cycle(cuts):
                 if is_over() or time.monotonic() >= deadline_s:
                     break

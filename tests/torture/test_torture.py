@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_what_was_acknowledged_survives_kills_of_service_and_worker() -> None:
-    report = torture(seed=228, seconds=1, lives_per_era=4)
+    report = torture(seed=228, seconds=1, lives_per_era=4, kinds=["disk"])
     assert report.deaths.total() == 4
     assert report.rows_judged > 0
     assert report.cuts_judged > 0

@@ -24,12 +24,15 @@ from tests.torture.deaths import Death
 from tests.torture.doomed_service import SERVICE_STEPS
 from tests.torture.era import SERVICE_LIMITS, Era, Report
 from tests.torture.journal.registers import Registers
+from tests.torture.writers import PATIENCE_S
 
 __all__ = ["LostDiskEra", "TakeoverEra"]
 
 _LEASE_S: Final = 2.0
 _OWNER_TIMEOUT_S: Final = 180.0
 _ZOMBIE_TIMEOUT_S: Final = 60.0
+_STARTS: Final = 5
+_ROLES: Final[tuple[tuple[str, ...], ...]] = ((), ("--standby",))
 _LIMITS: Final = (*SERVICE_LIMITS, "--lease-ms", str(int(_LEASE_S * 1_000)))
 _PLANS: Final = (CALM, FaultPlan(share=0.03), FaultPlan(share=0.25, delay_ms_max=100))
 
@@ -47,8 +50,11 @@ class _JournalEra(Era):
         machines: list[Machine],
     ) -> None:
         endpoint = ",".join(machine.endpoint for machine in machines)
-        super().__init__(directory, chance, report, endpoint=endpoint)
+        patient = f"{endpoint}#failover_s={PATIENCE_S:g}"
+        super().__init__(directory, chance, report, endpoint=patient)
+        self._endpoint_now = f"{endpoint}#failover_s=0.1"
         self._home = home
+        self._leaving: threading.Timer | None = None
         self._registers = Registers(self._gate, endpoint, [m.endpoint for m in machines])
 
     def _prepare(self) -> None:
@@ -61,27 +67,29 @@ class _JournalEra(Era):
         super()._judge_all()
         self._report.rows_judged += self._registers.judge()
 
-    @contextlib.contextmanager
-    def _faulty_store(self) -> Iterator[None]:
-        """While entered the store may misbehave, or be away for some seconds."""
+    def _check_directory(self, *arguments: str) -> None:
+        super()._check_directory(*self._home.catalog_arguments, *arguments)
+
+    def _trouble_store(self) -> None:
+        """From now on the store may misbehave, or be away for some seconds."""
         faulty = self._home.faulty
         if faulty is None:
-            yield
             return
         faulty.plan = self._random.choice(_PLANS)
-        leaving: threading.Timer | None = None
         if self._random.random() < 0.25:
             seconds = self._random.choice((0.3, 1.0, 1.5 * _LEASE_S))
-            leaving = threading.Timer(
-                self._random.uniform(0.0, 1.0), faulty.go_away, args=(seconds,)
-            )
-            leaving.start()
-        try:
-            yield
-        finally:
-            if leaving is not None:
-                leaving.cancel()
-                leaving.join()
+            leaving_s = self._random.uniform(0.0, 1.0)
+            self._leaving = threading.Timer(leaving_s, faulty.go_away, args=(seconds,))
+            self._leaving.start()
+
+    def _calm_store(self) -> None:
+        """From now on it does what it should."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving.join()
+            self._leaving = None
+        faulty = self._home.faulty
+        if faulty is not None:
             faulty.plan = CALM
             faulty.come_back()
             self._report.store_faults.update(faulty.met)
@@ -95,22 +103,41 @@ class LostDiskEra(_JournalEra):
         self, directory: Path, chance: random.Random, report: Report, home: JournalHome
     ) -> None:
         self._machine = Machine(home, "one", *_LIMITS)
+        self._is_clean = False
         super().__init__(directory, chance, report, home, machines=[self._machine])
 
     @contextlib.contextmanager
     def _service(self, command: tuple[str, ...] | None) -> Iterator[ServiceProcess]:
         machine = self._machine
-        process = machine.start(command=command)
         try:
-            machine.wait_until_owner(_OWNER_TIMEOUT_S)
-            yield process
+            yield self._started(command)
         finally:
             machine.end()
 
+    def _started(self, command: tuple[str, ...] | None) -> ServiceProcess:
+        """Start the service; it may end if the lease of the last one was renewed late."""
+        self._calm_store()
+        for _ in range(_STARTS):
+            process = self._machine.start(*self._random.choice(_ROLES), command=command)
+            try:
+                self._machine.wait_until_owner(_OWNER_TIMEOUT_S)
+            except DiedAtStart:
+                self._machine.kill()
+                if command is not None:
+                    raise
+            else:
+                return process
+        raise AssertionError(f"the service did not start in {_STARTS} attempts")
+
     def _live(self, death: Death) -> None:
         # A clean stop needs its store; some faults of a disk end a service with a journal.
-        with contextlib.nullcontext() if death.is_clean else self._faulty_store():
-            super()._live(death._replace(goes_on=False))
+        self._is_clean = death.is_clean
+        super()._live(death._replace(goes_on=False))
+
+    def _judge_cuts_until(self, is_over: Callable[[], bool], seconds: float) -> None:
+        if not self._is_clean:
+            self._trouble_store()
+        super()._judge_cuts_until(is_over, seconds)
 
     def _data_dir(self) -> Path:
         return self._machine.data_dir
@@ -166,14 +193,15 @@ class TakeoverEra(_JournalEra):
         owner = self._somebody_serves(self._draw_command())
         self._keep_workers()
         self._gate.open()
-        with self._faulty_store():
-            self._judge_cuts_until(lambda: False, self._random.uniform(0.2, 2.5))
-            self._faults[kind](owner)
-            started_s = time.monotonic()
-            now = self._somebody_serves(None)
-            if now is not owner:
-                self._report.takeovers_s.append(time.monotonic() - started_s)
-            self._judge_cuts_until(lambda: False, self._random.uniform(0.2, 1.5))
+        self._trouble_store()
+        self._judge_cuts_until(lambda: False, self._random.uniform(0.2, 2.5))
+        self._faults[kind](owner)
+        started_s = time.monotonic()
+        now = self._somebody_serves(None)
+        if now is not owner:
+            self._report.takeovers_s.append(time.monotonic() - started_s)
+        self._judge_cuts_until(lambda: False, self._random.uniform(0.2, 1.5))
+        self._calm_store()
         self._report.deaths[kind] += 1
         self._gate.close()
         with self._service(None):

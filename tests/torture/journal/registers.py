@@ -37,7 +37,7 @@ class Registers:
     def __init__(self, gate: Gate, endpoint: str, single_endpoints: Sequence[str]) -> None:
         self._history = History()
         self._numbers = itertools.count(1)
-        self._endpoint = endpoint
+        endpoint = f"{endpoint}#failover_s={_TIMEOUT_S:g}"
         self._users = [_User(gate, endpoint, self._history, n) for n in range(_WRITERS + 1)]
         self._users += [
             _User(gate, single, self._history, len(self._users) + n)

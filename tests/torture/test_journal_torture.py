@@ -1,0 +1,20 @@
+"""The torture test of a service with a journal, short. `make torture` runs it for an hour."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.journal_machines import StoreKind
+from tests.torture.torture import torture
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "store"), [("lost-disk", "file"), ("takeover", "faulty s3"), ("disk-ack", "file")]
+)
+def test_what_was_acknowledged_survives_the_machine(kind: str, store: StoreKind) -> None:
+    report = torture(seed=15, seconds=1, lives_per_era=2, kinds=[kind], stores=[store])
+
+    assert report.deaths.total() >= 2
+    assert report.rows_judged > 0
