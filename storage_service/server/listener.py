@@ -18,6 +18,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -32,13 +33,14 @@ from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
+from streamhouse.storage_service.server.ownership.ending import NOT_STORED_EXIT_CODE, end_at_once
 from streamhouse.storage_service.server.ownership.front_app import App, FrontApp
 from streamhouse.storage_service.server.ownership.role import Role, Standing
 from streamhouse.storage_service.server.ownership.shard_start import ShardStart
@@ -187,13 +189,29 @@ async def _serve_taken(
         standing.role = Role.OWNER
         front.hand_over(app)
         await process.serve_until_stopped(service)
+        # Also what is committed while the tables close waits for the store.
+        giving_up = _give_up_after(config)
     # Nobody is answered any more: now another process may go on at once.
+    await runtime.run(functools.partial(shard.close, timeout_s=threading.TIMEOUT_MAX))
+    giving_up.cancel()
+
+
+def _give_up_after(config: ServiceConfig) -> threading.Timer:
+    """End the process if its store does not take everything in time."""
     timeout_s = config.drain_timeout_ms / 1_000
-    if not await runtime.run(functools.partial(shard.close, timeout_s=timeout_s)):
-        raise UnavailableError(
-            f"the journal {config.journal_url} did not take everything within {timeout_s:.0f} s"
-            " (drain_timeout_ms); the next start on this data directory stores the rest"
+
+    def give_up() -> None:
+        end_at_once(
+            "stop_cut_short",
+            f"the journal {config.journal_url} did not take everything within {timeout_s:g} s"
+            " (drain_timeout_ms); the next start on this data directory stores the rest",
+            exit_code=NOT_STORED_EXIT_CODE,
         )
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class _Process:

@@ -15,7 +15,10 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.server.ownership.ending import FENCED_EXIT_CODE
+from streamhouse.storage_service.server.ownership.ending import (
+    FENCED_EXIT_CODE,
+    NOT_STORED_EXIT_CODE,
+)
 from tests.support.in_process_service import append_body
 from tests.support.service_process import DiedAtStart, ServiceProcess
 
@@ -159,6 +162,28 @@ def test_a_killed_owner_starts_again_on_its_own_directory_without_waiting(
         owner.kill()
 
     with start("one", "--lease-ms", "3600000") as again, StorageClient(again.endpoint) as client:
+        assert _ids(client) == list(range(10))
+
+
+def test_a_stop_while_the_store_is_away_ends_and_loses_nothing(
+    tmp_path: Path, start: Start
+) -> None:
+    with start("one", "--drain-timeout-ms", "1000") as owner:
+        with StorageClient(owner.endpoint) as client:
+            _make_tables(client)
+            client.append("events", _rows(0, 10))
+        journal = tmp_path / "journal"
+        journal.rename(tmp_path / "away")
+        journal.write_text("no directory")
+
+        code = owner.terminate()
+        log = owner.log_text()
+    journal.unlink()
+    (tmp_path / "away").rename(journal)
+
+    assert code == NOT_STORED_EXIT_CODE
+    assert "did not take everything within 1 s (drain_timeout_ms)" in log
+    with start("one") as again, StorageClient(again.endpoint) as client:
         assert _ids(client) == list(range(10))
 
 

@@ -10,10 +10,12 @@ import os
 import sys
 from typing import Final, NoReturn
 
-__all__ = ["FENCED_EXIT_CODE", "JOURNAL_FAILED_EXIT_CODE", "end_at_once"]
+__all__ = ["FENCED_EXIT_CODE", "JOURNAL_FAILED_EXIT_CODE", "NOT_STORED_EXIT_CODE", "end_at_once"]
 
 _logger = logging.getLogger(__name__)
 
+NOT_STORED_EXIT_CODE: Final = 1
+"""Stopped, but the store was away: the journal has neither everything nor a seal."""
 FENCED_EXIT_CODE: Final = 3
 """Another process owns the shard."""
 JOURNAL_FAILED_EXIT_CODE: Final = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -44,6 +45,34 @@ def test_settings_are_read_in_their_unit(tmp_path: Path, name: str, text: str, v
 def test_a_bad_value_is_refused_by_name(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(message)):
         ServiceConfig.from_texts({name: text}, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"is_standby": True}, "--standby needs --journal"),
+        ({"shard": "1"}, "--shard needs --journal"),
+        ({"advertised_endpoint": "http://a:1"}, "--advertise needs --journal"),
+        ({"journal_url": "file:///j", "shard": "../x"}, "shard '../x' must be of a-z"),
+        ({"journal_url": "file:///j", "journal_ack": "maybe"}, "--journal-ack 'maybe' must be"),
+        ({"journal_url": "file:///j", "lease_ms": 3_600_001}, "--lease-ms must be at most"),
+        ({"journal_url": "file:///j", "advertised_endpoint": "a:1"}, "--advertise 'a:1' must be"),
+        ({"journal_url": "s3://b/p"}, "the lake must outlive this machine"),
+    ],
+)
+def test_a_journal_that_cannot_be_is_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        ServiceConfig(data_dir=tmp_path, **settings)
+
+
+def test_a_journal_elsewhere_needs_a_catalog_elsewhere(tmp_path: Path) -> None:
+    catalog = {"type": "rest", "uri": "https://catalog"}
+
+    config = ServiceConfig(data_dir=tmp_path, journal_url="s3://b/p", catalog_properties=catalog)
+
+    assert config.has_own_catalog
 
 
 def test_a_batch_larger_than_a_frame_holds_is_refused(tmp_path: Path) -> None:
