@@ -33,7 +33,6 @@ ENTRY_POINTS: Final = ("streamhouse.cli", "pyspark_streamhouse")
 BEING_BUILT: Final = (
     "storage_service/journal/",
     "storage_service/shards/",
-    "storage_service/log/replica.py",
 )
 
 # A file that cannot be named for its one job has none.

@@ -113,7 +113,7 @@ async def _check_history(
                 f"table '{table.path}', bucket {bucket}: below offset {offset} there are other rows"
                 " than were read: those that were shown and not in the journal yet were lost with"
                 " their machine, and others have their offsets; read again from an earlier offset,"
-                " see --journal-ack in docs/configuration.md"
+                " see --journal-ack in docs/operations.md"
             )
 
 
