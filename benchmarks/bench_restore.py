@@ -1,7 +1,6 @@
 """A service whose machine is lost: an empty directory, the journal alone, until it serves again.
 
-A gigabyte of log and five million keys, over files and over S3 (SeaweedFS on this machine); and
-rows by key made again of the log's changes where the checkpoint has none.
+A gigabyte of log and five million keys, over files and over S3 (SeaweedFS on this machine).
 """
 
 from __future__ import annotations

@@ -130,3 +130,58 @@ def test_the_journal_cut_at_any_object_gives_what_was_stored_by_then(
         else:
             Owner(tmp_path / "b", copy, seed + 1).die()
             assert files(tmp_path / "b") == expected, cut
+
+
+class Failing:
+    """A store that goes away after so many reads of packs and of the journal's operations."""
+
+    def __init__(self, inner: FileObjectStore, reads: int) -> None:
+        self._inner = inner
+        self._left = reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise StoreUnavailableError("it went away")
+
+    def get(self, key: str, *, bytes_max: int) -> memoryview:
+        found = self._inner.get(key, bytes_max=bytes_max)
+        if "/journal/" in key and not key.endswith("/000000000000"):
+            # Each attempt that is given up leaves an epoch, which the next one reads.
+            self._count()
+        return found
+
+    def get_range(self, key: str, *, start: int, length: int) -> memoryview:
+        self._count()
+        return self._inner.get_range(key, start=start, length=length)
+
+
+@pytest.mark.parametrize("is_astray", [False, True])
+def test_a_restore_that_is_broken_off_anywhere_and_repeated_gives_the_same(
+    tmp_path: Path, is_astray: bool
+) -> None:
+    store = FileObjectStore(tmp_path / "store")
+    if is_astray:
+        gate = Gate(store)
+        run_era(Owner(tmp_path / "b", gate, seed=3), gate, steps=30, ahead=6)
+    owner = Owner(tmp_path / "a", store, seed=4)
+    for number in range(40):
+        owner.step()
+        if number == 20:
+            owner.checkpoint()
+    owner.wait_stored()
+    owner.die()
+
+    for reads in range(60):
+        try:
+            again = Owner(tmp_path / "b", Failing(store, reads * 8), seed=10 + reads)
+        except StoreUnavailableError:
+            continue
+        again.die()
+        break
+
+    assert reads > 3
+    assert files(tmp_path / "b") == files(tmp_path / "a")
