@@ -132,7 +132,9 @@ class JournalStart:
                 )
             return self._upload(known, service_id)
         state = read_state(self._store, self._names, epoch=epoch, service_id=service_id)
-        known = self._save(replace(known, service_id=service_id))
+        known = replace(known, service_id=service_id)
+        # What is on the disk says so from the first change on; whoever begins again must know, too.
+        self._file = replace(known, phase=Phase.RESTORING)
         restored = restore_directory(
             self._directory,
             state,
