@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.journal.operations import Replace
 from streamhouse.storage_service.journal.restore.local_copy import compare
-from streamhouse.storage_service.journal.tree import JournalTree
+from streamhouse.storage_service.journal.tree import JournalTree, Packed, TreeFile
 from streamhouse.storage_service.log.segment_format import (
     LogIdentity,
     MarkFacts,
@@ -39,3 +39,14 @@ def test_a_mark_of_another_moment_is_not_taken_for_that_of_the_journal(
 
     assert crc32c(mark(0)) == crc32c(mark(128))
     assert found.kept == ({} if is_same else {_PATH: 0})
+
+
+def test_a_mark_whose_bytes_are_in_a_pack_is_made_anew(tmp_path: Path) -> None:
+    tree, crc = JournalTree(), crc32c(mark(128))
+    tree.add_file(TreeFile(_PATH, 64, crc, [Packed("pack", 0, 64, crc)]))
+    (tmp_path / _PATH).parent.mkdir(parents=True)
+    (tmp_path / _PATH).write_bytes(mark(0))
+
+    found = compare(tmp_path, tree, is_own=False, is_trusted=False)
+
+    assert found.kept == {_PATH: 0}
