@@ -20,13 +20,15 @@ from typing import Final
 
 from streamhouse.storage_service.errors import InvalidNameError
 
-__all__ = ["DEFAULT_SHARD", "DIRECTORY", "EPOCH_MAX", "SEQ_MAX", "Place", "ShardNames"]
+__all__ = ["DEFAULT_SHARD", "DIRECTORY", "EPOCH_MAX", "SEQ_MAX", "SHARDS", "Place", "ShardNames"]
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_SHARD: Final = "0"
 DIRECTORY: Final = "directory/"
 """Which shard has which table: all keys of the directory begin with it."""
+SHARDS: Final = "shards/"
+"""All keys of a shard begin with it and the shard's name."""
 EPOCH_MAX: Final = 10**8 - 1
 SEQ_MAX: Final = 10**12 - 1
 _SHARD: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62})")
@@ -72,22 +74,22 @@ class ShardNames:
     @property
     def journal(self) -> str:
         """The folder of all epochs."""
-        return f"shards/{self.shard}/journal/"
+        return f"{SHARDS}{self.shard}/journal/"
 
     @property
     def leases(self) -> str:
         """The folder of leases."""
-        return f"shards/{self.shard}/lease/"
+        return f"{SHARDS}{self.shard}/lease/"
 
     @property
     def checkpoints(self) -> str:
         """The folder of manifests."""
-        return f"shards/{self.shard}/checkpoints/"
+        return f"{SHARDS}{self.shard}/checkpoints/"
 
     @property
     def packs(self) -> str:
         """The folder of what manifests name."""
-        return f"shards/{self.shard}/packs/"
+        return f"{SHARDS}{self.shard}/packs/"
 
     def epoch(self, epoch: int) -> str:
         """The folder of one epoch's objects."""

@@ -24,16 +24,23 @@ from streamhouse.storage_service.journal.object_format import (
     decode_object,
 )
 from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
+from streamhouse.storage_service.journal.operations import Append, Replace
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
 from streamhouse.storage_service.journal.restore.journalled_state import (
     check_newest_epoch,
     list_checkpoints,
     load_manifest,
 )
-from streamhouse.storage_service.journal.tree import JournalTree, Packed
+from streamhouse.storage_service.journal.tree import (
+    Held,
+    Journalled,
+    JournalTree,
+    Packed,
+    TreeFile,
+)
 from streamhouse.storage_service.operations.findings import Finding, Severity
 
-__all__ = ["JournalReport", "check_journal"]
+__all__ = ["JournalReport", "check_journal", "read_file"]
 
 _THREADS: Final = 6
 _AHEAD: Final = 8
@@ -51,6 +58,8 @@ class JournalReport:
     checkpoints: int = 0
     packs_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
+    tree: JournalTree | None = None
+    """The files at its end, where that is known."""
 
     @property
     def is_sound(self) -> bool:
@@ -100,7 +109,43 @@ def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
         report.error(names.shard, "no checkpoint, with what came after it, makes the service again")
     elif any(_facts(tree) != _facts(trees[0]) for tree in trees):
         report.error(names.checkpoints, "the two checkpoints lead to different files")
+    else:
+        report.tree = trees[-1]
     return report
+
+
+def read_file(store: ObjectStore, names: ShardNames, file: TreeFile) -> bytes:
+    """Return a small file of the tree that a check has found.
+
+    Raises `CorruptDataError` for one that is damaged, or was trimmed since.
+    """
+    data = b""
+    for piece in file.pieces:
+        match piece:
+            case Packed():
+                data += bytes(read_packed(store, names, [piece])[0])
+            case Held():
+                data += piece.data
+            case Journalled(epoch, seq, index):
+                data += _data(store, names, Place(epoch, seq), index)
+            case _:
+                raise AssertionError(f"{piece} is in no store")
+    # Pack and object have proved their own checksums.
+    if len(data) != file.length:
+        raise CorruptDataError(f"{file.path} is not what the journal says")
+    return data
+
+
+def _data(store: ObjectStore, names: ShardNames, place: Place, index: int) -> bytes:
+    key = names.object(place)
+    try:
+        found = decode_object(store.get(key, bytes_max=OBJECT_BYTES_MAX), key=key, place=place)
+    except ObjectNotFoundError as error:
+        raise CorruptDataError(f"{key} is missing, although it was just there") from error
+    operation = found.operations[index]
+    if not isinstance(operation, Append | Replace):
+        raise CorruptDataError(f"{key} changes no file's bytes by operation {index}")
+    return bytes(operation.data)
 
 
 def _check_epochs(store: ObjectStore, names: ShardNames, report: JournalReport) -> None:

@@ -35,6 +35,7 @@ from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
 from streamhouse.storage_service.shards.chain import Chains, DirectoryStore, Version
 from streamhouse.storage_service.shards.entries import (
     FREE,
+    Folder,
     NameEntry,
     NameState,
     check_shard_name,
@@ -42,17 +43,17 @@ from streamhouse.storage_service.shards.entries import (
     unseal,
 )
 
-__all__ = ["IdBlock", "ShardDirectory", "ShardRecord"]
+__all__ = ["BLOCK_IDS", "IdBlock", "ShardDirectory", "ShardRecord"]
 
 _logger = logging.getLogger(__name__)
 
 BLOCK_IDS: Final = 1_000
-_SERVICE: Final = "service"
-_IDS: Final = "ids"
-_TABLES: Final = "tables"
-_DATABASES: Final = "databases"
-_SHARDS: Final = "shards"
-_HELD: Final = "held"
+_SERVICE: Final = Folder.SERVICE
+_IDS: Final = Folder.IDS
+_TABLES: Final = Folder.TABLES
+_DATABASES: Final = Folder.DATABASES
+_SHARDS: Final = Folder.SHARDS
+_HELD: Final = Folder.HELD
 # Each means that somebody else has changed the same name in between.
 _RACES_MAX: Final = 100
 _BLOCK_MAX: Final = 10**8 - 1

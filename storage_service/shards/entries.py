@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError, InvalidNameError
 
-__all__ = ["NameEntry", "NameState", "check_shard_name", "seal", "unseal"]
+__all__ = ["Folder", "NameEntry", "NameState", "check_shard_name", "seal", "unseal"]
 
 _SHARD: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _MEMBERS: Final = {"content", "key", "nonce"}
@@ -30,6 +30,17 @@ def check_shard_name(name: str) -> None:
             f"shard name '{name[:80]}' is not valid: use 1 to 63 small letters, digits, '-' and"
             " '_', beginning with a letter or digit"
         )
+
+
+class Folder(enum.StrEnum):
+    """Where what lies below the directory's prefix; `SERVICE` is one object."""
+
+    SERVICE = "service"
+    IDS = "ids"
+    TABLES = "tables"
+    DATABASES = "databases"
+    SHARDS = "shards"
+    HELD = "held"
 
 
 class NameState(enum.StrEnum):

@@ -44,6 +44,13 @@ def _children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def _check(tmp_path: Path) -> str:
+    """Return the verdict of a check of all shards, which finds nothing."""
+    checked = CliRunner().invoke(cli, ["check", "--journal", f"file://{tmp_path / 'store'}"])
+    assert checked.exit_code == 0, checked.output
+    return checked.output.splitlines()[-1]
+
+
 def _wait_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -77,6 +84,7 @@ def test_two_shards_are_one_service(tmp_path: Path) -> None:
         shown = CliRunner().invoke(cli, ["shards", "--endpoint", service.endpoint])
         assert shown.exit_code == 0, shown.output
         assert shards[1]["endpoint"] in shown.output.replace("\n", "")
+        assert "2 shards, 4 names" in _check(tmp_path)
 
         # A client that knows one shard only finds the tables of the other.
         for shard in shards:
@@ -93,6 +101,7 @@ def test_two_shards_are_one_service(tmp_path: Path) -> None:
         assert service.terminate() == 0
         _wait_gone(children)
 
+    assert "2 shards, 4 names" in _check(tmp_path)
     # What a machine has lost is in the journal.
     shutil.rmtree(tmp_path / "data" / "shards" / "1")
     with _service(tmp_path) as service, StorageClient(service.endpoint) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,16 +14,21 @@ from rich.table import Table
 
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.journal.names import DEFAULT_SHARD, ShardNames
+from streamhouse.storage_service.errors import (
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectStoreError
 from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
 from streamhouse.storage_service.journal.store_opening import open_store
 from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
-from streamhouse.storage_service.operations.check_journal import check_journal
-from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
+from streamhouse.storage_service.operations.check_journal import JournalReport, check_journal
+from streamhouse.storage_service.operations.check_service import ServiceReport, check_service
+from streamhouse.storage_service.operations.findings import CheckReport, Finding, TableFacts
 from streamhouse.storage_service.operations.rebuild_service_file import (
     rebuild_service_file as rebuild,
 )
@@ -46,8 +52,7 @@ _NOT_CHECKED: Final = 2
     metavar="URL",
     help="A journal, as given to serve, instead of a data directory; its service may run.",
 )
-@click.option("--shard", default=DEFAULT_SHARD, show_default=True, metavar="NAME",
-              help="Which shard of the journal.")  # fmt: skip
+@click.option("--shard", metavar="NAME", help="Only this shard of the journal; else all of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--no-lake", is_flag=True, help="Do not open the Iceberg catalog.")
 @click.option(
@@ -64,7 +69,7 @@ def command(
     *,
     data_dir: Path | None,
     journal_url: str | None,
-    shard: str,
+    shard: str | None,
     as_json: bool,
     no_lake: bool,
     rebuild_service_file: bool,
@@ -80,7 +85,8 @@ def command(
     service uses it or it is no data directory.
 
     Of a journal: that every epoch has its seal, and that the checkpoints and what came after them
-    are whole, to the last byte.
+    are whole, to the last byte; without --shard of every shard, and that the directory of tables
+    and the shards say the same.
     """
     if (data_dir is None) == (journal_url is None):
         raise click.UsageError("give --data-dir or --journal, one of them")
@@ -111,30 +117,52 @@ def command(
 
 
 def _check_journal(
-    url: str, shard: str, catalog_properties: tuple[str, ...], *, as_json: bool
+    url: str, shard: str | None, catalog_properties: tuple[str, ...], *, as_json: bool
 ) -> None:
     given = catalog_properties_from(catalog_properties)
     store = open_store(url, properties={k: v for k, v in given.items() if k.startswith("s3.")})
+    report: JournalReport | ServiceReport
     try:
-        report = check_journal(store, ShardNames(shard))
-    except ObjectStoreError as error:
+        report = check_service(store) if shard is None else check_journal(store, ShardNames(shard))
+    except (ObjectStoreError, StorageFailedError, UnavailableError) as error:
         click.echo(f"streamhouse: {url} cannot be read: {error}", err=True)
         sys.exit(_NOT_CHECKED)
     finally:
         store.close()
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
-    else:
-        for finding in report.findings:
-            click.echo(f"{finding.severity}: {finding.where}: {finding.problem}")
+    elif isinstance(report, ServiceReport):
+        for journal in report.shards:
+            _print_journal(journal)
+        _print_findings(report.findings)
         click.echo(
-            f"the journal {report.url} of shard '{shard}' is"
-            f" {'sound' if report.is_sound else 'DAMAGED'}: {report.epochs:,} epochs,"
-            f" {report.checkpoints} checkpoints, {report.packs_bytes:,} bytes in packs,"
-            f" {report.operations:,} operations after the last, {len(report.findings)} findings"
+            f"the service in {report.url} is {_verdict(report.is_sound)}: {len(report.shards)}"
+            f" shards, {report.names:,} names in its directory,"
+            f" {len(report.findings)} findings besides those of the journals"
         )
+    else:
+        _print_journal(report)
     if not report.is_sound:
         sys.exit(_DAMAGED)
+
+
+def _print_journal(report: JournalReport) -> None:
+    _print_findings(report.findings)
+    click.echo(
+        f"the journal {report.url} of shard '{report.shard}' is {_verdict(report.is_sound)}:"
+        f" {report.epochs:,} epochs, {report.checkpoints} checkpoints,"
+        f" {report.packs_bytes:,} bytes in packs,"
+        f" {report.operations:,} operations after the last, {len(report.findings)} findings"
+    )
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        click.echo(f"{finding.severity}: {finding.where}: {finding.problem}")
+
+
+def _verdict(is_sound: bool) -> str:
+    return "sound" if is_sound else "DAMAGED"
 
 
 def _rebuild_service_file(data_dir: Path) -> None:
@@ -189,7 +217,6 @@ def _print(report: CheckReport) -> None:
                 "" if facts.key_count is None else f"{facts.key_count:,}",
             )
     console.print(shown)
-    for finding in report.findings:
-        click.echo(f"{finding.severity}: {finding.where}: {finding.problem}")
-    verdict = "sound" if report.is_sound else "DAMAGED"
+    _print_findings(report.findings)
+    verdict = _verdict(report.is_sound)
     click.echo(f"{report.data_dir} is {verdict}: {len(report.findings)} findings")
