@@ -6,9 +6,10 @@ was sent, by the owner's clock. A watcher asks until it was answered the same fo
 its own clock, and then may seal the epoch, however late. Time without answers does not count.
 
 So a lease that ran out never holds again: a watcher may have decided already. Its owner rolls
-(`JournalWriter.roll`), and whoever opens the next epoch has the lease of that. Hence no owner
-answers a read once another has taken over because of the lease. Who takes over is decided by the
-journal alone.
+(`JournalWriter.roll`), and whoever opens the next epoch has the lease of that. From when the owner
+asks the store for the next epoch, watchers may look at that one alone: renewing the lease of the
+epoch before proves nothing. Hence no owner answers a read once another has taken over because of
+the lease. Who takes over is decided by the journal alone.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ class SeenLease:
 class LeaseKeeper:
     """Renews an owner's lease on a thread of its own, until it is closed.
 
-    `epoch` is asked before each renewal: a writer that rolls has a new one. `opened_s` is a time of
-    the clock before the first epoch was opened. `on_lapse` asks for a roll.
+    `epoch` and `is_opening` are asked before each renewal, in the other order: a writer that rolls
+    has a new epoch, and is opening it from before it asks the store for it until it knows that it
+    has it. `opened_s` is a time of the clock before the first one was opened. `on_lapse` asks for a
+    roll.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LeaseKeeper:
         names: ShardNames,
         *,
         epoch: Callable[[], int],
+        is_opening: Callable[[], bool],
         opened_s: float,
         on_lapse: Callable[[], None],
         endpoint: str,
@@ -73,13 +77,14 @@ class LeaseKeeper:
         self._store = store
         self._names = names
         self._epoch = epoch
+        self._is_opening = is_opening
         self._on_lapse = on_lapse
         self._endpoint = endpoint
         self._lease_ms = lease_ms
         self._clock = clock
         self._counter = 0
         self._renewed_epoch = epoch()
-        # When the epoch was the one that it is, for sure.
+        # When the next epoch was not asked for, for sure.
         self._looked_s = opened_s
         self._valid_until_s = self._until(opened_s)
         self._is_over = threading.Event()
@@ -103,11 +108,13 @@ class LeaseKeeper:
     def renew(self) -> None:
         """Renew once. Raises what the store raises; whether it is renewed is not known then."""
         sent_s = self._clock()
+        is_opening = self._is_opening()
         if (epoch := self._epoch()) != self._renewed_epoch:
             # It was opened after the last look, which counts as its first renewal.
             self._renewed_epoch = epoch
             self._valid_until_s = max(self._valid_until_s, self._until(self._looked_s))
-        self._looked_s = sent_s
+        if not is_opening:
+            self._looked_s = sent_s
         self._counter += 1
         lease = {
             "counter": self._counter,
@@ -115,6 +122,9 @@ class LeaseKeeper:
             "lease_ms": self._lease_ms,
         }
         self._store.replace(self._names.lease(epoch), json.dumps(lease).encode())
+        if is_opening:
+            # For those who have not seen the next epoch: they need not take over.
+            return
         if self.is_valid:
             self._valid_until_s = self._until(sent_s)
         else:

@@ -156,6 +156,12 @@ class JournalWriter:
         return self._pipeline.tenure.epoch
 
     @property
+    def is_opening(self) -> bool:
+        """Whether the next epoch may be open already, and this process does not know it yet."""
+        with self._lock:
+            return self._pipeline.ended_for is not None
+
+    @property
     def in_flight(self) -> int:
         """How many objects are on their way."""
         return self._pipeline.in_flight

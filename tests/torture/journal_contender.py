@@ -98,6 +98,7 @@ class _Contender:
             self.store,
             NAMES,
             epoch=lambda: writer.epoch,
+            is_opening=lambda: writer.is_opening,
             opened_s=opened_s,
             on_lapse=lambda: writer.roll(is_empty_left=True),
             endpoint=self.name,

@@ -81,6 +81,7 @@ class OwnedShard:
             store,
             tenure.names,
             epoch=lambda: self._writer.epoch,
+            is_opening=lambda: self._writer.is_opening,
             opened_s=opened_s,
             on_lapse=lambda: self._writer.roll(is_empty_left=True),
             endpoint=endpoint,

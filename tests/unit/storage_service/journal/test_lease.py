@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +15,9 @@ from streamhouse.storage_service.journal.lease import (
     SeenLease,
     read_lease,
 )
+from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_store import StoreUnavailableError
+from streamhouse.storage_service.journal.writer import JournalWriter
 from streamhouse.storage_service.log.filesystem import Buffer
 from tests.support.journal_world import NAMES, taken
 from tests.support.memory_store import MemoryStore
@@ -46,12 +50,13 @@ class _SlowStore(MemoryStore):
 
 class _Owner:
     def __init__(self, store: _SlowStore) -> None:
-        self.epoch = 1
+        self.epoch = self.stored_epoch = 1
         self.rolls = 0
         self.keeper = LeaseKeeper(
             store,
             NAMES,
             epoch=lambda: self.epoch,
+            is_opening=lambda: self.stored_epoch > self.epoch,
             opened_s=store.clock(),
             on_lapse=self.roll,
             endpoint="http://a",
@@ -85,10 +90,57 @@ def test_a_lease_that_ran_out_never_holds_again_but_that_of_the_next_epoch_does(
     owner.keeper.renew()
     owner.keeper.renew()
     assert (owner.keeper.is_valid, owner.rolls) == (False, 2)
-    owner.epoch = 2
+    owner.epoch = owner.stored_epoch = 2
     owner.keeper.renew()
 
     assert owner.keeper.is_valid
+
+
+def test_a_lease_is_not_renewed_in_the_epoch_before_one_that_may_be_open() -> None:
+    """The next epoch is stored, and its answer is late: watchers look at that one alone."""
+    clock = _Clock()
+    store = _LateAnswers(clock)
+    writer = JournalWriter(store, taken(store), on_fenced=lambda _: None)
+    keeper = LeaseKeeper(
+        store,
+        NAMES,
+        epoch=lambda: writer.epoch,
+        is_opening=lambda: writer.is_opening,
+        opened_s=clock(),
+        on_lapse=lambda: None,
+        endpoint="http://a",
+        lease_ms=10_000,
+        clock=clock,
+    )
+    writer.roll(is_empty_left=True)
+    store.is_opened.wait()
+    watch = LeaseWatch(lease_ms=10_000, clock=clock)
+
+    for _ in range(10):
+        watch.look(store, NAMES)
+        assert (watch.epoch, watch.has_run_out) == (2, False)
+        clock.now_s += 1
+        keeper.renew()
+    watch.look(store, NAMES)
+
+    assert watch.has_run_out
+    assert not keeper.is_valid
+    store.may_answer.set()
+    writer.abandon()
+
+
+class _LateAnswers(_SlowStore):
+    """Opens the second epoch, and says so late."""
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__(clock)
+        self.is_opened, self.may_answer = threading.Event(), threading.Event()
+
+    def create(self, key: str, buffers: Sequence[Buffer]) -> None:
+        super().create(key, buffers)
+        if key == NAMES.object(Place(2, 0)):
+            self.is_opened.set()
+            self.may_answer.wait()
 
 
 def test_a_lease_runs_out_while_a_watcher_is_answered_the_same() -> None:
@@ -158,13 +210,16 @@ def test_no_owner_holds_its_lease_once_a_watcher_may_seal(seed: int) -> None:
                 owner.keeper.renew()
             except StoreUnavailableError:
                 continue
-            if owner.rolls and by_chance.random() < 0.5:
-                owner.epoch, owner.rolls = owner.epoch + 1, 0
+            if owner.stored_epoch > owner.epoch:
+                # It is told so at last.
+                owner.epoch = owner.stored_epoch
+            elif by_chance.random() < (0.5 if owner.rolls else 0.1):
+                owner.stored_epoch, owner.rolls = owner.epoch + 1, 0
         else:
-            asked_s, epoch = clock(), owner.epoch
+            asked_s, epoch = clock(), owner.stored_epoch
             clock.now_s += by_chance.uniform(0, 3)
             watch.seen(epoch, read_lease(store, NAMES, epoch), asked_s=asked_s, owner_ms=10_000)
-        if watch.has_run_out and watch.epoch == owner.epoch:
+        if watch.has_run_out and watch.epoch == owner.stored_epoch:
             assert not owner.keeper.is_valid
 
 
