@@ -59,6 +59,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 from streamhouse.storage_service.server.http.own_task import own_task
 from streamhouse.storage_service.server.routes import (
     HEALTH_PATH,
+    READY_PATH,
     STATUS_PAGE_PATH,
     Answer,
     Found,
@@ -138,6 +139,10 @@ class ServiceApp:
             role = {} if self._service.tenure is None else {"role": "owner"}
             return await exchange.answer_json({"status": "alive", **role})
         service = self._service
+        if exchange.path == READY_PATH and service.access.is_probe(exchange):
+            exchange.route = "ready"
+            status, text = service.readiness()
+            return await exchange.answer_json({"status": text}, status=status)
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
         # The page has nothing in it: what it shows it asks for, with the token.
         found = None if exchange.path == STATUS_PAGE_PATH else find(exchange.method, exchange.path)

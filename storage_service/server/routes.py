@@ -24,6 +24,7 @@ from streamhouse.storage_service.server.http.http_exchange import Body
 __all__ = [
     "ANY_TOKEN",
     "HEALTH_PATH",
+    "READY_PATH",
     "ROUTES",
     "STATUS_PAGE_PATH",
     "Answer",
@@ -39,6 +40,7 @@ ANY_TOKEN: Final = "any token"
 """As a need. What is answered, listed or made is checked where that is known."""
 OPEN: Final = "nothing"
 HEALTH_PATH: Final = "/health"
+READY_PATH: Final = "/ready"
 STATUS_PAGE_PATH: Final = "/"
 # Whoever looks after a process wants to know how it is, whosever the data are.
 _OF_THE_PROCESS: Final = frozenset(("health", "page", "status", "metrics"))
@@ -175,7 +177,7 @@ _CONTROL: Final = (
         ("GET", STATUS_PAGE_PATH, OPEN, "page"),
         ("GET", "/v1/status", "read:service", "status"),
         ("GET", "/v1/shards", ANY_TOKEN, "list_shards"),
-        ("GET", "/ready", ANY_TOKEN, "ready"),
+        ("GET", READY_PATH, ANY_TOKEN, "ready"),
         ("GET", "/metrics", "read:service", "metrics"),
         about=True,
     ),

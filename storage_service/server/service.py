@@ -19,6 +19,7 @@ from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     NotFoundError,
+    NotOwnerError,
     OverloadedError,
     RequestTooLargeError,
     StreamhouseError,
@@ -163,6 +164,17 @@ class Service:
             return False
         await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
         return True
+
+    def readiness(self) -> tuple[int, str]:
+        """Return what somebody without a token is told: an HTTP status and a word."""
+        if self.is_draining:
+            return 503, "stopping"
+        if self.tenure is not None:
+            try:
+                self.tenure.check()
+            except NotOwnerError:
+                return 503, "not_owner"
+        return 200, "ready"
 
     def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
         """Count a request in progress; raises when stopping or when there are too many.

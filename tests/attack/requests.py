@@ -49,7 +49,7 @@ _CALLERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
     "other": ("other-token", '"admin:elsewhere.*"'),
     "worker": ("worker-token", '"write:service", "read:default.open"'),
 }
-_PUBLIC: Final = ("/health", "/")
+_PUBLIC: Final = ("/health", "/", "/ready")
 
 
 @dataclass

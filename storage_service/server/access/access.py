@@ -67,6 +67,17 @@ class AccessControl:
         if need.scope is not None:
             self.require(exchange, need.level, need.scope)
 
+    def is_probe(self, exchange: HttpExchange) -> bool:
+        """Whether a request to `/ready` is one without a token, as a load balancer sends it.
+
+        It is told that and nothing else, by whatever name it asks, as of `/health`.
+        """
+        return (
+            exchange.method in ("GET", "HEAD")
+            and (self._token is not None or self._grants is not None)
+            and exchange.header(b"authorization") is None
+        )
+
     def _share(self, exchange: HttpExchange) -> str:
         """Whose share of what all callers share a request uses: its token's, else its address's."""
         if self._token is None and self._grants is None:

@@ -412,9 +412,9 @@ class HttpExchange:
         self._is_gone = True
         self._connection.abort()
 
-    async def answer_json(self, value: Any) -> None:
+    async def answer_json(self, value: Any, *, status: int = 200) -> None:
         """Send a JSON answer."""
-        await self.answer(200, b"application/json", [json.dumps(value).encode()])
+        await self.answer(status, b"application/json", [json.dumps(value).encode()])
 
     async def answer_error(
         self, error: StreamhouseError, *, form: tuple[int, dict[str, Any]] | None = None

@@ -1,7 +1,8 @@
 """The ASGI application of a process with a journal: it answers from the start, whatever its role.
 
 While the process does not own its shard, health and readiness say its role, metrics say how it is,
-and everything else is refused with `not_owner`, once the caller has shown a right token. When the
+and everything else is refused with `not_owner`, once the caller has shown a right token, which only
+health and the bare readiness do not need. When the
 shard is its own, the service's application answers everything.
 """
 
@@ -26,7 +27,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.own_task import own_task
 from streamhouse.storage_service.server.ownership.role import Standing
-from streamhouse.storage_service.server.routes import HEALTH_PATH, find
+from streamhouse.storage_service.server.routes import HEALTH_PATH, READY_PATH, find
 from streamhouse.storage_service.server.status.metrics import (
     METRICS_CONTENT_TYPE,
     ServiceMetrics,
@@ -38,7 +39,6 @@ _logger = logging.getLogger(__name__)
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
-_READY_PATH: Final = "/ready"
 _METRICS_PATH: Final = "/metrics"
 
 
@@ -95,10 +95,12 @@ class FrontApp:
         if exchange.path == HEALTH_PATH:
             # A standby is as alive as an owner: an orchestrator must not kill it.
             return await exchange.answer_json({"status": "alive", "role": standing.role})
+        if exchange.path == READY_PATH and self._access.is_probe(exchange):
+            return await exchange.answer_json({"status": standing.role}, status=503)
         self._foreign_requests.check(exchange.method, exchange.scope["headers"])
         exchange.need = find(exchange.method, exchange.path).need
         self._access.admit(exchange)
-        if exchange.path == _READY_PATH:
+        if exchange.path == READY_PATH:
             # Not 200: a load balancer sends requests to the owner alone.
             body = json.dumps({"status": standing.role, "owner": standing.owner}).encode()
             return await exchange.answer(503, b"application/json", [body])

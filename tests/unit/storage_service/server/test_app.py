@@ -21,10 +21,18 @@ from tests.support.in_process_service import (
 TOKEN = "correct-horse"
 
 
-async def test_only_health_is_answered_without_the_token(tmp_path: Path) -> None:
+async def test_only_health_and_a_word_of_readiness_are_answered_without_the_token(
+    tmp_path: Path,
+) -> None:
     async with in_process_service(tmp_path, token=TOKEN) as service:
         assert (await service.call("GET", "/health")).json() == {"status": "alive"}
-        for path in ("/ready", "/metrics", "/docs", "/openapi.json", "/v1/tables", "/nope"):
+        for host in ("localhost", "10.0.0.7:8765", "any.example"):
+            ready = await service.call("GET", "/ready", headers={"host": host})
+            assert (ready.status, ready.json()) == (200, {"status": "ready"})
+        assert (await service.call("POST", "/ready")).status == 401
+        wrong = await service.call("GET", "/ready", headers={"authorization": "Bearer x"})
+        assert wrong.status == 401
+        for path in ("/metrics", "/docs", "/openapi.json", "/v1/tables", "/nope"):
             answer = await service.call("GET", path)
             assert answer.error() == (
                 401,
@@ -141,6 +149,15 @@ async def test_a_stopping_service_refuses_everything_but_health(tmp_path: Path) 
             assert answer.json()["error"]["retriable"] is True
             assert answer.headers["retry-after"] == "1"
         assert (await service.call("GET", "/health")).status == 200
+
+
+async def test_a_stopping_service_is_not_ready_for_a_probe_without_a_token(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path, token=TOKEN) as service:
+        await service.service.drain()
+
+        ready = await service.call("GET", "/ready")
+
+        assert (ready.status, ready.json()) == (503, {"status": "stopping"})
 
 
 async def test_stopping_ends_waits_and_finishes_appends_before_it_returns(tmp_path: Path) -> None:

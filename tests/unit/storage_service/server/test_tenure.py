@@ -72,6 +72,20 @@ async def test_nothing_read_is_answered_after_its_end(
     assert answer.json()["error"]["owner"] == OWNER
 
 
+async def test_a_probe_without_a_token_sees_that_it_is_not_ready_after_its_end(
+    tmp_path: Path,
+) -> None:
+    tenure = _Tenure()
+    async with in_process_service(tmp_path, tenure=tenure, token="t") as service:
+        before = await service.call("GET", "/ready")
+        tenure.end()
+
+        after = await service.call("GET", "/ready")
+
+    assert (before.status, before.json()) == (200, {"status": "ready"})
+    assert (after.status, after.json()) == (503, {"status": "not_owner"})
+
+
 async def test_a_lookup_is_refused_after_its_end(tmp_path: Path) -> None:
     tenure = _Tenure()
     async with in_process_service(tmp_path, tenure=tenure) as service:

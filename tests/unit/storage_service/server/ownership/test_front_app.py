@@ -56,6 +56,20 @@ async def test_health_is_fine_and_readiness_is_not_in_every_role(
     assert (ready.status, ready.json()) == (503, {"status": role, "owner": OWNER})
 
 
+async def test_who_shows_no_token_is_told_the_role_and_not_where_the_owner_is(
+    tmp_path: Path,
+) -> None:
+    world = _World(tmp_path, token="t")
+
+    bare = await world.get("/ready", host="10.0.0.7:8765")
+    wrong = await world.get("/ready", authorization="Bearer x")
+    right = await world.get("/ready", authorization="Bearer t")
+
+    assert (bare.status, bare.json()) == (503, {"status": "standby"})
+    assert wrong.status == 401
+    assert (right.status, right.json()) == (503, {"status": "standby", "owner": OWNER})
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -95,7 +109,7 @@ async def test_metrics_say_the_role_and_how_far_behind_it_is(tmp_path: Path) -> 
 async def test_without_the_token_nobody_learns_who_owns_the_data(tmp_path: Path) -> None:
     world = _World(tmp_path, token="secret")
 
-    for path in ("/ready", "/metrics", "/v1/tables"):
+    for path in ("/metrics", "/v1/tables"):
         assert (await world.get(path)).status == 401
         assert (await world.get(path, authorization="Bearer secret")).status != 401
     assert (await world.get("/health")).status == 200
