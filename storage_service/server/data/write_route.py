@@ -12,7 +12,12 @@ from typing import Final
 
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import Appended, LogTable
-from streamhouse.storage_service.errors import InvalidRequestError, UnsupportedError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotOwnerError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,
@@ -45,6 +50,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             first_bucket=table.next_spread_bucket(1),
         )
         batches = await service.run_by_size(routed_batches, body, request)
+        _check_write(service)
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
     await _answer(exchange, service, appended)
@@ -78,6 +84,7 @@ async def _write(
             table=table.info, verb=verb, writer_id=writer_id, config=service.config
         )
         writes = await service.run_by_size(routed_writes, body, request)
+        _check_write(service)
         appended = await service.manager.write_keys(
             table, writes, columns=columns, writer_id=writer_id
         )
@@ -89,9 +96,22 @@ async def _answer(exchange: HttpExchange, service: Service, appended: Appended) 
     if all(start == end for start, end in appended.ranges.values()):
         # Nothing to change, as the rows are here: they may be others elsewhere by now.
         exchange.tenure = service.tenure
+    else:
+        try:
+            _check_write(service)
+        except NotOwnerError as error:
+            raise UnknownOutcomeError(
+                f"{error.message}: the rows may or may not be stored; repeat the request there"
+                " with the same writer id and sequence"
+            ) from error
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
     text = f'{{"buckets": {{{", ".join(ranges)}}}, "timestamp_us": {appended.timestamp_us}}}'
     await exchange.answer(200, b"application/json", [text.encode()])
+
+
+def _check_write(service: Service) -> None:
+    if service.tenure is not None:
+        service.tenure.check_write()
 
 
 def writer_id_of(exchange: HttpExchange, text: str | None) -> int:

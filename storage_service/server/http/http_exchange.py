@@ -96,6 +96,9 @@ class Tenure(Protocol):
     def check(self) -> None:
         """Raise `NotOwnerError` unless nobody else can have changed anything until now."""
 
+    def check_write(self) -> None:
+        """Raise `NotOwnerError` if rows that are stored here now may never be the owner's."""
+
 
 class ClientGone(Exception):
     """The client closed the connection before its request was complete."""

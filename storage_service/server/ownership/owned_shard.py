@@ -97,6 +97,15 @@ class OwnedShard:
         if not self._lease.is_valid:
             raise self._standing.not_owner()
 
+    def check_write(self) -> None:
+        """Raise `NotOwnerError` unless the lease still holds, if the journal is not waited for.
+
+        Otherwise a process that was paused would acknowledge rows that its own disk alone has,
+        until it meets the seal of who has taken over.
+        """
+        if self._config.journal_ack != "journal":
+            self.check()
+
     def record(self, directory: DataDirectory, begun: Begun) -> Replication:
         """Let the directory, which is what `begun` says, record what changes from now on."""
         if begun.first_operation is not None:

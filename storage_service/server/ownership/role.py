@@ -33,8 +33,7 @@ class Role(enum.StrEnum):
     RESTORING = "restoring"
     """This process has taken the shard, and completes its directory."""
     OWNER = "owner"
-    FENCED = "fenced"
-    """Somebody else has taken the shard from this process, which is ending."""
+    """It answers about the data, until it stops or ends at once because somebody took the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +60,11 @@ class Standing:
 
     def not_owner(self) -> NotOwnerError:
         """Return what everybody is told who asks about the data."""
+        if self.role is Role.OWNER:
+            return NotOwnerError(
+                f"the lease of this process on shard '{self.shard}' has run out: another process"
+                " may own it by now"
+            )
         where = "" if self.owner is None else f"; its owner answers at {self.owner}"
         return NotOwnerError(
             f"this process is {self.role} and does not own shard '{self.shard}'{where}",

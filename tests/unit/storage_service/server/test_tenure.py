@@ -24,8 +24,9 @@ OWNER = "http://other:8765"
 class _Tenure:
     """One that a test ends, at once or while the data is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_waited_for: bool = True) -> None:
         self.left: float = float("inf")
+        self.is_waited_for = is_waited_for
 
     def end(self, *, after_checks: int = 0) -> None:
         self.left = after_checks
@@ -34,6 +35,10 @@ class _Tenure:
         if self.left < 1:
             raise NotOwnerError("this process does not own the shard", owner=OWNER)
         self.left -= 1
+
+    def check_write(self) -> None:
+        if not self.is_waited_for:
+            self.check()
 
 
 KEYS = pa.record_batch([pa.array([1], pa.int64())], schema=pa.schema([EVENTS.field(0)]))
@@ -124,6 +129,32 @@ async def test_a_stored_write_is_answered_although_it_has_ended(tmp_path: Path) 
         answer = await service.append([(0, 0, event_rows(3, 5))])
 
     assert answer.status == 200
+
+
+@pytest.mark.parametrize("verb", ["append", "upsert"])
+@pytest.mark.parametrize(("checks", "code"), [(0, "not_owner"), (1, "unknown_outcome")])
+async def test_a_write_that_only_the_disk_has_is_not_acknowledged_after_its_end(
+    tmp_path: Path, verb: str, checks: int, code: str
+) -> None:
+    """A zombie's disk is nobody's: what it stored on it is lost when it meets the seal."""
+    tenure = _Tenure(is_waited_for=False)
+    async with in_process_service(tmp_path, tenure=tenure) as service:
+        await _tables(service)
+        path = {"append": "events", "upsert": "keyed"}[verb]
+        before = (await service.call("GET", f"/v1/tables/{path}/state")).json()
+        tenure.end(after_checks=checks)
+
+        answer = await service.call(
+            "POST",
+            f"/v1/tables/{path}/{verb}",
+            body=append_body(EVENTS, [(0, 0, event_rows(3, 5))]),
+        )
+
+        tenure.left = float("inf")
+        after = (await service.call("GET", f"/v1/tables/{path}/state")).json()
+    assert answer.json()["error"]["code"] == code
+    # `not_owner` says that nothing was done.
+    assert (after == before) == (code == "not_owner")
 
 
 @pytest.mark.parametrize("key", [1, 77])
