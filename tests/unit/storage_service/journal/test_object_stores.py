@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -140,9 +141,12 @@ def test_wrong_keys_are_said_without_the_secret(server: s3.ObjectStore) -> None:
 
 
 class _WithoutBucket(BaseHTTPRequestHandler):
-    """A store that has no bucket at all."""
+    """A store that has no bucket at all; it knows how the last request was signed."""
+
+    signed: ClassVar[str] = ""
 
     def do_PUT(self) -> None:
+        type(self).signed = self.headers["x-amz-content-sha256"]
         self.rfile.read(int(self.headers["Content-Length"]))
         body = b"<Error><Code>NoSuchBucket</Code><Message>nothing of this name</Message></Error>"
         self.send_response(404)
@@ -169,6 +173,28 @@ def test_a_bucket_that_is_not_there_is_said_so() -> None:
         with pytest.raises(InvalidRequestError, match="there is no such bucket"):
             probe(store)
         server.shutdown()
+
+
+@pytest.mark.parametrize(("host", "is_signed"), [("127.0.0.1", False), ("127.0.0.2", True)])
+def test_bodies_are_signed_where_somebody_could_change_them_on_their_way(
+    host: str, is_signed: bool
+) -> None:
+    with HTTPServer((host, 0), _WithoutBucket) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        store = open_store(
+            "s3://bucket/prefix",
+            properties={
+                "s3.endpoint": f"http://{host}:{server.server_port}",
+                "s3.access-key-id": "a",
+                "s3.secret-access-key": "b",
+            },
+        )
+
+        with pytest.raises(StoreRefusedError):
+            store.create("a/key", [b"text"])
+        server.shutdown()
+
+    assert (_WithoutBucket.signed != "UNSIGNED-PAYLOAD") == is_signed
 
 
 def test_a_store_that_is_away_is_said_so() -> None:
