@@ -39,6 +39,7 @@ from streamhouse.storage_service.client.writes import (
 )
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    OutOfOrderSequenceError,
     OverloadedError,
     StreamhouseError,
     UnavailableError,
@@ -360,10 +361,19 @@ class Producer:
                     writer=lane.writer,
                     is_repeated=failures > 0,
                 )[lane.bucket]
+            except OutOfOrderSequenceError as error:
+                lane.writer = AppendWriter()
+                if is_unknown:
+                    raise UnknownOutcomeError(error.message) from error
+                # The writer is forgotten there, or the table is another one by now: nothing of
+                # this batch is stored.
             except StreamhouseError as error:
-                is_unknown |= isinstance(error, UnknownOutcomeError)
                 if not _may_pass(error):
-                    raise
+                    if not is_unknown:
+                        raise
+                    lane.writer = AppendWriter()
+                    raise UnknownOutcomeError(error.message) from error
+                is_unknown |= isinstance(error, UnknownOutcomeError)
                 failures += 1
                 if time.monotonic() + _BACKOFF.after(failures) > deadline:
                     # Its sequence is in doubt for ever: what comes later has another writer.

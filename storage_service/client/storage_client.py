@@ -21,7 +21,7 @@ from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.client.writes import AppendWriter, TableWrites
+from streamhouse.storage_service.client.writes import AppendWriter, TableWrites, Written
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation
@@ -174,10 +174,12 @@ class StorageClient(TableCalls, TieringCalls):
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
     ) -> dict[int, tuple[int, int]]:
+        # What was stored before the table turned out to be otherwise is not written again.
+        written = Written()
         return self._with_table(
             path,
             lambda table: self._writes.write(
-                table, data, operation, columns=columns, writer=writer
+                table, data, operation, columns=columns, writer=writer, written=written
             ),
         )
 

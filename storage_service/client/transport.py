@@ -121,7 +121,7 @@ class HttpTransport:
         is_repeatable: bool,
         table: str = "",
         wait_s: float = 0.0,
-        on_repeat: Callable[[], None] | None = None,
+        on_repeat: Callable[[StreamhouseError], None] | None = None,
         passed: Container[int] = (),
     ) -> Answer:
         """Send a request and return its answer.
@@ -131,7 +131,8 @@ class HttpTransport:
             is_repeatable: sending it twice has the effect of sending it once.
             table: the table that it is about, if its path does not say so.
             wait_s: how long the service may hold the request on purpose.
-            on_repeat: called before the request is sent again; the one before may still arrive.
+            on_repeat: called with what came of an attempt that may still arrive, before the request
+                is sent again.
             passed: statuses of answers that are returned although they are errors.
 
         Raises:
@@ -161,13 +162,13 @@ class HttpTransport:
                 step = search.after(url, error, now=time.monotonic())
                 if step is None:
                     raise self._last_error(error, search, method=method, path=path) from error
-                may_arrive = not nothing_was_done(error)
+                failure = error
             else:
                 if search is not None:
                     search.found(url)
                 return answer
-            if on_repeat is not None and may_arrive:
-                on_repeat()
+            if on_repeat is not None and not nothing_was_done(failure):
+                on_repeat(failure)
             url = taken(step)
 
     def search(self, path: str, table: str = "", *, deadline: float) -> Search:

@@ -10,6 +10,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +21,13 @@ from streamhouse.storage_service.client.request_batches import (
     rows_by_bucket,
 )
 from streamhouse.storage_service.client.transport import HttpTransport
-from streamhouse.storage_service.errors import InternalError, UnsupportedError
+from streamhouse.storage_service.errors import (
+    InternalError,
+    OutOfOrderSequenceError,
+    StreamhouseError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
 from streamhouse.storage_service.model.conform import check_schema, conform
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
@@ -34,6 +41,7 @@ __all__ = [
     "ColumnChecks",
     "Ranges",
     "TableWrites",
+    "Written",
     "log_rows_by_bucket",
     "route",
     "send",
@@ -123,6 +131,14 @@ class _Checked(NamedTuple):
     is_flat: bool
 
 
+@dataclass
+class Written:
+    """How far a call is: what is stored of its rows, and where. A call that goes on adds to it."""
+
+    row_count: int = 0
+    offsets: Ranges = field(default_factory=dict)
+
+
 class TableWrites:
     """The writes of one client to all its tables. Thread-safe.
 
@@ -145,14 +161,26 @@ class TableWrites:
         *,
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
+        written: Written | None = None,
     ) -> Ranges:
-        """Append, upsert or delete all of `data`; see `StorageClient`."""
+        """Append, upsert or delete what of `data` is not `written` yet; see `StorageClient`."""
         is_flat = self._checks.check(table, data.schema, operation, columns)
         own = writer or self._take_writer(table.table_id)
-        offsets: Ranges = {}
-        for rows in bounded_batches(data, is_flat=is_flat):
+        written = written or Written()
+        offsets = written.offsets
+        left = data.slice(written.row_count) if written.row_count else data
+        for rows in bounded_batches(left, is_flat=is_flat):
             parts = route(table, rows, operation, columns, spread=self._spread)
-            sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+            try:
+                sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+            except OutOfOrderSequenceError:
+                if writer is not None:
+                    raise
+                # Its writer is forgotten there, or the table is another one by now: of these rows,
+                # sent for the first time, nothing is stored.
+                own.renew()
+                sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+            written.row_count += rows.num_rows
             for bucket, span in sent.items():
                 offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
         if writer is None:
@@ -254,20 +282,26 @@ def send(
     """Send one batch to each bucket under the writer's next sequences; return their offsets.
 
     After an error that may pass, send the same parts again, `is_repeated`: they are stored once.
+    Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
     """
     query = {"writer_id": f"{writer.writer_id:x}"}
     if columns is not None:
         query["columns"] = json.dumps(list(columns))
     batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]
-    repeats = [is_repeated]
-    answer = transport.request(
-        "POST",
-        f"/v1/tables/{table.path}/{operation}",
-        query=query,
-        body=encode_append_body(batches[0][2].schema, batches),
-        is_repeatable=True,
-        on_repeat=lambda: repeats.append(True),
-    )
+    failures: list[StreamhouseError] = []
+    try:
+        answer = transport.request(
+            "POST",
+            f"/v1/tables/{table.path}/{operation}",
+            query=query,
+            body=encode_append_body(batches[0][2].schema, batches),
+            is_repeatable=True,
+            on_repeat=failures.append,
+        )
+    except StreamhouseError as error:
+        if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
+            raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
+        raise
     offsets: Ranges = {
         int(bucket): (int(start), int(end))
         for bucket, (start, end) in json.loads(answer.data)["buckets"].items()
@@ -278,7 +312,7 @@ def send(
         # What changed nothing was not stored, and its sequence is still the next.
         if end > start:
             writer.advance(bucket)
-    if any(repeats) and any(start == end for start, end in offsets.values()):
+    if (is_repeated or failures) and any(start == end for start, end in offsets.values()):
         # An attempt that still arrives may take the sequence: the next write must not have it.
         writer.renew()
     return offsets

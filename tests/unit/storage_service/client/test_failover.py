@@ -227,7 +227,9 @@ def test_a_repeat_is_told_of_only_if_the_one_before_may_still_arrive() -> None:
     ):
         transport = _transport(first, second)
         for _ in range(2):
-            transport.request("POST", "/v1/x", is_repeatable=True, on_repeat=lambda: told.append(1))
+            transport.request(
+                "POST", "/v1/x", is_repeatable=True, on_repeat=lambda _: told.append(1)
+            )
             transport.routes.current = first.endpoint
         transport.close()
 

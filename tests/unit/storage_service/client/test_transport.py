@@ -116,7 +116,7 @@ def test_a_request_whose_kept_connection_ends_is_repeated_at_once_if_it_may_be(e
         repeats: list[int] = []
         transport.request("GET", "/1", is_repeatable=True)
         transport.request(
-            "POST", "/2", is_repeatable=True, on_repeat=lambda: repeats.append(server.connections)
+            "POST", "/2", is_repeatable=True, on_repeat=lambda _: repeats.append(server.connections)
         )
         transport.close()
 
