@@ -27,12 +27,11 @@ from streamhouse.storage_service.errors import (
     UnauthorizedError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
-    answer_iceberg_error,
+    answer_error,
 )
 from streamhouse.storage_service.server.data.key_read_route import (
     answer_count,
@@ -217,8 +216,7 @@ class ServiceApp:
                 error = lapsed
         self._service.report(exchange, error)
         if exchange.status == 0:
-            answer = answer_iceberg_error if _is_iceberg(exchange) else HttpExchange.answer_error
-            await answer(exchange, error)
+            await answer_error(exchange, error)
 
     async def _or_elsewhere(self, error: StreamhouseError) -> StreamhouseError:
         """Return who has the table that `error` says is not here, if anybody has."""
@@ -252,10 +250,6 @@ DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
     "count": answer_count,
     "row": answer_row,
 }
-
-
-def _is_iceberg(exchange: HttpExchange) -> bool:
-    return exchange.path == REST_CATALOG_PATH or exchange.path.startswith(f"{REST_CATALOG_PATH}/")
 
 
 def _check_extent(exchange: HttpExchange, body: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from streamhouse.storage_service.client.endpoint import parse_endpoint
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
 
 __all__ = ["HANDED_ON", "HttpPeers", "PeerAnswer", "PeerRequest", "Peers"]
 
@@ -24,6 +24,7 @@ HANDED_ON: Final = b"x-streamhouse-handed-on"
 _TIMEOUT_S: Final = 30.0
 _THREADS: Final = 8
 _ANSWER_BYTES_MAX: Final = 256 << 20
+_READS: Final = ("GET", "HEAD")
 _PASSED_ON: Final = (b"authorization", b"content-type", b"x-iceberg-access-delegation")
 
 
@@ -72,7 +73,11 @@ class Peers(Protocol):
     """The other processes."""
 
     async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """Return what the process at `endpoint` answers; raises `UnavailableError`."""
+        """Return what the process at `endpoint` answers.
+
+        Raises `UnavailableError` if nothing of the request was done, `UnknownOutcomeError` if a
+        change may have been: who is told `unavailable` takes it for undone, and repeats it.
+        """
 
 
 class HttpPeers:
@@ -94,8 +99,12 @@ class HttpPeers:
 
 
 def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
+    connection = _connection(endpoint)
     try:
-        connection = _connection(endpoint)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise UnavailableError(f"the shard at {endpoint} does not answer: {error}") from error
         try:
             connection.request(
                 request.method, request.target, body=request.body or None, headers=request.headers
@@ -103,12 +112,14 @@ def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
             answer = connection.getresponse()
             body = answer.read(_ANSWER_BYTES_MAX + 1)
             content_type = answer.getheader("content-type") or "application/json"
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(f"the shard at {endpoint} does not answer: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            kind = UnavailableError if request.method in _READS else UnknownOutcomeError
+            raise kind(f"the shard at {endpoint} did not answer: {error}") from error
+    finally:
+        connection.close()
     if len(body) > _ANSWER_BYTES_MAX:
-        raise UnavailableError(f"the shard at {endpoint} answers more than is handed on")
+        kind = UnavailableError if request.method in _READS else UnknownOutcomeError
+        raise kind(f"the shard at {endpoint} answers more than is handed on")
     return PeerAnswer(answer.status, content_type, body)
 
 

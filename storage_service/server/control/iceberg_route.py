@@ -43,7 +43,7 @@ from streamhouse.storage_service.server.service import Service
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
-__all__ = ["IcebergRoutes", "ServiceTables", "answer_iceberg_error", "iceberg_error"]
+__all__ = ["IcebergRoutes", "ServiceTables", "answer_error", "iceberg_error"]
 
 _VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
 _SERVICES_PASSED_MAX: Final = 16
@@ -258,8 +258,11 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
     }
 
 
-async def answer_iceberg_error(exchange: HttpExchange, error: StreamhouseError) -> None:
-    """Send `error` in the protocol's form."""
+async def answer_error(exchange: HttpExchange, error: StreamhouseError) -> None:
+    """Send `error` in the form that the caller understands: the catalog's protocol has its own."""
+    path = exchange.path
+    if path != REST_CATALOG_PATH and not path.startswith(f"{REST_CATALOG_PATH}/"):
+        return await exchange.answer_error(error)
     status, body = iceberg_error(error)
     if exchange.method == "HEAD":
         return await _answer_empty(exchange, status)

@@ -18,6 +18,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.runtime import RunBlocking
 from streamhouse.storage_service.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.storage_service.server.control.iceberg_route import answer_error
 from streamhouse.storage_service.server.http.http_exchange import (
     ClientGone,
     HttpExchange,
@@ -83,7 +84,7 @@ class FrontApp:
             pass
         except StreamhouseError as error:
             self._metrics.errors.labels(error.code).inc()
-            await exchange.answer_error(error)
+            await answer_error(exchange, error)
         except Exception:  # the outermost loop of a request: a bug is answered, not dropped
             _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
             await exchange.answer_error(InternalError("the service met a bug; its log has it"))

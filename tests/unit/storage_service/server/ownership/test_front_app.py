@@ -77,7 +77,6 @@ async def test_who_shows_no_token_is_told_the_role_and_not_where_the_owner_is(
         ("POST", "/v1/tables/events/append"),
         ("GET", "/"),
         ("GET", "/v1/nothing"),
-        ("POST", "/iceberg/v1/namespaces"),
     ],
 )
 @pytest.mark.parametrize("owner", [OWNER, None])
@@ -92,6 +91,16 @@ async def test_everything_else_says_who_owns_the_data(
     assert answer.status == 421
     assert answer.json()["error"]["code"] == "not_owner"
     assert answer.json()["error"]["owner"] == owner
+
+
+async def test_engines_that_know_no_owners_are_told_in_their_own_words(tmp_path: Path) -> None:
+    world = _World(tmp_path)
+
+    answer = await AsgiCall(world.app, "POST", "/iceberg/v1/namespaces", chunks=[b"x"]).run()
+
+    assert answer.status == 503
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("ServiceUnavailableException", 503)
 
 
 async def test_metrics_say_the_role_and_how_far_behind_it_is(tmp_path: Path) -> None:

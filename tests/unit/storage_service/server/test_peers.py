@@ -1,0 +1,45 @@
+"""What one process makes of another that does not answer it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
+from streamhouse.storage_service.server.peers import HttpPeers, PeerAnswer, PeerRequest
+from tests.support.scripted_server import Act, ScriptedServer
+
+
+def _ask(endpoint: str, method: str) -> PeerAnswer:
+    peers = HttpPeers()
+    try:
+        return asyncio.run(peers.ask(endpoint, PeerRequest.of(method, "/iceberg/v1/x", [])))
+    finally:
+        peers.close()
+
+
+def test_a_change_that_was_sent_and_not_answered_may_have_been_done() -> None:
+    """An engine that is told 503 takes its commit for undone, and deletes the files of it."""
+    with (
+        ScriptedServer([Act.LISTEN, Act.RESET]) as server,
+        pytest.raises(UnknownOutcomeError, match="did not answer"),
+    ):
+        _ask(server.endpoint, "POST")
+
+
+def test_a_read_that_was_not_answered_may_be_asked_again() -> None:
+    with (
+        ScriptedServer([Act.LISTEN, Act.RESET]) as server,
+        pytest.raises(UnavailableError, match="did not answer"),
+    ):
+        _ask(server.endpoint, "GET")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_who_is_not_there_has_done_nothing(method: str) -> None:
+    with ScriptedServer() as server:
+        endpoint = server.endpoint
+
+    with pytest.raises(UnavailableError, match="does not answer"):
+        _ask(endpoint, method)
