@@ -40,7 +40,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFile:
-    """`epoch` is the last that this directory served; `nonces` opened it, or later ones."""
+    """`epoch` is the last that this directory owned, and it owned all since it served.
+
+    `nonces` opened that epoch, or later ones.
+    """
 
     service_id: str
     shard: str

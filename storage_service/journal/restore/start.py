@@ -114,7 +114,7 @@ class JournalStart:
         self._save(known.with_nonce(nonce))
 
     def begin(self, *, epoch: int, service_id: str) -> Begun:
-        """Make the directory what the journal says before `epoch`, which this process opened.
+        """Make the directory what the journal says before `epoch`, which is open.
 
         `service_id` is that of the journal. Raises `InvalidRequestError` if they do not belong
         together, `CorruptDataError` if the journal cannot say it, what the store raises, and
@@ -123,7 +123,7 @@ class JournalStart:
         known = self._known()
         if known.service_id not in ("", service_id):
             raise self._is_of_another()
-        is_own = self._is_own(known, epoch)
+        is_own = self._is_own(known, epoch + 1)
         if known.phase == Phase.UPLOADING and not self._has_checkpoint(epoch):
             if not is_own:
                 raise CorruptDataError(
@@ -133,6 +133,9 @@ class JournalStart:
             return self._upload(known, service_id)
         state = read_state(self._store, self._names, epoch=epoch, service_id=service_id)
         known = replace(known, service_id=service_id)
+        if is_own and known.phase != Phase.UPLOADING:
+            # However often it ends before it serves, it stays its own.
+            known = replace(known, epoch=epoch, nonces=known.nonces[-1:])
         # What is on the disk says so from the first change on; whoever begins again must know, too.
         self._file = replace(known, phase=Phase.RESTORING)
         restored = restore_directory(

@@ -67,6 +67,11 @@ class ShardStart:
         return self._watch.epoch
 
     @property
+    def was_last(self) -> bool:
+        """Whether the newest epoch that was seen was this directory's. Asks the store."""
+        return self._watch.epoch > 0 and self._start.was_last(self._watch.epoch)
+
+    @property
     def has_run_out(self) -> bool:
         """Whether nobody has shown for a lease time that it owns the shard."""
         if self._watch.epoch == 0:

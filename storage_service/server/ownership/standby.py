@@ -92,6 +92,8 @@ class Standby:
     start: ShardStart
     _followed: _Followed | None = field(default=None, init=False)
     _shard: OwnedShard | None = field(default=None, init=False)
+    _own_epoch: int = field(default=0, init=False)
+    """The last that was this directory's, if it was the newest when that was looked at."""
     _failures: int = field(default=0, init=False)
     _begins_s: float = field(default=float("-inf"), init=False)
     _caught_up_s: float = field(default_factory=boot_clock_s, init=False)
@@ -99,8 +101,12 @@ class Standby:
 
     @property
     def may_take_now(self) -> bool:
-        """Whether the owner said that it is gone; else its lease has to run out."""
-        return self._ended_epoch is not None or self.start.has_run_out
+        """Whether the owner said that it is gone, or was this directory's own process.
+
+        Else its lease has to run out.
+        """
+        is_own = 0 < self._own_epoch == self.start.newest_epoch
+        return is_own or self._ended_epoch is not None or self.start.has_run_out
 
     @property
     def _ended_epoch(self) -> int | None:
@@ -193,9 +199,16 @@ class Standby:
             followed.close()
 
     def _begin(self) -> bool:
-        """Make the directory what it was when the newest epoch began; False if there is none."""
+        """Make the directory what it was when the newest epoch began; False if there is none.
+
+        Nor is there anything to follow in an epoch that was this directory's own: nobody has gone
+        on since, and what its disk has beyond the journal has to stay.
+        """
         epoch = self.start.newest_epoch
         if epoch == 0:
+            return False
+        if self.start.was_last:
+            self._own_epoch = epoch
             return False
         self.start.prepare()
         service_id = self._service_id(epoch)

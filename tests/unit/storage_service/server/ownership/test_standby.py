@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -22,9 +22,11 @@ from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import LogTable
 from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.journal.epochs import TakenByOtherError
 from streamhouse.storage_service.journal.object_store import StoreUnavailableError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Standing
@@ -40,9 +42,15 @@ KEYED = TablePath.parse("default.keyed")
 
 
 class _FlakyStore(MemoryStore):
-    """Is away for so many reads."""
+    """Is away for so many reads; its journal takes nothing while it is shut."""
 
     away = 0
+    is_shut = False
+
+    def create(self, key: str, buffers: Sequence[Buffer]) -> None:
+        if self.is_shut and "/journal/" in key:
+            raise StoreUnavailableError(f"{key}: away")
+        super().create(key, buffers)
 
     def get(self, key: str, *, bytes_max: int) -> memoryview:
         if self.away:
@@ -54,13 +62,15 @@ class _FlakyStore(MemoryStore):
 class _Place:
     """One machine: a directory and what its process does with it."""
 
-    def __init__(self, folder: Path, store: MemoryStore) -> None:
+    def __init__(self, folder: Path, store: MemoryStore, *, ack: str = "journal") -> None:
         # Catalog and warehouse are of no interest here.
         self.config = ServiceConfig(
             data_dir=folder,
             journal_url="file:///not/used",
             lease_ms=3_600_000,
             journal_linger_ms=1,
+            journal_ack=ack,
+            journal_lag_max_ms=3_600_000,
             is_strict=True,
         )
         self.directory = DataDirectory.open(folder)
@@ -102,8 +112,9 @@ class _Place:
             try:
                 yield _Owner(manager, taken.shard)
             finally:
-                await manager.close()
                 _die(taken.shard)
+                with contextlib.suppress(StreamhouseError):
+                    await manager.close()
 
 
 def _die(shard: OwnedShard) -> None:
@@ -313,3 +324,80 @@ async def test_a_lag_is_the_objects_that_are_not_applied(
         await asyncio.to_thread(_follow_all, standby)
         assert (before.objects, behind.objects, standby.lag().objects) == (0, 2, 0)
     standby.close()
+
+
+async def test_an_owner_that_is_started_again_as_a_standby_keeps_what_its_disk_acknowledged(
+    tmp_path: Path, store: _FlakyStore
+) -> None:
+    """Nobody has gone on since, and nobody else has the directory: there is nothing to follow."""
+    place = _Place(tmp_path / "one", store, ack="disk")
+    async with place.served(place.take()) as owner:
+        await owner.create()
+        await owner.append(0, 10)
+        await owner.upsert([1, 2], "stored")
+        await asyncio.to_thread(owner.shard._writer.wait_stored, owner.shard._writer._recorded)
+        store.is_shut = True
+        await owner.append(10, 20)
+        await owner.upsert([2, 3], "on the disk")
+        had = owner.content()
+    store.is_shut = False
+
+    again = _Place(tmp_path / "one", store, ack="disk")
+    standby = again.standby()
+    assert not await asyncio.to_thread(standby.follow)
+
+    assert standby.may_take_now
+    async with again.served(await asyncio.to_thread(standby.take)) as owner:
+        assert owner.content() == had
+
+
+async def test_a_former_owner_that_is_ahead_follows_who_went_on_without_it(
+    tmp_path: Path, store: _FlakyStore
+) -> None:
+    one, two = (_Place(tmp_path / name, store, ack="disk") for name in ("one", "two"))
+    async with one.served(one.take()) as owner:
+        await owner.create()
+        await owner.append(0, 10)
+        await asyncio.to_thread(owner.shard._writer.wait_stored, owner.shard._writer._recorded)
+        store.is_shut = True
+        await owner.append(10, 20)
+    store.is_shut = False
+    two.start.look()
+    async with two.served(two.take()) as owner:
+        await owner.append(10, 15)
+        await owner.upsert([1], "two")
+        again = _Place(tmp_path / "one", store)
+        standby = again.standby()
+
+        await asyncio.to_thread(standby.follow)
+
+        assert standby._followed is not None, "it follows at once"
+        await asyncio.to_thread(owner.shard._writer.wait_stored, owner.shard._writer._recorded)
+        await asyncio.to_thread(_follow_all, standby)
+        assert not standby.may_take_now
+        had = owner.content()
+    again.start.look()
+    async with again.served(await asyncio.to_thread(standby.take)) as owner:
+        assert owner.content() == had
+
+
+async def test_an_owner_that_is_started_again_as_a_standby_does_not_fence_who_was_quicker(
+    tmp_path: Path, store: _FlakyStore
+) -> None:
+    one, two = _Place(tmp_path / "one", store), _Place(tmp_path / "two", store)
+    async with one.served(one.take()) as owner:
+        await owner.create()
+        await owner.append(0, 10)
+    again = _Place(tmp_path / "one", store)
+    standby = again.standby()
+    await asyncio.to_thread(standby.follow)
+    two.start.look()
+    async with two.served(two.take()) as owner:
+        with pytest.raises(TakenByOtherError):
+            await asyncio.to_thread(standby.take)
+        again.start.look()
+        assert not standby.may_take_now
+
+        await asyncio.to_thread(_follow_all, standby)
+        await owner.append(10, 20)
+        assert not standby.may_take_now
