@@ -6,8 +6,9 @@ A decision per file and per bucket, from the tree and what lies on the disk; not
   written after it, and stays to be journalled. So does a durable mark, which is ahead in its place.
 - Another process came after it: logs are kept up to where their bytes are the journal's. Rows by
   key of a bucket that had others are given up.
-- With `is_trusted` (its own process came last, and no restore was broken off) a log that is long
-  enough is believed; otherwise every byte is compared by its checksum.
+- With `is_trusted` (its own process came last, and no restore was broken off) logs are believed,
+  if all are long enough: one that is not was synced before, so this is an older copy of the
+  directory, such as a snapshot of its disk. Otherwise every byte is compared by its checksum.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
     kept: dict[str, int] = {}
     cuts: list[Cut] = []
     given_up: set[str] = set()
+    is_trusted = is_trusted and not any(_is_short(directory, file) for file in tree)
     for file in tree:
         path = directory / file.path
         if file.path not in found:
@@ -106,6 +108,16 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
         files_removed=tuple(removed),
         kept=kept,
     )
+
+
+def _is_short(directory: Path, file: TreeFile) -> bool:
+    """Whether a log lacks bytes that its own process had synced before they were journalled."""
+    if not file.path.endswith(_LOG):
+        return False
+    try:
+        return (directory / file.path).stat().st_size < file.length
+    except FileNotFoundError:
+        return True
 
 
 def _bucket(path: str) -> str:

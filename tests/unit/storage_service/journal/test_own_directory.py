@@ -1,0 +1,55 @@
+"""Which directory is the journal's own: what it has beyond the journal stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.restore.start import JournalStart
+from tests.support.restore_world import Owner, files, take_epoch
+
+_LOG = "tables/1/bucket-0/00000000000000000000.log"
+
+
+def test_a_directory_stays_its_own_however_often_its_process_ends_before_it_serves(
+    tmp_path: Path,
+) -> None:
+    """The catalog is away for a while, and somebody starts the service again and again."""
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store)
+    owner.filesystem.make_directory((tmp_path / "a" / _LOG).parent)
+    owner.replace(_LOG, b"header")
+    owner.wait_stored()
+    owner.die()
+    acknowledged = b"header, and what the disk acknowledged"
+    (tmp_path / "a" / _LOG).write_bytes(acknowledged)
+
+    for number in range(70):
+        start = JournalStart(tmp_path / "a", store)
+        nonce = number.to_bytes(16)
+        start.prepare(nonce)
+        tenure = take_epoch(store, nonce)
+        start.begin(epoch=tenure.epoch, service_id=tenure.facts.service_id)
+    Owner(tmp_path / "a", store, seed=1).die()
+
+    assert files(tmp_path / "a")[_LOG] == acknowledged
+
+
+def test_an_older_copy_of_the_directory_is_not_believed_where_it_was_half_written(
+    tmp_path: Path,
+) -> None:
+    """A snapshot of the disk has bytes that were not synced yet; its process went on since."""
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store)
+    owner.filesystem.make_directory((tmp_path / "a" / _LOG).parent)
+    owner.replace(_LOG, b"header")
+    for _ in range(3):
+        owner.append(_LOG, b"synced now")
+    owner.wait_stored()
+    owner.die()
+    expected = files(tmp_path / "a")
+    (tmp_path / "a" / _LOG).write_bytes(b"headersynced now" + bytes(10))
+
+    Owner(tmp_path / "a", store, seed=1).die()
+
+    assert files(tmp_path / "a") == expected
