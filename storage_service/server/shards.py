@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.upkeep.jobs import Job
@@ -70,6 +71,15 @@ class ShardState:
             "load_millicores": self.load_millicores,
             "table_count": self.table_count,
         }
+
+    def target(self) -> dict[str, Any] | None:
+        """Return where Prometheus finds its metrics; None while it has no owner."""
+        owner = self.owner
+        if owner is None or not owner.is_live or owner.endpoint is None:
+            return None
+        where = urlsplit(owner.endpoint)
+        labels = {"shard": self.shard, "__scheme__": where.scheme}
+        return {"targets": [where.netloc], "labels": labels}
 
 
 class Shards:

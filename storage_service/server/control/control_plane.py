@@ -85,6 +85,11 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         states = [] if service.shards is None else await service.shards.states()
         return {"shards": [state.to_json() for state in states]}
 
+    @routes.answers("The shards' owners, as Prometheus' http_sd_configs takes them.")
+    async def shard_targets() -> list[dict[str, Any]]:
+        states = [] if service.shards is None else await service.shards.states()
+        return [target for state in states if (target := state.target()) is not None]
+
     @routes.answers("Metrics in Prometheus' text format.")
     async def metrics() -> Response:
         text = await service.metrics.text(service.run_blocking)

@@ -74,10 +74,12 @@ class Standing:
     def metrics(self) -> list[Metric]:
         """Return role, lag and the owner's journal, for Prometheus."""
         roles = GaugeMetricFamily(
-            "streamhouse_role", "1 for the role this process has.", labels=["role"]
+            "streamhouse_role",
+            "1 for the role this process has for its shard.",
+            labels=["shard", "role"],
         )
         for role in Role:
-            roles.add_metric([role], role is self.role)
+            roles.add_metric([self.shard, role], role is self.role)
         return [
             roles,
             GaugeMetricFamily(

@@ -165,6 +165,14 @@ async def test_no_table_goes_to_a_shard_whose_owner_is_gone(world: _World) -> No
         ]
 
 
+async def test_prometheus_is_told_the_address_of_every_owner(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b"):
+        world.owners.away.add("b")
+        answer = await a.call("GET", "/v1/shards/targets")
+        labels = {"shard": "a", "__scheme__": "http"}
+        assert answer.json() == [{"targets": ["a:1"], "labels": labels}]
+
+
 async def test_a_name_given_to_a_shard_that_is_gone_goes_to_another(world: _World) -> None:
     async with world.shard("a") as a:
         await _create(a, "first")

@@ -109,8 +109,8 @@ async def test_metrics_say_the_role_and_how_far_behind_it_is(tmp_path: Path) -> 
 
     text = (await world.get("/metrics")).body.decode()
 
-    assert 'streamhouse_role{role="standby"} 1.0' in text
-    assert 'streamhouse_role{role="owner"} 0.0' in text
+    assert 'streamhouse_role{role="standby",shard="0"} 1.0' in text
+    assert 'streamhouse_role{role="owner",shard="0"} 0.0' in text
     assert "streamhouse_standby_lag_objects 3.0" in text
     assert "streamhouse_standby_lag_seconds 1.5" in text
 
