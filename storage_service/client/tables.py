@@ -329,7 +329,7 @@ class TableCalls:
     def shards(self) -> list[dict[str, Any]]:
         """Return the processes of the service, as docs/http_api.md describes them.
 
-        None if it is one process.
+        The list is empty if it has no journal: then it is one process.
         """
         answer: dict[str, Any] = self._transport.request_json("GET", "/v1/shards")
         return list(answer["shards"])

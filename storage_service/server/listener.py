@@ -50,7 +50,7 @@ from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
-from streamhouse.storage_service.shards.chain import DirectoryObjects
+from streamhouse.storage_service.shards.chain import DirectoryObjects, Each
 from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.shards.owners import LeaseOwners
 
@@ -64,6 +64,8 @@ _FILES_A_BUCKET: Final = 8
 _BACKLOG: Final = 2_048
 # For opening, making and dropping logs, lake states and retention: they mostly wait for the disk.
 _DISK_THREADS: Final = 4
+# What other shards have in the store is read side by side: of a hundred, each takes a round trip.
+_STORE_READS: Final = 16
 # What a stopping server waits for connections after their requests are done.
 _CLOSE_TIMEOUT_S: Final = 2
 
@@ -149,7 +151,16 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
         await process.listen(front)
         taken = await process.until_stopped(taker.take())
         if taken is not None:
-            await _serve_taken(process, recovery, directory, *taken, front=front, standing=standing)
+            with ThreadPoolExecutor(_STORE_READS, thread_name_prefix="directory") as reads:
+                await _serve_taken(
+                    process,
+                    recovery,
+                    directory,
+                    *taken,
+                    front=front,
+                    standing=standing,
+                    each=reads.map,
+                )
     finally:
         await process.close()
         await taker.close()
@@ -165,11 +176,12 @@ async def _serve_taken(
     *,
     front: FrontApp,
     standing: Standing,
+    each: Each,
 ) -> None:
     config, runtime = process.config, process.runtime
     shard, warm = taken.shard, taken.warm
     replication = await runtime.run(shard.record, directory, taken.begun)
-    names = ShardDirectory(DirectoryObjects(start.store), shard=config.shard)
+    names = ShardDirectory(DirectoryObjects(start.store), shard=config.shard, each=each)
     manager = await TabletManager.open(
         config,
         runtime=runtime,
@@ -179,7 +191,9 @@ async def _serve_taken(
         names=names,
     )
     owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
-    shards = Shards(names, owners, manager, HttpPeers())
+    shards = Shards(
+        names, owners, manager, HttpPeers(), each=each, figures=standing.journal.figures
+    )
     async with process.service_of(manager, tenure=shard, shards=shards) as (service, app):
         if warm is not None:
             warm.close()

@@ -36,6 +36,7 @@ class PeerRequest:
     target: str
     headers: Mapping[str, str]
     body: bytes = b""
+    timeout_s: float = _TIMEOUT_S
 
     @classmethod
     def of(
@@ -45,6 +46,7 @@ class PeerRequest:
         headers: Sequence[tuple[bytes, bytes]],
         *,
         body: bytes = b"",
+        timeout_s: float = _TIMEOUT_S,
     ) -> PeerRequest:
         """Return a caller's request as it is handed on, with its `headers` that matter."""
         passed = {
@@ -57,6 +59,7 @@ class PeerRequest:
             target=target,
             headers={**passed, HANDED_ON.decode(): "1"},
             body=body,
+            timeout_s=timeout_s,
         )
 
 
@@ -99,7 +102,7 @@ class HttpPeers:
 
 
 def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
-    connection = _connection(endpoint)
+    connection = _connection(endpoint, timeout_s=request.timeout_s)
     try:
         try:
             connection.connect()
@@ -123,12 +126,12 @@ def _ask(endpoint: str, request: PeerRequest) -> PeerAnswer:
     return PeerAnswer(answer.status, content_type, body)
 
 
-def _connection(endpoint: str) -> http.client.HTTPConnection:
+def _connection(endpoint: str, *, timeout_s: float) -> http.client.HTTPConnection:
     parsed = parse_endpoint(endpoint)
     host = urlsplit(parsed.url)
     assert host.hostname is not None, endpoint
     if host.scheme == "http":
-        return http.client.HTTPConnection(host.hostname, host.port, timeout=_TIMEOUT_S)
+        return http.client.HTTPConnection(host.hostname, host.port, timeout=timeout_s)
     return http.client.HTTPSConnection(
-        host.hostname, host.port, timeout=_TIMEOUT_S, context=parsed.tls_context()
+        host.hostname, host.port, timeout=timeout_s, context=parsed.tls_context()
     )

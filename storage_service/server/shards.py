@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -26,6 +26,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.peers import Peers
+from streamhouse.storage_service.shards.chain import Each
 from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
 from streamhouse.storage_service.shards.entries import NameEntry, NameState
 from streamhouse.storage_service.shards.owners import Owner
@@ -60,6 +61,11 @@ class ShardState:
     load_millicores: int
     table_count: int
 
+    @property
+    def is_live(self) -> bool:
+        """Whether its owner's lease was renewed lately."""
+        return self.owner is not None and self.owner.is_live
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         owner = self.owner
@@ -67,7 +73,7 @@ class ShardState:
             "shard": self.shard,
             "endpoint": None if owner is None else owner.endpoint,
             "epoch": 0 if owner is None else owner.epoch,
-            "is_live": owner is not None and owner.is_live,
+            "is_live": self.is_live,
             "load_millicores": self.load_millicores,
             "table_count": self.table_count,
         }
@@ -75,7 +81,7 @@ class ShardState:
     def target(self) -> dict[str, Any] | None:
         """Return where Prometheus finds its metrics; None while it has no owner."""
         owner = self.owner
-        if owner is None or not owner.is_live or owner.endpoint is None:
+        if owner is None or not self.is_live or owner.endpoint is None:
             return None
         where = urlsplit(owner.endpoint)
         labels = {"shard": self.shard, "__scheme__": where.scheme}
@@ -91,8 +97,17 @@ class Shards:
         owners: ShardOwners,
         manager: TabletManager,
         peers: Peers,
+        *,
+        each: Each = map,
+        figures: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
+        """Know the others by what is in the store.
+
+        `each` reads many leases, as it does for `ShardDirectory`; `figures` are of the own journal.
+        """
         self.peers = peers
+        self.figures = figures
+        self._each = each
         self.own = directory.shard
         self._directory = directory
         self._owners = owners
@@ -142,11 +157,12 @@ class Shards:
         await self._run(self._place, path)
 
     def _place(self, path: TablePath) -> None:
-        owners = {shard: self._owners.of(shard) for shard in self._directory.records()}
+        records = self._directory.records()
+        owners = self._owners_of(records)
         live = {shard for shard, owner in owners.items() if owner is not None and owner.is_live}
         best = least_loaded(
             live,
-            records=self._directory.records(),
+            records=records,
             tables=table_counts(self._directory.entries().values()),
             own=self.own,
         )
@@ -155,6 +171,10 @@ class Shards:
         )
         if shard != self.own:
             raise self._not_here(path, shard)
+
+    def _owners_of(self, shards: Iterable[str]) -> dict[str, Owner | None]:
+        names = list(shards)
+        return dict(zip(names, self._each(self._owners.of, names), strict=True))
 
     def _not_here(self, path: TablePath, shard: str) -> NotOwnerError:
         owner = self._owners.of(shard)
@@ -217,13 +237,15 @@ class Shards:
         return await self._run(self._states)
 
     def _states(self) -> list[ShardState]:
-        records = self._directory.records()
+        # Right after its start it has not said anything of itself yet.
+        records = {self.own: ShardRecord(shard=self.own), **self._directory.records()}
         held = [e for e in self._directory.entries().values() if e.state is NameState.HELD]
         counts = table_counts(held)
+        owners = self._owners_of(records)
         return [
             ShardState(
                 shard=shard,
-                owner=self._owners.of(shard),
+                owner=owners[shard],
                 load_millicores=record.load_millicores,
                 table_count=counts.get(shard, 0),
             )

@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import (
@@ -35,7 +35,10 @@ from streamhouse.storage_service.journal.object_store import (
 )
 from streamhouse.storage_service.shards.entries import seal, unseal
 
-__all__ = ["Chains", "DirectoryObjects", "DirectoryStore", "Version"]
+__all__ = ["Chains", "DirectoryObjects", "DirectoryStore", "Each", "Version"]
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 _ATTEMPTS: Final = 6
 _BACKOFF: Final = Backoff(first_s=0.05, most_s=1.0)
@@ -60,6 +63,13 @@ class DirectoryStore(Protocol):
 
     def list(self, prefix: str) -> Iterable[str]:
         """Return the keys below `prefix`, which ends with `/`; the newest ones may be missing."""
+
+
+class Each(Protocol):
+    """Does the same to each of some values, as `map` does, or side by side on threads."""
+
+    def __call__(self, function: Callable[[_In], _Out], values: Iterable[_In], /) -> Iterable[_Out]:
+        """Return what `function` makes of each, in order."""
 
 
 class DirectoryObjects:
@@ -133,8 +143,11 @@ NO_VERSION: Final = Version(0, None)
 class Chains:
     """All chains of one store. Thread-safe."""
 
-    def __init__(self, store: DirectoryStore, *, sleep: Callable[[float], object]) -> None:
+    def __init__(
+        self, store: DirectoryStore, *, sleep: Callable[[float], object], each: Each = map
+    ) -> None:
         self._store = store
+        self._each = each
         self._sleep = sleep
         self._lock = threading.Lock()
         self._newest: dict[str, Version] = {}
@@ -159,11 +172,9 @@ class Chains:
             for name, version in self._newest.items():
                 if name.startswith(prefix):
                     numbers[name] = max(numbers.get(name, 0), version.number)
-        return {
-            name: self._read(name, number)
-            for name, number in sorted(numbers.items())
-            if is_wanted(name)
-        }
+        wanted = [(name, number) for name, number in sorted(numbers.items()) if is_wanted(name)]
+        found = self._each(lambda version: self._read(*version), wanted)
+        return {name: version for (name, _), version in zip(wanted, found, strict=True)}
 
     def advance(self, name: str, seen: Version, content: Mapping[str, Any]) -> Version | None:
         """Make the version after `seen`; None if somebody else has made it.

@@ -32,7 +32,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
-from streamhouse.storage_service.shards.chain import Chains, DirectoryStore, Version
+from streamhouse.storage_service.shards.chain import Chains, DirectoryStore, Each, Version
 from streamhouse.storage_service.shards.entries import (
     FREE,
     Folder,
@@ -84,7 +84,10 @@ class ShardRecord:
 
 
 class ShardDirectory:
-    """The directory, as one shard uses it. Thread-safe, blocking."""
+    """The directory, as one shard uses it. Thread-safe, blocking.
+
+    `each` reads many objects: `map` of a pool of threads, which nothing else waits for.
+    """
 
     def __init__(
         self,
@@ -92,11 +95,13 @@ class ShardDirectory:
         *,
         shard: str,
         sleep: Callable[[float], object] = time.sleep,
+        each: Each = map,
     ) -> None:
         check_shard_name(shard)
         self.shard = shard
         self._store = store
-        self._chains = Chains(store, sleep=sleep)
+        self._each = each
+        self._chains = Chains(store, sleep=sleep, each=each)
 
     # -- the service and its ids -----------------------------------------------------------------
 
@@ -344,8 +349,8 @@ class ShardDirectory:
     def records(self) -> dict[str, ShardRecord]:
         """Return what every shard has said of itself last."""
         found = {}
-        for key in sorted(self._store.list(f"{_SHARDS}/")):
-            data = self._store.get(key)
+        keys = sorted(self._store.list(f"{_SHARDS}/"))
+        for key, data in zip(keys, self._each(self._store.get, keys), strict=True):
             try:
                 record = None if data is None else _record(unseal(key, data), where=key)
             except CorruptDataError as error:

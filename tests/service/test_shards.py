@@ -83,7 +83,11 @@ def test_two_shards_are_one_service(tmp_path: Path) -> None:
         assert len(client.status()["tables"]) == 4
         shown = CliRunner().invoke(cli, ["shards", "--endpoint", service.endpoint])
         assert shown.exit_code == 0, shown.output
-        assert shards[1]["endpoint"] in shown.output.replace("\n", "")
+        for shard in shards:
+            assert shard["endpoint"] in shown.output
+            assert shard["journal"]["lease_left_ms"] > 0
+        picture = CliRunner().invoke(cli, ["top", "--once", "--endpoint", service.endpoint])
+        assert "shard" in picture.output
         assert "2 shards, 4 names" in _check(tmp_path)
 
         # A client that knows one shard only finds the tables of the other.
@@ -125,6 +129,18 @@ def test_a_service_becomes_the_first_of_several_shards(tmp_path: Path) -> None:
         client.create_table("e", EVENTS)
         assert client.describe_table("e").table_id not in ids
         assert [s["table_count"] for s in client.shards()] == [4, 1]
+
+
+def test_a_service_with_a_journal_is_one_shard(tmp_path: Path) -> None:
+    journal = f"file://{tmp_path / 'store'}"
+    with ServiceProcess(tmp_path / "data", "--journal", journal, is_executed=True) as service:
+        shown = CliRunner().invoke(cli, ["shards", "--endpoint", service.endpoint])
+        assert shown.exit_code == 0, shown.output
+        assert service.endpoint in shown.output
+        with StorageClient(service.endpoint) as client:
+            (shard,) = client.shards()
+        assert shard["shard"] == "0"
+        assert shard["journal"]["checkpoint_age_ms"] >= 0
 
 
 def test_shards_whose_supervisor_is_gone_stop(tmp_path: Path) -> None:

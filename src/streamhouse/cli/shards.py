@@ -20,17 +20,23 @@ __all__ = ["command"]
 @click.command("shards")
 @endpoint_option
 def command(endpoint: str | None) -> None:
-    """Show the shards of a service: where each answers, how many tables it has, and its load."""
+    """Show the shards of a service: owner, load, and how its journal is.
+
+    A service with a journal has one shard or more. Standbys are not shown: they leave nothing in
+    the store. "lag" is how long the oldest change waits that the journal lacks, "lease" how long
+    the owner may still answer, "saved" the age of the newest checkpoint.
+    """
     console = Console()
     with StorageClient(endpoint) as client:
         shards = client.shards()
     if not shards:
-        console.print("the service is one process: it has no shards")
+        console.print("the service has no journal: it is one process")
         return
-    overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("shard", "answers at", "role"):
-        overview.add_column(heading, overflow="fold")
-    for heading in ("epoch", "tables", "load"):
+    overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    overview.add_column("shard", overflow="fold")
+    overview.add_column("answers at", no_wrap=True)
+    overview.add_column("role")
+    for heading in ("epoch", "tables", "load", "lag", "lease", "saved"):
         overview.add_column(heading, justify="right")
     for shard in shards:
         overview.add_row(*_row(shard))
@@ -51,4 +57,16 @@ def _row(shard: dict[str, Any]) -> tuple[str | Text, ...]:
         str(shard["epoch"]),
         f"{shard['table_count']:,}",
         f"{shard['load_millicores'] / 1000:.1f} cores",
+        *_journal(shard.get("journal")),
+    )
+
+
+def _journal(journal: dict[str, Any] | None) -> tuple[str, str, str]:
+    if journal is None:
+        # Its owner did not say in time, or there is none.
+        return "", "", ""
+    return (
+        f"{journal['lag_ms'] / 1000:.1f} s",
+        f"{journal['lease_left_ms'] / 1000:.1f} s",
+        f"{journal['checkpoint_age_ms'] / 60_000:.0f} min",
     )

@@ -45,7 +45,10 @@ def command(endpoint: str | None, once: bool) -> None:
 def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     is_wide = width >= _WIDE_CHARACTERS
     tables = Table()
+    has_shards = len(status.get("shards", ())) > 1
     tables.add_column("table", no_wrap=True)
+    if has_shards:
+        tables.add_column("shard", no_wrap=True)
     for heading in ("rows", "written/s", "read/s", "log", "lake lag", "wanted"):
         tables.add_column(heading, justify="right", no_wrap=True)
     if is_wide:
@@ -53,6 +56,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     for table in status["tables"]:
         tables.add_row(
             table["table"],
+            *([str(table["shard"])] if has_shards else []),
             _short(table["row_count"]),
             _short(table["written_rows_per_s"]),
             _short(table["read_rows_per_s"]),
@@ -61,14 +65,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
             _age(table["freshness_ms"]) if table["is_tiered"] else "",
             *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
         )
-    lines: list[RenderableType] = [tables]
-    for damaged in status.get("damaged_tables", ()):
-        lines.append(Text(f"{damaged['table']} is not served: {damaged['reason']}", style="red"))
-    for table in status["tables"]:
-        lines.extend(Text(why, style="red") for why in table.get("unusable", ()))
-        if diverged := table["tiering"].get("diverged"):
-            lines.append(Text(diverged, style="red"))
-    lines += [Text(stranger, style="red") for stranger in status.get("strangers", ())]
+    lines: list[RenderableType] = [tables, *_troubles(status)]
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"
@@ -80,6 +77,23 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
         if error := table["tiering"]["last_error"]:
             lines.append(Text(f"{table['table']}: {error}", style="red"))
     return Group(*lines)
+
+
+def _troubles(status: dict[str, Any]) -> list[Text]:
+    """Return a line for each thing that somebody has to look after."""
+    lines = []
+    for shard in status.get("shards", ()):
+        if not shard["answers"]:
+            away = f"shard {shard['shard']} does not answer: its tables are not shown"
+            lines.append(Text(away, style="red"))
+    for damaged in status.get("damaged_tables", ()):
+        lines.append(Text(f"{damaged['table']} is not served: {damaged['reason']}", style="red"))
+    for table in status["tables"]:
+        lines.extend(Text(why, style="red") for why in table.get("unusable", ()))
+        if diverged := table["tiering"].get("diverged"):
+            lines.append(Text(diverged, style="red"))
+    lines += [Text(stranger, style="red") for stranger in status.get("strangers", ())]
+    return lines
 
 
 def _lag(table: dict[str, Any]) -> Text:

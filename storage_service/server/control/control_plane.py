@@ -29,7 +29,10 @@ from streamhouse.storage_service.server.control.tiering_routes import (
     tiering_routes,
 )
 from streamhouse.storage_service.server.control.transaction_routes import transaction_routes
-from streamhouse.storage_service.server.control.whole_service import status_of_all
+from streamhouse.storage_service.server.control.whole_service import (
+    shards_of_all,
+    status_of_all,
+)
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.metrics import METRICS_CONTENT_TYPE
@@ -81,9 +84,8 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         return {"status": "ready", "service_id": service.manager.service_id}
 
     @routes.answers("The processes that the service consists of, and what each has to do.")
-    async def list_shards() -> dict[str, Any]:
-        states = [] if service.shards is None else await service.shards.states()
-        return {"shards": [state.to_json() for state in states]}
+    async def list_shards(request: Request) -> dict[str, Any]:
+        return {"shards": await shards_of_all(service, exchange_of(request))}
 
     @routes.answers("The shards' owners, as Prometheus' http_sd_configs takes them.")
     async def shard_targets() -> list[dict[str, Any]]:

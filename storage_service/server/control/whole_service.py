@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -16,13 +16,16 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
-from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards import ShardState
+from streamhouse.storage_service.shards.owners import Owner
 
-__all__ = ["catalog_tables", "handed_on", "status_of_all"]
+__all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]
 
 _logger = logging.getLogger(__name__)
 
+_FIGURES_TIMEOUT_S: Final = 3.0
 _LISTS: Final = ("tables", "damaged_tables", "strangers", "workers", "idle_workers")
 
 
@@ -35,27 +38,54 @@ async def status_of_all(service: Service, exchange: HttpExchange) -> str:
     request = PeerRequest.of("GET", "/v1/status", exchange.scope["headers"])
     states = await shards.states()
 
-    async def ask(endpoint: str | None) -> dict[str, Any] | None:
-        if endpoint is None:
+    others = [state for state in states if state.shard != shards.own]
+    answered = {shards.own: json.loads(own), **await _asked(shards.peers, others, request)}
+    shown = [{**state.to_json(), "answers": state.shard in answered} for state in states]
+    return json.dumps({**_joined(answered), "shards": shown}, separators=(",", ":"))
+
+
+async def shards_of_all(service: Service, exchange: HttpExchange) -> list[dict[str, Any]]:
+    """Return every shard, with how its journal is if its owner answers soon."""
+    shards = service.shards
+    if shards is None:
+        return []
+    if exchange.header(HANDED_ON) is not None:
+        return [{"shard": shards.own, "journal": shards.figures()}]
+    states = await shards.states()
+    others = [state for state in states if state.shard != shards.own and state.is_live]
+    headers = exchange.scope["headers"]
+    request = PeerRequest.of("GET", "/v1/shards", headers, timeout_s=_FIGURES_TIMEOUT_S)
+    journals: dict[str, Any] = {shards.own: shards.figures()}
+    for shard, answer in (await _asked(shards.peers, others, request)).items():
+        said = answer.get("shards")
+        for found in said if isinstance(said, list) else ():
+            if isinstance(found, dict) and found.get("shard") == shard:
+                journals[shard] = found.get("journal")
+    return [{**state.to_json(), "journal": journals.get(state.shard)} for state in states]
+
+
+async def _asked(
+    peers: Peers, others: Sequence[ShardState], request: PeerRequest
+) -> dict[str, dict[str, Any]]:
+    """Return what each shard's owner answers, by shard; those that do not answer are left out."""
+
+    async def ask(owner: Owner | None) -> dict[str, Any] | None:
+        if owner is None or owner.endpoint is None:
             return None
         try:
-            answer = await shards.peers.ask(endpoint, request)
+            answer = await peers.ask(owner.endpoint, request)
             found = json.loads(answer.body)
         except (StreamhouseError, ValueError) as error:
-            _logger.info("event=shard_unreachable endpoint=%s why=%r", endpoint, str(error))
+            _logger.info("event=shard_unreachable endpoint=%s why=%r", owner.endpoint, str(error))
             return None
         return found if answer.status == 200 and isinstance(found, dict) else None
 
-    others = [state for state in states if state.shard != shards.own]
-    answers = await asyncio.gather(
-        *(ask(None if other.owner is None else other.owner.endpoint) for other in others)
-    )
-    answered = {shards.own: json.loads(own)}
-    for other, answer in zip(others, answers, strict=True):
-        if answer is not None:
-            answered[other.shard] = answer
-    shown = [{**state.to_json(), "answers": state.shard in answered} for state in states]
-    return json.dumps({**_joined(answered), "shards": shown}, separators=(",", ":"))
+    answers = await asyncio.gather(*(ask(other.owner) for other in others))
+    return {
+        other.shard: answer
+        for other, answer in zip(others, answers, strict=True)
+        if answer is not None
+    }
 
 
 def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -53,6 +53,17 @@ class JournalMetrics:
             buckets=_PUT_SECONDS,
             registry=None,
         )
+
+    def figures(self) -> dict[str, Any] | None:
+        """Return how the journal is, for people; None before there is a writer."""
+        if self.writer is None:
+            return None
+        return {
+            "lag_ms": round(self.writer.lag_ms),
+            "lag_bytes": self.writer.lag_bytes,
+            "lease_left_ms": round(self.lease_left_ms()),
+            "checkpoint_age_ms": round(1_000 * self.checkpoint_age_s()),
+        }
 
     def put_took(self, seconds: float) -> None:
         """Count one object that was stored."""

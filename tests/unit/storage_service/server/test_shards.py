@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import pytest
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
+from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.shards.chain import DirectoryObjects
-from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
 from streamhouse.storage_service.shards.owners import Owner
 from tests.support.in_process_service import (
     InProcessService,
@@ -171,6 +174,45 @@ async def test_prometheus_is_told_the_address_of_every_owner(world: _World) -> N
         answer = await a.call("GET", "/v1/shards/targets")
         labels = {"shard": "a", "__scheme__": "http"}
         assert answer.json() == [{"targets": ["a:1"], "labels": labels}]
+
+
+async def test_shards_show_how_the_journal_of_each_is(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        for name, service in (("a", a), ("b", b)):
+            assert service.service.shards is not None
+            service.service.shards.figures = lambda name=name: {"lag_ms": ord(name)}
+        for service in (a, b):
+            states = (await service.call("GET", "/v1/shards")).json()["shards"]
+            assert [(s["shard"], s["journal"]) for s in states] == [
+                ("a", {"lag_ms": 97}),
+                ("b", {"lag_ms": 98}),
+            ]
+        del world.services["http://b:1"]
+        states = (await a.call("GET", "/v1/shards")).json()["shards"]
+        assert [s["journal"] for s in states] == [{"lag_ms": 97}, None]
+        world.services["http://b:1"] = b
+
+
+async def test_leases_are_read_side_by_side(tmp_path: Path) -> None:
+    store = DirectoryObjects(FileObjectStore(tmp_path))
+    for number in range(8):
+        shard = f"s{number}"
+        ShardDirectory(store, shard=shard).record(ShardRecord(shard=shard))
+    together = threading.Barrier(8)
+
+    class _Waiting:
+        def of(self, shard: str) -> Owner | None:
+            together.wait(timeout=60)
+            return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=True)
+
+    with ThreadPoolExecutor(8) as reads:
+        directory = ShardDirectory(store, shard="s0", each=reads.map)
+        # Nothing is asked of its tables, nor of the others.
+        nothing: Any = None
+        shards = Shards(directory, _Waiting(), nothing, nothing, each=reads.map)
+        states = await shards.states()
+        shards.close()
+    assert [state.shard for state in states] == [f"s{number}" for number in range(8)]
 
 
 async def test_a_name_given_to_a_shard_that_is_gone_goes_to_another(world: _World) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
 from tests.support.directory_world import MemoryStore
 
 
@@ -15,6 +18,19 @@ class _CountingStore(MemoryStore):
 
     def get(self, key: str) -> bytes | None:
         self.gets += 1
+        return super().get(key)
+
+
+class _TogetherStore(MemoryStore):
+    """Answers a read when eight are asked at once."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__()
+        self.objects = objects
+        self._together = threading.Barrier(8)
+
+    def get(self, key: str) -> bytes | None:
+        self._together.wait(timeout=60)
         return super().get(key)
 
 
@@ -62,3 +78,17 @@ def test_whether_there_is_a_database_is_asked_of_its_own_tables() -> None:
     assert directory.has_database("of_s3")
     assert not directory.has_database("of_s")
     assert store.gets <= 10
+
+
+def test_what_other_shards_have_is_read_side_by_side() -> None:
+    filled = MemoryStore()
+    for number in range(8):
+        directory = ShardDirectory(filled, shard=f"s{number}")
+        directory.record(ShardRecord(shard=f"s{number}"))
+        directory.hold(TablePath("default", f"t{number}"), 1_000 * number + 1)
+    with ThreadPoolExecutor(8) as reads:
+        store = _TogetherStore(filled.objects)
+        directory = ShardDirectory(store, shard="s0", each=reads.map)
+
+        assert list(directory.records()) == [f"s{number}" for number in range(8)]
+        assert [path.table for path in directory.entries()] == [f"t{n}" for n in range(8)]
