@@ -238,6 +238,8 @@ class Connection:
         except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return False
         except TimeoutError as error:
+            if error.errno is not None:
+                raise BrokenConnectionError(f"the connection broke: {error}") from error
             raise BrokenConnectionError(
                 f"it did not take the request in {self._timeout_s} s"
             ) from error
@@ -264,6 +266,9 @@ class Connection:
         """Return what it means that reading failed, or, without an error, that nothing follows."""
         ended = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
         if isinstance(error, TimeoutError):
+            # The system's own has a number: the machine at the other end is silent.
+            if error.errno is not None:
+                return BrokenConnectionError(f"the connection broke: {error}")
             return BrokenConnectionError(f"not a byte came for {self._timeout_s} s")
         if isinstance(error, ssl.SSLError) and not isinstance(error, ended):
             return error

@@ -28,6 +28,18 @@ CONNECTIONS_KEPT_MAX: Final = 16
 
 _NODES_KEPT_MAX: Final = 64
 _CONNECT_TIMEOUT_S: Final = 5.0
+# A machine that vanishes resets nothing: who waits for its answer learns it from its system's
+# silence, in 14 s. No TCP_USER_TIMEOUT: it would end connections whose service waits for memory.
+_SILENT_MACHINE: Final = tuple(
+    (level, getattr(socket, name), value)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 5),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 3),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+    )
+    if hasattr(socket, name)
+)
 # What a request line may have as it is. All else is encoded, and so ends no line.
 _RESERVED: Final = "/?:@!$&'()*+,;=~%"
 _PLAIN_TARGET: Final = re.compile(rf"[\w.\-{re.escape(_RESERVED)}]*", re.ASCII)
@@ -94,6 +106,8 @@ class ConnectionPool:
             raise ReachingError(str(error)) from error
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option in _SILENT_MACHINE:
+                opened.setsockopt(*option)
             return self._secured(opened, node) if node.endpoint.is_tls else opened
         except BaseException:
             opened.close()

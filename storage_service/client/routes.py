@@ -51,6 +51,8 @@ class Routes:
         self.current = endpoints.listed[0].url
         self.is_reached = False
         """Whether a process of the service ever answered."""
+        self.first_contact_s: float | None = None
+        """How long nobody at all may answer before the endpoints are taken for wrong ones."""
         self._tables: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -103,6 +105,7 @@ class Search:
         self._routes = routes
         self._table = table
         self._deadline = deadline
+        self._started = now
         self._failover_until = now + routes.endpoints.failover_s
         self._asked: set[str] = set()
         """Since the last pause."""
@@ -167,7 +170,9 @@ class Search:
         self._asked.clear()
         self._followed = 0
         until = self._failover_until if self._is_failover else self._deadline
-        backoff = self._routes.backoff
+        backoff, patience_s = self._routes.backoff, self._routes.first_contact_s
+        if patience_s is not None and not self._routes.is_reached:
+            until = min(until, self._started + patience_s)
         if now + backoff.after(self._rounds) > until:
             return None
         return Step(url, backoff.jittered_after(self._rounds))

@@ -212,7 +212,9 @@ class HttpTransport:
     ) -> StreamhouseError:
         """Return what it means to the caller that a call was given up with `error`."""
         message = error.message
-        if len(self.routes.endpoints.listed) > 1 or isinstance(error, NotOwnerError):
+        if not self.routes.is_reached:
+            message = f"nobody answers at {', '.join(self.routes.endpoints.urls)}: {message}"
+        elif len(self.routes.endpoints.listed) > 1 or isinstance(error, NotOwnerError):
             message = (
                 f"none of {', '.join(self.routes.endpoints.urls)} answered {method} {path} as the"
                 f" owner for {self.routes.endpoints.failover_s:g} s (failover_s); the last answer:"

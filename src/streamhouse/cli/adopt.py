@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, token_file_option
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
 from streamhouse.storage_service.model.lake.coverage import BucketDivergence, LakeDivergence
 from streamhouse.storage_service.secret_sources import read_secret
 
@@ -32,7 +31,7 @@ def command(
     hold. A table whose adoption was cut off is adopted as 'streamhouse import' does.
     """
     token = None if token_file is None else read_secret(token_file, kind="token")
-    with StorageClient(endpoint, token=token) as client:
+    with open_client(endpoint, token=token) as client:
         found = client.lake_divergence(path)
         if found is not None:
             _print(found)

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from streamhouse.cli.connection import endpoint_option
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.cli.connection import endpoint_option, open_client
 from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["command"]
@@ -41,7 +40,7 @@ def command(
     changes = _changes(given)
     if given["drop"] and not yes:
         click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True)
-    with StorageClient(endpoint) as client:
+    with open_client(endpoint) as client:
         table = client.alter_schema(path, changes)
     columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
     click.echo(f"{table.path}, schema version {table.schema_id}: {columns}")
@@ -62,7 +61,7 @@ def _alter_properties(
         if not equals:
             raise InvalidRequestError(f"--set '{text}' must be KEY=VALUE")
         pairs[key.strip()] = value.strip()
-    with StorageClient(endpoint) as client:
+    with open_client(endpoint) as client:
         table = client.alter_properties(path, updates=pairs, removals=removals)
     properties = table.descriptor.properties
     shown = ", ".join(f"{key} = {value}" for key, value in sorted(properties.items()))

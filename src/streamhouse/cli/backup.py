@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from streamhouse.cli.connection import token_file_option
+from streamhouse.cli.connection import open_client, token_file_option
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_closed
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
@@ -59,7 +59,7 @@ def command(
         directory = DataDirectory.open(data_dir)
     except UnavailableError:
         token = None if token_file is None else read_secret(token_file, kind="token")
-        with StorageClient(endpoint, token=token) as client:
+        with open_client(endpoint, token=token) as client:
             manifest = _of_running(client, data_dir, target, facts, discard_staged=discard_staged)
     else:
         try:

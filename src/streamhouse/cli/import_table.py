@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, token_file_option
+from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
@@ -107,10 +107,10 @@ def command(
 
     token = None if token_file is None else read_secret(token_file, kind="token")
     if _is_adoption(source, target, adopt=adopt, copy=copy):
-        with StorageClient(endpoint, token=token) as client:
+        with open_client(endpoint, token=token) as client:
             return _adopt(client, source, force=adopt)
     assert target is not None, "it has another name"
-    with StorageClient(endpoint, token=token) as client:
+    with open_client(endpoint, token=token) as client:
         job = TableImport(
             client,
             source,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, token_file_option
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
 from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]
@@ -37,7 +36,7 @@ def command(
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     token = None if token_file is None else read_secret(token_file, kind="token")
-    with StorageClient(endpoint, token=token) as client:
+    with open_client(endpoint, token=token) as client:
         catalog = client.lake_catalog()
         runner = ThreadRunner(threads)
         if dry_run:

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.cli.connection import endpoint_option, open_client
 from streamhouse.storage_service.errors import UnavailableError
 
 __all__ = ["command"]
@@ -27,7 +26,7 @@ def command(endpoint: str | None) -> None:
     the owner may still answer, "saved" the age of the newest checkpoint.
     """
     console = Console()
-    with StorageClient(endpoint) as client:
+    with open_client(endpoint) as client:
         shards = client.shards()
     if not shards:
         console.print("the service has no journal: it is one process")

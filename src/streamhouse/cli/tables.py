@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option
+from streamhouse.cli.connection import endpoint_option, open_client
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     ForbiddenError,
@@ -36,7 +36,7 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
     if sizes and path is not None:
         raise InvalidRequestError("--sizes lists all tables: give no PATH with it")
     console = Console()
-    with StorageClient(endpoint) as client:
+    with open_client(endpoint) as client:
         if sizes:
             console.print(_sizes_overview(client))
         elif path is None:

@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.cli.connection import endpoint_option, open_client
 
 __all__ = ["command"]
 
@@ -27,7 +26,7 @@ _WIDE_CHARACTERS: Final = 110
 def command(endpoint: str | None, once: bool) -> None:
     """Watch what is written, read and tiered; Ctrl-C ends it."""
     console = Console()
-    with StorageClient(endpoint) as client:
+    with open_client(endpoint) as client:
         status = client.status()
         if once:
             console.print(_picture(status, width=console.width))

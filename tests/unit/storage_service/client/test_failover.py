@@ -126,6 +126,23 @@ def test_a_tables_description_says_where_its_requests_go() -> None:
     assert _paths(node) == ["/v1/tables/db.t/count"]
 
 
+def test_a_command_is_told_soon_that_nobody_is_there() -> None:
+    transport = _transport(_nobody(), _nobody())
+    transport.routes.first_contact_s = 0.05
+
+    with pytest.raises(UnavailableError, match="nobody answers at http"):
+        _get(transport)
+
+
+def test_a_command_waits_for_a_takeover_of_which_somebody_tells() -> None:
+    with ScriptedServer([*[_not_owner(None)] * 20, OK]) as standby:
+        transport = _transport(_nobody(), standby)
+        transport.routes.first_contact_s = 0.0
+
+        assert _get(transport) == "ok"
+        transport.close()
+
+
 def test_a_table_that_moved_back_is_found_again() -> None:
     with ScriptedServer([OK] * 3) as first:
         with ScriptedServer([OK, _not_owner(first.endpoint)]) as other:
