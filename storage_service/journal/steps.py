@@ -81,20 +81,19 @@ def do(store: ObjectStore, step: Step) -> Any:
 
 
 def keep_trying(
-    store: ObjectStore,
-    step: Step,
+    ask: Callable[[], _T],
     *,
     pause: Callable[[float], bool],
     failed: Callable[[ObjectStoreError], None],
-) -> Any:
-    """Take one step, again and again while the store is away or refuses.
+) -> _T:
+    """Ask the store once, again and again while it is away or refuses; return its answer.
 
     `pause` waits so many seconds and says whether to go on; if not, the last error is raised.
     """
     failures = 0
     while True:
         try:
-            return do(store, step)
+            return ask()
         except (StoreUnavailableError, StoreRefusedError) as error:
             failures += 1
             failed(error)

@@ -311,7 +311,9 @@ class JournalWriter:
 
     def _take(self, step: Step) -> Any:
         return keep_trying(
-            self._store, step, pause=lambda s: not self._is_over.wait(s), failed=self._note_failure
+            lambda: do(self._store, step),
+            pause=lambda s: not self._is_over.wait(s),
+            failed=self._note_failure,
         )
 
     def _note_failure(self, error: ObjectStoreError) -> None:

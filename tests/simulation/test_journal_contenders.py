@@ -23,8 +23,9 @@ from streamhouse.storage_service.journal.epochs import TakenByOtherError, newest
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.operations import Replace
+from streamhouse.storage_service.journal.patient_store import PatientStore
 from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import keep_trying, run
+from streamhouse.storage_service.journal.steps import do, run
 from streamhouse.storage_service.journal.store_opening import open_store
 from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 from tests.support.faulty_store import CALM, FaultPlan
@@ -72,12 +73,12 @@ class Contender(threading.Thread):
             self.error = error
 
     def _own(self) -> None:
-        step = functools.partial(
-            keep_trying,
+        store = PatientStore(
             self._store,
             pause=lambda seconds: not self._is_over.wait(seconds),
             failed=lambda _: None,
         )
+        step = functools.partial(do, store)
         after = run(newest_epoch(_NAMES), step)
         url = f"http://{self.name}"
         tenure = run(take(_NAMES, after=after, endpoint=url, lease_ms=1_000), step)

@@ -6,8 +6,9 @@ from streamhouse.storage_service.journal.epochs import Tenure, newest_epoch, tak
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Operation
+from streamhouse.storage_service.journal.patient_store import PatientStore
 from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import Step, keep_trying, run
+from streamhouse.storage_service.journal.steps import Step, do, run
 
 __all__ = ["NAMES", "numbered", "numbers_in", "taken"]
 
@@ -23,11 +24,13 @@ def numbered(number: int, *, size_bytes: int = 0) -> Operation:
 def taken(store: ObjectStore, *, lease_ms: int = 1_000) -> Tenure:
     """Take over from whoever is the newest owner; the store may fail for a time."""
 
-    def do(step: Step) -> object:
-        return keep_trying(store, step, pause=lambda _: True, failed=lambda _: None)
+    patient = PatientStore(store, pause=lambda _: True, failed=lambda _: None)
 
-    newest = run(newest_epoch(NAMES), do)
-    return run(take(NAMES, after=newest, endpoint="http://a", lease_ms=lease_ms), do)
+    def patiently(step: Step) -> object:
+        return do(patient, step)
+
+    newest = run(newest_epoch(NAMES), patiently)
+    return run(take(NAMES, after=newest, endpoint="http://a", lease_ms=lease_ms), patiently)
 
 
 def numbers_in(store: ObjectStore, *, ahead: int = 0) -> list[int]:

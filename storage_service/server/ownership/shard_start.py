@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
@@ -23,8 +23,9 @@ from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_format import NONCE_BYTES
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.journal.patient_store import PatientStore
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
-from streamhouse.storage_service.journal.steps import Step, keep_trying, run
+from streamhouse.storage_service.journal.steps import Steps, do, run
 from streamhouse.storage_service.journal.store_opening import open_store, probe
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
@@ -36,9 +37,14 @@ _logger = logging.getLogger(__name__)
 
 _STORE_PROPERTIES: Final = "s3."
 
+_T = TypeVar("_T")
+
 
 class ShardStart:
-    """See the module. `stop` ends waits for a store that is away."""
+    """See the module. `stop` ends waits for a store that is away.
+
+    What reads much waits for each object on its own; `look` raises what the store raises.
+    """
 
     def __init__(
         self,
@@ -53,12 +59,14 @@ class ShardStart:
         self._config = config
         self._endpoint = config.advertised_endpoint or endpoint
         self._standing = standing
-        self._stop = stop
         self.names: Final = ShardNames(config.shard)
         self.store: Final = (open_journal or _opened_journal)(config)
+        self._patient = PatientStore(
+            self.store, pause=lambda s: not stop.wait(s), failed=_note_failure
+        )
         self._watch = LeaseWatch(lease_ms=config.lease_ms, clock=boot_clock_s)
         self._begun_s = boot_clock_s()
-        self._start = JournalStart(directory.path, self.store, self.names)
+        self._start = JournalStart(directory.path, self._patient, self.names)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
 
     @property
@@ -144,13 +152,8 @@ class ShardStart:
         """Note that the directory is what the journal says, and is served from now on."""
         self._start.finish(epoch=shard.epoch, service_id=shard.service_id)
 
-    def _do(self, steps: Any) -> Any:
-        return run(steps, functools.partial(self._step))
-
-    def _step(self, step: Step) -> Any:
-        return keep_trying(
-            self.store, step, pause=lambda s: not self._stop.wait(s), failed=_note_failure
-        )
+    def _do(self, steps: Steps[_T]) -> _T:
+        return run(steps, functools.partial(do, self._patient))
 
 
 def _note_failure(error: ObjectStoreError) -> None:

@@ -34,7 +34,7 @@ _ZOMBIE_TIMEOUT_S: Final = 60.0
 _STARTS: Final = 5
 _ROLES: Final[tuple[tuple[str, ...], ...]] = ((), ("--standby",))
 _LIMITS: Final = (*SERVICE_LIMITS, "--lease-ms", str(int(_LEASE_S * 1_000)))
-_PLANS: Final = (CALM, FaultPlan(share=0.03), FaultPlan(share=0.12, delay_ms_max=100))
+_PLANS: Final = (CALM, FaultPlan(share=0.03), FaultPlan(share=0.25, delay_ms_max=100))
 
 
 class _JournalEra(Era):
