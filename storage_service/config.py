@@ -19,7 +19,7 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
     suggestion,
 )
-from streamhouse.storage_service.journal.lease import LEASE_MS_MAX
+from streamhouse.storage_service.journal.lease import LEASE_MS_MAX, OWNER_URL
 from streamhouse.storage_service.journal.names import DEFAULT_SHARD, ShardNames
 from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
 from streamhouse.storage_service.model.lake.facts import (
@@ -49,7 +49,6 @@ THREADS: Final = "Threads"
 LAKE: Final = "Tiering and catalog"
 JOURNAL: Final = "Journal"
 JOURNAL_ACKS: Final = ("journal", "disk")
-_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
 # What opening files needs, wherever the catalog is.
@@ -397,7 +396,7 @@ class ServiceConfig:
         if self.lease_ms > LEASE_MS_MAX:
             raise InvalidRequestError(f"--lease-ms must be at most {LEASE_MS_MAX}, an hour")
         endpoint = self.advertised_endpoint
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+        if endpoint is not None and not OWNER_URL.fullmatch(endpoint):
             raise InvalidRequestError(
                 f"--advertise '{endpoint[:200]}' must be a URL as http://host:port"
             )
@@ -412,6 +411,12 @@ class ServiceConfig:
                 " and warehouse are in the data directory: give --catalog-property type=... (or"
                 " uri=...) of a catalog elsewhere, and --warehouse"
             )
+
+    @property
+    def is_reached_by_tls(self) -> bool:
+        """Whether callers reach this process by https."""
+        advertised = self.advertised_endpoint or ""
+        return self.tls_certificate_file is not None or advertised.startswith("https:")
 
     @property
     def has_own_catalog(self) -> bool:

@@ -3,6 +3,8 @@
 An object appears whole and at once: it is written and synced under another name, then linked
 (`create`) or renamed (`replace`), and its directory synced. So the directory must be of a file
 system whose hard links are atomic for all who mount it, as NFS version 4 promises.
+
+What is made is its owner's alone, as a data directory is: it has the same rows.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = ["FileObjectStore"]
 
 # No key has it: names that are being written.
 _STAGED: Final = "#"
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class FileObjectStore:
@@ -131,7 +134,7 @@ class FileObjectStore:
         staged = path.with_name(f"{path.name}{_STAGED}{secrets.token_hex(8)}")
         self._make_directory(path.parent)
         try:
-            with staged.open("xb") as file:
+            with os.fdopen(os.open(staged, _NEW, 0o600), "wb") as file:
                 file.writelines(buffers)
                 file.flush()
                 os.fsync(file.fileno())
@@ -144,7 +147,7 @@ class FileObjectStore:
             return
         if directory != directory.parent:
             self._make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         _sync_directory(directory.parent)
 
     @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -31,11 +32,13 @@ from streamhouse.storage_service.journal.object_store import (
 )
 from streamhouse.storage_service.journal.steps import Step, do, run
 
-__all__ = ["LEASE_MS_MAX", "LeaseKeeper", "LeaseWatch", "SeenLease", "read_lease"]
+__all__ = ["LEASE_MS_MAX", "OWNER_URL", "LeaseKeeper", "LeaseWatch", "SeenLease", "read_lease"]
 
 _logger = logging.getLogger(__name__)
 
 LEASE_MS_MAX: Final = 3_600_000
+OWNER_URL: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
+"""What an owner may say of where it answers."""
 _RENEWALS: Final = 3
 # Clocks of two machines differ by less in how long a lease is.
 _CLOCK_SHARE: Final = 0.99
@@ -49,6 +52,11 @@ class SeenLease:
     endpoint: str
     counter: int
     lease_ms: int
+
+    @property
+    def owner(self) -> str | None:
+        """The endpoint if it is a plain URL of a host and a port: anything else is shown nobody."""
+        return self.endpoint if OWNER_URL.fullmatch(self.endpoint) else None
 
 
 class LeaseKeeper:

@@ -174,7 +174,7 @@ def _settings(properties: Mapping[str, str]) -> tuple[S3Config, ClientConfig]:
         config["region"] = region
     endpoint = properties.get("s3.endpoint") or _variable(_ENDPOINT_VARIABLES)
     if endpoint:
-        config["endpoint"] = endpoint
+        config["endpoint"] = _checked_endpoint(endpoint)
     # Half of what a PUT costs us is the checksum of its body for the signature. TLS keeps the body
     # whole on its way, and every object has a checksum of its own.
     config["unsigned_payload"] = _is_private(endpoint)
@@ -197,6 +197,22 @@ def _is_private(endpoint: str | None) -> bool:
     """Whether nobody between us and the store can change a request; AWS's own speaks TLS."""
     url = urlsplit(endpoint or "https:")
     return url.scheme == "https" or url.hostname in _LOOPBACK
+
+
+def _checked_endpoint(text: str) -> str:
+    """Return the store's address; obstore would end in a panic for what is none."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or parts.username is not None:
+        shown = f"'{text:.200}'" if "@" not in text else "with a user or password"
+        raise InvalidRequestError(
+            f"the endpoint {shown} of the journal's store (s3.endpoint or AWS_ENDPOINT_URL) must be"
+            " a URL like https://host:port"
+        )
+    return text
 
 
 def _variable(names: Sequence[str]) -> str | None:

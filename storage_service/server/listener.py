@@ -191,9 +191,8 @@ async def _serve_taken(
         names=names,
     )
     owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
-    shards = Shards(
-        names, owners, manager, HttpPeers(), each=each, figures=standing.journal.figures
-    )
+    peers = HttpPeers(is_tls=config.is_reached_by_tls)
+    shards = Shards(names, owners, manager, peers, each=each, figures=standing.journal.figures)
     async with process.service_of(manager, tenure=shard, shards=shards) as (service, app):
         if warm is not None:
             warm.close()

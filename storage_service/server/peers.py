@@ -1,7 +1,8 @@
 """One process of a service asks another: for what only that one has, in the caller's name.
 
 The caller's own token is sent on, to the endpoint that the other's lease names: all shards of a
-service have the same tokens and grants. A request is handed on once.
+service have the same tokens and grants. A request is handed on once, and never from https to http:
+whoever may write leases would have the token.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class Peers(Protocol):
 class HttpPeers:
     """The other processes by HTTP, each request on a connection and a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_tls: bool = False) -> None:
+        """`is_tls`: this process is reached by https, and so are the others."""
+        self._is_tls = is_tls
         # Threads start when there is something to ask.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="peers")
 
@@ -96,6 +99,11 @@ class HttpPeers:
 
     async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
         """See `Peers.ask`."""
+        if self._is_tls and not endpoint.startswith("https:"):
+            raise UnavailableError(
+                f"the shard at {endpoint} is not asked: it has no TLS, and this one has; give all"
+                " shards --tls-cert, or --advertise https://..."
+            )
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, _ask, endpoint, request
         )

@@ -133,7 +133,7 @@ class ShardDirectory:
                 "service_id": str(content["service_id"]),
                 "first_block": int(content["first_block"]),
             }
-        except (AssertionError, KeyError, TypeError, ValueError) as error:
+        except (AssertionError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptDataError("the directory in the store names no service") from error
 
     def claim_ids(self, *, above: int = 0) -> IdBlock:
@@ -400,7 +400,7 @@ def _record(content: Mapping[str, Any], *, where: str) -> ShardRecord:
             table_count=int(content["table_count"]),
         )
         check_shard_name(record.shard)
-    except (KeyError, TypeError, ValueError, StreamhouseError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, StreamhouseError) as error:
         raise CorruptDataError(
             f"{where} in the store says not how a shard is: {error!r}"
         ) from error

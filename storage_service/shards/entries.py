@@ -80,7 +80,7 @@ class NameEntry:
                 shard=str(value["shard"]),
                 table_id=int(value["table_id"]),
             )
-        except (KeyError, TypeError, ValueError, InvalidNameError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, InvalidNameError) as error:
             raise CorruptDataError(f"{where} says not where a table is: {error!r}") from error
 
 

@@ -6,7 +6,6 @@ by it. What it names is followed only if it is a plain URL of a host and a port.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from streamhouse.storage_service.journal.object_store import ObjectStore, Object
 
 __all__ = ["LeaseOwners", "Owner"]
 
-_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
 # Who asks many times a second would read the same lease each time.
 _KEPT_S: Final = 1.0
 
@@ -95,9 +93,7 @@ class _Shard:
         if self.last != (watch.epoch, watch.lease):
             self.last, self.changed_s = (watch.epoch, watch.lease), asked_s
         lease = watch.lease
-        endpoint = None if lease is None else lease.endpoint
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
-            endpoint = None
+        endpoint = None if lease is None else lease.owner
         lease_s = max(lease_s, 0 if lease is None else lease.lease_ms / 1e3)
         is_live = asked_s - self.changed_s < lease_s
         self.owner = Owner(endpoint=endpoint, epoch=watch.epoch, is_live=is_live)

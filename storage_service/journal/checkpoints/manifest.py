@@ -31,6 +31,11 @@ _MAGIC: Final = b"SHJM"
 _VERSION: Final = 1
 # A million files are less; a manifest that claims more was not written by us.
 _CONTENT_BYTES_MAX: Final = 1 << 30
+# What reading JSON of another shape raises.
+_NOT_OURS: Final = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 _PACK_NAME: Final = re.compile(r"[0-9]{8}-[0-9]{12}")
 _BUCKET: Final = re.compile(r"tables/[0-9]{1,19}/bucket-[0-9]{1,19}")
 # What RocksDB calls its files; never a path.
@@ -154,7 +159,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
         manifest.check_packs()
     except CorruptDataError as error:
         raise CorruptDataError(f"{where} is damaged: {error.message}") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except _NOT_OURS as error:
         raise CorruptDataError(f"{where} is damaged: {error!r:.200}") from error
     return manifest
 

@@ -76,7 +76,14 @@ class JournalFile:
             if sealed["crc32c"] != crc32c(_text(content)) or content.pop("format") != _FORMAT:
                 raise CorruptDataError("its checksum or format is another")
             return JournalFile(**{**content, "nonces": tuple(content["nonces"])})
-        except (CorruptDataError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (
+            CorruptDataError,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise CorruptDataError(
                 f"{path} is damaged ({error}); remove the data directory's contents to have them"
                 " made again from the journal"

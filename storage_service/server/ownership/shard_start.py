@@ -95,7 +95,7 @@ class ShardStart:
         """See who owns the shard. Raises what the store raises."""
         self._watch.look(self.store, self.names)
         lease = self._watch.lease
-        self._standing.owner = None if lease is None else lease.endpoint or None
+        self._standing.owner = None if lease is None else lease.owner
 
     def may_take_now(self) -> bool:
         """Whether nobody has to be waited for."""

@@ -237,3 +237,21 @@ def test_a_watcher_asks_the_store() -> None:
         watch.look(store, NAMES)
 
     assert watch.has_run_out
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "owner"),
+    [
+        ("http://10.0.0.1:8765", "http://10.0.0.1:8765"),
+        ("https://[::1]:8765", "https://[::1]:8765"),
+        ("http://a\x1b[2J:1", None),
+        ("http://a:1\n", None),
+        ("http://user:secret@a:1", None),
+        ("file:///etc/passwd", None),
+        ("", None),
+    ],
+)
+def test_a_lease_names_its_owner_by_a_plain_url_or_not_at_all(
+    endpoint: str, owner: str | None
+) -> None:
+    assert SeenLease(endpoint, 1, 1_000).owner == owner

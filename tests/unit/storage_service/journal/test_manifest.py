@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
+import zlib
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +53,22 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     assert list(map(dataclasses.asdict, found.tree)) == list(map(dataclasses.asdict, manifest.tree))
     assert found.tree.directories == manifest.tree.directories
     assert dataclasses.replace(found, tree=manifest.tree) == manifest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000,
+        b'{"packs": [], "directories": [], "files": [["service.json", Infinity, 1, []]]}',
+    ],
+)
+def test_json_that_no_checkpoint_writes_is_refused_as_damage(text: bytes) -> None:
+    """It came out as RecursionError and OverflowError: no older checkpoint was tried."""
+    body = zlib.compress(text)
+    header = struct.pack("<4sHHIQ", b"SHJM", 1, 0, crc32c(body), len(text))
+
+    with pytest.raises(CorruptDataError, match="here is damaged"):
+        decode_manifest(header + body, where="here")
 
 
 @given(st.data())

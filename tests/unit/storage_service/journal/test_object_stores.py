@@ -217,3 +217,27 @@ def test_a_store_that_is_away_is_said_so() -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="--journal"):
         open_store(url)
+
+
+def test_a_directory_of_objects_is_its_owners_alone(tmp_path: Path) -> None:
+    """It has every row, and was readable for everybody on the machine."""
+    store = open_store(f"file://{tmp_path}/new/store")
+
+    store.create("a/key", [b"row"])
+    store.replace("a/lease", b"endpoint")
+
+    made = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    assert {path.name: path.stat().st_mode & 0o777 for path in made} == {
+        **dict.fromkeys(("new", "store", "a"), 0o700),
+        **dict.fromkeys(("key", "lease"), 0o600),
+    }
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:8333", "s3.internal", "ftp://s3", "http://", "https://u:secret@s3"]
+)
+def test_an_endpoint_that_is_no_url_is_refused_with_a_sentence(endpoint: str) -> None:
+    """It ended in a panic of the library, which is no exception that anybody handles."""
+    with pytest.raises(InvalidRequestError, match="must be a URL like https") as refused:
+        open_store("s3://bucket/prefix", properties={"s3.endpoint": endpoint})
+    assert "secret" not in refused.value.message

@@ -1,8 +1,9 @@
-"""What one process makes of another that does not answer it."""
+"""What one process makes of another that does not answer it, or that it must not ask."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -43,3 +44,18 @@ def test_who_is_not_there_has_done_nothing(method: str) -> None:
 
     with pytest.raises(UnavailableError, match="does not answer"):
         _ask(endpoint, method)
+
+
+def test_a_token_is_never_handed_on_from_https_to_http() -> None:
+    """A lease names the endpoint: whoever may write the bucket would be sent the tokens."""
+    request = PeerRequest.of("GET", "/v1/status", [(b"authorization", b"Bearer secret")])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        peers = HttpPeers(is_tls=True)
+
+        with pytest.raises(UnavailableError, match="has no TLS, and this one has"):
+            asyncio.run(peers.ask(f"http://127.0.0.1:{listening.getsockname()[1]}", request))
+
+        peers.close()
+        with pytest.raises(BlockingIOError):
+            listening.accept()
