@@ -15,6 +15,7 @@ from streamhouse.storage_service.engine.backup import STAGING, clear_staging, st
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.state_file import read_json
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.journal.restore.journal_file import refuse_half_made
 from streamhouse.storage_service.operations.backup_files import write_backup
 from streamhouse.storage_service.secret_sources import read_secret
 
@@ -63,6 +64,7 @@ def command(
             manifest = _of_running(client, data_dir, target, facts, discard_staged=discard_staged)
     else:
         try:
+            refuse_half_made(directory.path)
             # Whoever staged something here was broken off: the directory is ours alone now.
             clear_staging(directory)
             stage_closed(directory, with_lake=with_lake)

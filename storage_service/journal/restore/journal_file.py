@@ -18,7 +18,7 @@ from crc32c import crc32c
 from streamhouse.storage_service.errors import CorruptDataError, InvalidRequestError
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 
-__all__ = ["JOURNAL_FILE", "JournalFile", "Phase", "refuse_without_journal"]
+__all__ = ["JOURNAL_FILE", "JournalFile", "Phase", "refuse_half_made", "refuse_without_journal"]
 
 JOURNAL_FILE: Final = "journal.json"
 _FORMAT: Final = 1
@@ -103,6 +103,17 @@ def refuse_without_journal(directory: Path) -> None:
         raise InvalidRequestError(
             f"{directory} has a journal, which has to know of every change: use --journal. To go on"
             f" without it, for good, remove {directory / JOURNAL_FILE}"
+        )
+
+
+def refuse_half_made(directory: Path) -> None:
+    """Raise `InvalidRequestError` if a directory is being made what its journal says."""
+    known = JournalFile.load(directory)
+    if known is not None and known.phase == Phase.RESTORING:
+        raise InvalidRequestError(
+            f"{directory} is not what its journal says yet: a restore of it was broken off, or it"
+            " was a standby's. Start the service on it with its --journal first, or use the"
+            " directory of the service that owns the journal"
         )
 
 
