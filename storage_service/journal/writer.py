@@ -48,12 +48,11 @@ _WARN_EVERY_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """How much is sent together and held. `lag_ms_max`: `record` waits while more is unstored."""
+    """How much is sent together and held."""
 
     linger_ms: float = 5.0
     in_flight_max: int = 4
     waiting_bytes_max: int = 64 << 20
-    lag_ms_max: int | None = None
 
     def __post_init__(self) -> None:
         assert 0 < self.in_flight_max < IN_FLIGHT_MAX
@@ -127,8 +126,7 @@ class JournalWriter:
         with self._lock:
             if threading.current_thread() not in self._threads:
                 while not self._is_over.is_set() and self._is_full(sum(sizes)):
-                    # The age of what is unstored ends with time, the rest with a notification.
-                    self._room.wait(0.1)
+                    self._room.wait()
             if self._is_over.is_set() or self._is_stopping:
                 raise NotOwnerError(self._fenced or "the service stops and records nothing more")
             now = time.monotonic()
@@ -380,9 +378,6 @@ class JournalWriter:
             self._on_fenced(fenced)
 
     def _is_full(self, size_bytes: int) -> bool:
-        most_ms = self._options.lag_ms_max
-        if most_ms is not None and 1e3 * self._lag_s() > most_ms:
-            return True
         is_over = self._waiting_bytes + size_bytes > self._options.waiting_bytes_max
         return bool(self._waiting) and is_over
 
