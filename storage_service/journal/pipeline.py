@@ -178,7 +178,8 @@ class Pipeline:
     def place_of(self, position: int) -> tuple[Place, int]:
         """Return the object with the operation at a sent position, and its number in it.
 
-        That of the object to come if it was not sent yet. Only of the last objects.
+        That of the object to come if it was not sent yet: the seal, where the epoch has one. Only
+        of the last objects.
         """
         for end, place, start in reversed(self._ends):
             if position >= end:
@@ -188,7 +189,9 @@ class Pipeline:
         else:
             if position < self._sent_position:
                 raise ValueError(f"position {position} is too long ago")
-        return self.next_place, position - self._sent_position
+        # No object of this epoch comes after its seal.
+        coming = self.next_place if self._seal is None else self._seal.place
+        return coming, position - self._sent_position
 
     def _put(self, place: Place, buffers: list[Buffer]) -> Sent:
         sent = Sent(place, self._tenure.names.object(place), buffers, self._sent_position)
