@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -102,8 +103,8 @@ class _AwayForBytes:
         raise StoreUnavailableError(f"{key} is away")
 
 
-def _run(command: object, arguments: Sequence[object]) -> None:
-    CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)  # type: ignore[arg-type]
+def _run(command: click.Command, arguments: Sequence[object]) -> None:
+    CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 async def test_half_of_a_restore_is_not_backed_up(tmp_path: Path) -> None:

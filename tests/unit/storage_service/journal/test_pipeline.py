@@ -26,5 +26,5 @@ def test_while_an_epoch_is_rolled_what_is_to_come_is_at_its_seal() -> None:
     sent = pipeline.send([numbered(1)])
     run(sent.steps(), lambda step: do(store, step))
     reader = JournalReader(store, NAMES, start=place, ahead=0)
-    found = list(reader.read_to(2)) + [reader.next(), reader.next()]
+    found = [*list(reader.read_to(2)), reader.next(), reader.next()]
     assert [one.place for one in found if one] == [Place(1, 2), Place(2, 0), Place(2, 1)]
