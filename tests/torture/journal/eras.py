@@ -243,7 +243,10 @@ class TakeoverEra(_JournalEra):
         self._report.disks_lost += 1
 
     def _kill(self, owner: Machine) -> None:
+        """Kill it; started again before its lease has run out, it takes its own shard back."""
         owner.kill()
+        if self._random.random() < 0.7:
+            threading.Event().wait(self._random.uniform(_LEASE_S, _LEASE_S + 2.0))
 
     def _stop(self, owner: Machine) -> None:
         if owner.process is not None and not owner.process.has_ended():
@@ -263,7 +266,7 @@ class TakeoverEra(_JournalEra):
             self._lose(machine)
 
     def _kill_or_lose(self, machine: Machine) -> None:
-        (self._lose if self._random.random() < 0.5 else self._kill)(machine)
+        (self._lose if self._random.random() < 0.5 else Machine.kill)(machine)
 
     def _pause(self, owner: Machine) -> None:
         """Stop the process for longer than its lease; it must end when it goes on."""
