@@ -98,11 +98,17 @@ class JournalFile:
 
 
 def refuse_without_journal(directory: Path) -> None:
-    """Raise `InvalidRequestError` if a directory has a journal, which would not follow it."""
+    """Raise `InvalidRequestError` if a directory, or shards in it, have a journal."""
     if (directory / JOURNAL_FILE).exists():
         raise InvalidRequestError(
             f"{directory} has a journal, which has to know of every change: use --journal. To go on"
             f" without it, for good, remove {directory / JOURNAL_FILE}"
+        )
+    below = next(directory.glob(f"shards/*/{JOURNAL_FILE}"), None)
+    if below is not None and not (directory / "service.json").exists():
+        raise InvalidRequestError(
+            f"{directory} has no service of its own, but shards of one, as {below.parent}: use"
+            " --shards and --journal as before, or another --data-dir"
         )
 
 
