@@ -105,7 +105,8 @@ class StreamhouseBatchReader(DataSourceReader):
         """Yield the rows of one split."""
         # Spark replaces an empty plan by one partition without a value.
         if isinstance(partition, StreamhousePartition):
-            yield from in_schema(read_split(partition.split, self._context), self._schema)
+            rows = read_split(partition.split, self._context, is_beginning=True)
+            yield from in_schema(rows, self._schema)
 
 
 class SplitStreamReader(DataSourceStreamReader):

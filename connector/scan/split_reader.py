@@ -33,16 +33,24 @@ _COALESCED_BYTES: Final = 8 << 20
 
 
 def read_split(
-    split: Split, context: ScanContext, *, client: StorageClient | None = None
+    split: Split,
+    context: ScanContext,
+    *,
+    client: StorageClient | None = None,
+    is_beginning: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield exactly the split's rows, every batch with the schema `context.output_schema`.
 
     `client` replaces the process's own connection to the service. Raises `TableNotFoundError` when
-    the table was dropped and created again since the plan.
+    the table was dropped and created again since the plan. `is_beginning` says that the rows go on
+    from none that this process has read before: those may be lost since (`LogCutError`).
     """
     if any(isinstance(piece, LogPiece) for piece in split.pieces):
         client = client or client_for(context.endpoint, context.token)
         _check_same_table(client, context)
+        for piece in split.pieces if is_beginning else ():
+            if isinstance(piece, LogPiece):
+                client.begin_reading(context.table, {piece.bucket: piece.start})
     filesystem = LakeFilesystem(context.lake_properties)
     rows = (
         batch for piece in split.pieces for batch in _read_piece(piece, context, client, filesystem)

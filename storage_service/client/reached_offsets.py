@@ -31,6 +31,18 @@ class ReachedOffsets:
             while len(self._fingerprints) > _OFFSETS_MAX:
                 self._fingerprints.popitem(last=False)
 
+    def forget(self, path: str, offsets: Mapping[int, int]) -> None:
+        """Forget what was below these offsets: who begins to read there goes on from nothing."""
+        with self._lock:
+            for bucket, offset in offsets.items():
+                self._fingerprints.pop((path, bucket, offset), None)
+
+    def forget_table(self, path: str) -> None:
+        """Forget a table that was created again."""
+        with self._lock:
+            for key in [key for key in self._fingerprints if key[0] == path]:
+                del self._fingerprints[key]
+
     def at(self, path: str, offsets: Mapping[int, int]) -> dict[int, str]:
         """Return bucket -> fingerprint, of the buckets whose is known at its offset."""
         # Mostly there are none, of any.

@@ -23,7 +23,7 @@ from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.client.writes import AppendWriter, TableWrites, Written
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["DEFAULT_ENDPOINT", "ENDPOINT_VARIABLE", "TOKEN_VARIABLE", "StorageClient"]
@@ -90,6 +90,12 @@ class StorageClient(TableCalls, TieringCalls):
     def transport(self) -> HttpTransport:
         """What sends the requests, for other modules of this package."""
         return self._transport
+
+    def _remember(self, table: TableInfo) -> TableInfo:
+        known = self._known(str(table.path))
+        if known is not None and known.table_id != table.table_id:
+            self._reached.forget_table(str(table.path))
+        return super()._remember(table)
 
     def close(self) -> None:
         """Close the connections; a closed client must not be used again."""
@@ -217,6 +223,13 @@ class StorageClient(TableCalls, TieringCalls):
             schema_id=schema_id,
         )
 
+    def begin_reading(self, path: str, offsets: Mapping[int, int]) -> None:
+        """Say that who reads from bucket -> offset begins there, and goes on from no rows before.
+
+        Otherwise a log that has lost rows this client has read there is refused (`LogCutError`).
+        """
+        self._reached.forget(str(TablePath.parse(path)), offsets)
+
     def fingerprint_at(
         self, path: str, bucket: int, offset: int, *, expected: str | None = None
     ) -> str | None:
@@ -282,6 +295,8 @@ class StorageClient(TableCalls, TieringCalls):
             raise InvalidRequestError(
                 f"subscribe: start must be 'latest', 'earliest' or bucket -> offset, not {start!r}"
             )
+        if isinstance(start, str):
+            self.begin_reading(path, offsets)
         return reads.subscribe(
             self._transport,
             parsed,

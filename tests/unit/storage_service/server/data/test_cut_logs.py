@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import reads
+from streamhouse.storage_service.client import StorageClient, reads
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import LogCutError
@@ -123,3 +123,27 @@ async def test_a_client_says_what_it_has_read(tmp_path: Path) -> None:
     first, second = (request.partition(b"\r\n")[0] for request in server.requests)
     assert b"fingerprint" not in first
     assert f"fingerprint={reached}".encode() in second
+
+
+async def test_who_begins_at_the_newest_row_goes_on_from_nothing(tmp_path: Path) -> None:
+    """Who has read rows that were lost begins anew where the log ends, be it at the same offset."""
+    async with in_process_service(tmp_path, replication=AHEAD) as service:
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 10))])
+        table = "/v1/tables/events"
+        bodies = [
+            (await service.call("GET", path, query=query)).body
+            for path, query in ((FETCH, {"offset": "0"}), (f"{table}/state", {}), (table, {}))
+        ]
+    answers = [
+        f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body for body in bodies
+    ]
+    error = json.dumps({"error": {"code": "log_cut", "message": "it was cut"}}).encode()
+    cut = f"HTTP/1.1 409 Conflict\r\ncontent-length: {len(error)}\r\n\r\n".encode() + error
+    with ScriptedServer([*answers, cut], [cut]) as server, StorageClient(server.endpoint) as client:
+        client.fetch("events", 0, 0)
+        with pytest.raises(LogCutError):
+            next(client.subscribe("events"))
+
+    assert b"/subscribe?start=%7B%220%22%3A+10%7D" in server.requests[-1]
+    assert b"fingerprint" not in server.requests[-1]
