@@ -334,6 +334,24 @@ class TableCalls:
         answer: dict[str, Any] = self._transport.request_json("GET", "/v1/shards")
         return list(answer["shards"])
 
+    def move_table(self, path: str, shard: str) -> None:
+        """Move a table to another shard; returns when that serves it.
+
+        Nobody reads or writes the table meanwhile: who tries is told to try again. Calling it again
+        goes on with what was broken off, and changes nothing once the table is there.
+
+        Raises:
+            UnavailableError: the table is in use by a transaction or a tiering round, or the shard
+                has no owner; it stays where it is.
+        """
+        route = f"/v1/tables/{TablePath.parse(path)}/move"
+        is_done = False
+        while not is_done:
+            answer: Any = self._transport.request_json(
+                "POST", route, body={"to": shard}, is_repeatable=True
+            )
+            is_done = answer["is_done"] is True
+
     def stage_backup(self, *, with_lake: bool = False, timeout_s: float = 600.0) -> dict[str, Any]:
         """Stage a backup below the service's data directory; return where, and what is in it.
 

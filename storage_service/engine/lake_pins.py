@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidRequestError,
     OverloadedError,
+    StreamhouseError,
 )
 
 __all__ = ["LakePin", "LakePins"]
@@ -87,6 +88,12 @@ class LakePins:
         self._owner_pins_max = owner_pins_max
         self._pins = _load(file)
         self._lock = asyncio.Lock()
+        self._end: StreamhouseError | None = None
+
+    async def end(self, error: StreamhouseError) -> None:
+        """Return when no pin is being saved, and none will be: who asks gets `error`."""
+        async with self._lock:
+            self._end = error
 
     def current(self) -> list[LakePin]:
         """Return the pins that have not ended, sorted."""
@@ -148,6 +155,8 @@ class LakePins:
             )
 
     async def _save(self, pins: dict[_Key, LakePin]) -> None:
+        if self._end is not None:
+            raise type(self._end)(self._end.message)
         content = {"pins": [pin.to_json() for pin in pins.values()]}
         await self._runtime.run(self._file.save, content)
         self._pins = pins

@@ -50,6 +50,7 @@ from streamhouse.storage_service.engine.wakeups import WaiterLimit
 from streamhouse.storage_service.errors import (
     StorageFailedError,
     StreamhouseError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
@@ -88,11 +89,11 @@ class TabletManager:
     ) -> None:
         self._config = config
         self.directory = directory
-        self._registry = registry
+        self.registry: Final = registry
         self.runtime = runtime
-        self._loop = asyncio.get_running_loop()
-        self.upkeep = Upkeep()
+        self._loop, self.upkeep = asyncio.get_running_loop(), Upkeep()
         self._tables: dict[TablePath, OpenTable] = {}
+        self.away: Final[dict[TablePath, UnavailableError]] = {}  # being moved: nobody serves them
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
         limits = CommitLimits(bytes_max=config.commit_queue_bytes_max)
@@ -228,7 +229,7 @@ class TabletManager:
             damaged.code,
             damaged.reason,
         )
-        self._registry.set_damaged(damaged)
+        self.registry.set_damaged(damaged)
 
     def _jobs(self) -> list[Job]:
         """What is done to tables by itself."""
@@ -254,7 +255,7 @@ class TabletManager:
     @property
     def service_id(self) -> str:
         """The id the data directory got when it was made."""
-        return self._registry.service_id
+        return self.registry.service_id
 
     @property
     def may_lose_rows(self) -> bool:
@@ -270,17 +271,17 @@ class TabletManager:
 
     def databases(self) -> list[str]:
         """The names of all databases, sorted."""
-        return self._registry.databases()
+        return self.registry.databases()
 
     async def create_database(self, name: str) -> None:
         """Create a database."""
         async with self.runtime.changing_files:
-            await self.runtime.run(self._registry.create_database, name)
+            await self.runtime.run(self.registry.create_database, name)
 
     async def drop_database(self, name: str) -> None:
         """Drop an empty database."""
         async with self.runtime.changing_files:
-            await self.runtime.run(self._registry.drop_database, name)
+            await self.runtime.run(self.registry.drop_database, name)
 
     def open_tables(self) -> Iterable[OpenTable]:
         """All tables."""
@@ -288,41 +289,49 @@ class TabletManager:
 
     def list_tables(self, database: str | None) -> list[TablePath]:
         """The paths of all tables, or of one database's, sorted; damaged ones too."""
-        return self._registry.paths(database)
+        return self.registry.paths(database)
 
     @property
     def strangers(self) -> list[str]:
         """A sentence for everything among the tables' directories that is none, and stays."""
-        return self._registry.strangers
+        return self.registry.strangers
 
     def damaged_tables(self) -> list[DamagedTable]:
         """The tables that cannot be served, sorted by path."""
-        return self._registry.damaged()
+        return self.registry.damaged()
 
     async def release_names(self) -> None:
         """Release the names of dropped tables that the other shards could not be told of then."""
         async with self.runtime.changing_files:
-            await self.runtime.run(self._registry.release_names)
+            await self.runtime.run(self.registry.release_names)
 
     def table(self, path: TablePath) -> OpenTable:
         """Return a table; raises as the registry does."""
         table = self._tables.get(path)
         if table is None:
-            self._registry.table(path)
+            self._check_not_away(path)
+            self.registry.table(path)
             # It is just being created or dropped.
-            raise self._registry.not_found(path)
+            raise self.registry.not_found(path)
         return table
 
     def check_open(self, table: OpenTable) -> None:
         """Raise `TableNotFoundError` if `table` was dropped since it was looked up."""
         if table.is_dropped:
-            raise self._registry.not_found(table.path)
+            self._check_not_away(table.path)
+            error = self.registry.not_found(table.path)
+            error.table = str(table.path)
+            raise error
+
+    def _check_not_away(self, path: TablePath) -> None:
+        if path in self.away:
+            raise UnavailableError(self.away[path].message)
 
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
         """Create a table with empty logs; it is durable when it is returned."""
         async with self.runtime.changing_files:
             prepare = functools.partial(
-                self._registry.prepare_table, created_at_us=self.runtime.clock_us()
+                self.registry.prepare_table, created_at_us=self.runtime.clock_us()
             )
             info = await self.runtime.run(prepare, descriptor)
             nothing = LakeState(tiered_offsets=dict.fromkeys(range(info.bucket_count), 0))
@@ -332,7 +341,7 @@ class TabletManager:
         """Create the table whose lake `find` finds, as `adopt_table`; durable when returned."""
         async with self.runtime.changing_files:
             run = self.runtime.run(
-                adopt_table, find, self._registry, self.directory, self.runtime.clock_us()
+                adopt_table, find, self.registry, self.directory, self.runtime.clock_us()
             )
             return await self._open_new(await run)
 
@@ -346,17 +355,17 @@ class TabletManager:
         async with self.runtime.changing_files:
             self.check_open(table)
             found, now_us = await self.runtime.run(find), self.runtime.clock_us()
-            taken = await self.runtime.run(take_over, found, self._registry, now_us)
+            taken = await self.runtime.run(take_over, found, self.registry, now_us)
             self._remove(table)
             try:
-                await self.runtime.run(self._registry.set_aside, table.path)
+                await self.runtime.run(self.registry.set_aside, table.path)
             except StreamhouseError:
-                if table.path in self._registry.paths():
+                if table.path in self.registry.paths():
                     self._add(table)
                 raise
             await self._close(table)
             await self.runtime.run(close_tablets, table.tablets)
-            begin = self.runtime.run(begin_adopted, taken, self._registry, self.directory, now_us)
+            begin = self.runtime.run(begin_adopted, taken, self.registry, self.directory, now_us)
             return await self._open_new(await begin)
 
     async def _open_new(self, new: NewTable) -> OpenTable:
@@ -364,14 +373,14 @@ class TabletManager:
         try:
             table = await self._opener.create(new)
             await self.transactions.open(table)
-            await self.runtime.run(self._registry.add_table, new.info)
+            await self.runtime.run(self.registry.add_table, new.info)
         except BaseException as error:
             if table is not None:
                 await self._close(table)
                 await self.runtime.run(close_tablets, table.tablets)
             # No disk space or no files left: half a table would be in everybody's way.
             if isinstance(error, StreamhouseError) and not isinstance(error, UnknownOutcomeError):
-                await self.runtime.run(self._registry.withdraw_table, new.info)
+                await self.runtime.run(self.registry.withdraw_table, new.info)
             raise
         self._add(table)
         return table
@@ -382,16 +391,16 @@ class TabletManager:
         """Set and remove properties in one step."""
         async with self.runtime.changing_files:
             table = self.table(path)
-            info = self._registry.with_properties(path, updates=updates, removals=removals)
+            info = self.registry.with_properties(path, updates=updates, removals=removals)
             async with self.tiering.changing(table, info):
-                table.info = await self.runtime.run(self._registry.keep, info)
+                table.info = await self.runtime.run(self.registry.keep, info)
             await table.follow()
             return info
 
     async def alter_partitioning(self, path: TablePath, fields: Sequence[str]) -> TableInfo:
         """Change the lake partitioning of rows that are tiered from now on."""
         async with self.runtime.changing_files:
-            alter = functools.partial(self._registry.alter_partitioning, path, fields)
+            alter = functools.partial(self.registry.alter_partitioning, path, fields)
             table = self.table(path)
             table.info = await self.runtime.run(alter)
             await table.follow()
@@ -403,7 +412,7 @@ class TabletManager:
         """Change the schema, all changes or none; rows already written stay as they are."""
         async with self.runtime.changing_files:
             table = self.table(path)
-            alter = functools.partial(self._registry.alter_schema, path, changes)
+            alter = functools.partial(self.registry.alter_schema, path, changes)
             if isinstance(table, KeyTable):
                 self.transactions.of(table).check_none_open()
                 async with table.gate.alone():
@@ -420,18 +429,65 @@ class TabletManager:
             self._remove(table)
             await self.mending.leave(table)
             try:
-                await self.runtime.run(self._registry.drop_table, path)
+                await self.runtime.run(self.registry.drop_table, path)
             except StreamhouseError:
-                if path in {info.path for info in self._registry.tables()}:
+                if path in {info.path for info in self.registry.tables()}:
                     self._add(table)
                 raise
             await self._close(table)
             await self.runtime.run(self._close_and_purge, table)
 
+    # -- tables that move to another shard, or come from one; see `table_moves.py` ----------------
+
+    async def take_out(self, table: OpenTable, why: UnavailableError) -> None:
+        """Close a table that is to be moved, while no file changes; who asks for it gets `why`."""
+        async with self.tiering.round_of(table).lock, table.gate.alone():
+            await table.settle()
+            self.check_open(table)
+            if self.transactions.of(table).open_count:
+                raise _in_use(table, "transactions are open: commit or abort them")
+            if self.tiering.is_under_way(table):
+                raise _in_use(table, "it is being tiered: try again when the round has ended")
+            self.away[table.path] = why
+            self._remove(table)
+            table.gate.refuse(why)
+            table.gate.stop(why)
+        await table.lake_pins.end(why)
+        await self.mending.leave(table)
+        await self._close(table)
+        await self.runtime.run(close_tablets, table.tablets)
+
+    async def put_back(self, info: TableInfo) -> None:
+        """Serve a table that was taken out."""
+        if self.away.pop(info.path, None) is not None:
+            await self._open_known(info)
+
+    async def open_arrived(self, info: TableInfo) -> OpenTable:
+        """Open a table whose files have come; it is not served before `show`."""
+        table = await self._opener.open(info)
+        try:
+            await self.transactions.open(table)
+        except BaseException:
+            await self.give_up(table)
+            raise
+        return table
+
+    async def give_up(self, table: OpenTable) -> None:
+        """Close a table that was opened and is not served."""
+        await self._close(table)
+        await self.runtime.run(close_tablets, table.tablets)
+
+    async def show(self, table: OpenTable | None, info: TableInfo) -> None:
+        """Serve a table of this shard that was opened before; None: open it now."""
+        self.away.pop(info.path, None)
+        if table is None:
+            return await self._open_known(info)
+        self._add(table)
+
     async def drop_damaged(self, path: TablePath) -> None:
         """Drop a table that cannot be served; its files stay for who wants to mend them."""
         async with self.runtime.changing_files:
-            await self.runtime.run(self._registry.drop_damaged, path)
+            await self.runtime.run(self.registry.drop_damaged, path)
 
     async def _close(self, table: OpenTable) -> None:
         """End what works for a table that nobody uses any more; its logs are still open then."""
@@ -441,7 +497,7 @@ class TabletManager:
 
     def _close_and_purge(self, table: OpenTable) -> None:
         close_tablets(table.tablets)
-        self._registry.purge(table.info.table_id)
+        self.registry.purge(table.info.table_id)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -529,6 +585,10 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)
+
+
+def _in_use(table: OpenTable, why: str) -> UnavailableError:
+    return UnavailableError(f"table '{table.path}' cannot be moved while {why}")
 
 
 def _is_for_want_of_room(error: Exception) -> bool:

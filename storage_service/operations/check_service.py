@@ -76,15 +76,15 @@ def check_service(store: ObjectStore) -> ServiceReport:
             report.shards.append(journal)
         else:
             _note_without_journal(shard, before, report)
-    tables = {
+    states = {
         journal.shard: found
         for journal in report.shards
-        if (found := _tables(store, journal, before.service_id)) is not None
+        if (found := _state(store, journal, before.service_id)) is not None
     }
     after = read_directory(store)
     report.names = len(after.entries)
     report.findings += after.findings
-    _compare(tables, before, after, report)
+    _compare(states, before, after, report)
     if not report.shards:
         _error(report, SHARDS, "there is no journal of any shard")
     return report
@@ -101,26 +101,23 @@ def _journals(store: ObjectStore) -> Iterator[str]:
         last = f"{SHARDS}{shard}0"
 
 
-def _tables(
-    store: ObjectStore, journal: JournalReport, service_id: str
-) -> dict[TablePath, int] | None:
-    """Return a shard's tables at the end of its journal; None if they are not known."""
+def _state(store: ObjectStore, journal: JournalReport, service_id: str) -> ServiceState | None:
+    """Return what a shard has at the end of its journal; None if that is not known."""
     names = ShardNames(journal.shard)
     file = None if journal.tree is None else journal.tree.get(_SERVICE_FILE)
     if file is None:
         if journal.tree is not None:
             # It is made at the shard's first start, after the journal.
-            return {}
+            return ServiceState()
         return None
     where = f"{_SERVICE_FILE} of shard '{journal.shard}'"
     identity = StateIdentity(kind="service", service_id=service_id)
     try:
         content = unseal(read_file(store, names, file), identity, where=where)
-        state = ServiceState.from_json(content, where=where)
+        return ServiceState.from_json(content, where=where)
     except CorruptDataError as error:
         journal.error(where, error.message)
         return None
-    return {known.path: number for number, known in state.tables.items()}
 
 
 def _note_without_journal(shard: str, facts: DirectoryFacts, report: ServiceReport) -> None:
@@ -142,12 +139,26 @@ def _note_without_journal(shard: str, facts: DirectoryFacts, report: ServiceRepo
 
 
 def _compare(
-    tables: dict[str, dict[TablePath, int]],
+    states: dict[str, ServiceState],
     before: DirectoryFacts,
     after: DirectoryFacts,
     report: ServiceReport,
 ) -> None:
-    """See that each table has its name in the directory, and each name its table."""
+    """See that each table has its name in the directory, and each name its table.
+
+    One that moves is in two shards, and either may be named: a start of theirs completes that.
+    """
+    tables = {
+        shard: {known.path: n for n, known in state.tables.items() if n not in state.leaving}
+        for shard, state in states.items()
+    }
+    moving = {
+        shard: {
+            *(ticket.path for ticket in state.leaving.values()),
+            *(arrival.ticket.path for arrival in state.arriving.values() if arrival.is_ready),
+        }
+        for shard, state in states.items()
+    }
     for shard, own in sorted(tables.items()):
         for path, table_id in sorted(own.items()):
             if path in after.unknown:
@@ -162,7 +173,9 @@ def _compare(
                 )
     for path, entry in sorted(after.entries.items()):
         held_by = tables.get(entry.shard)
-        if entry.state is not NameState.HELD or held_by is None or path in held_by:
+        if entry.state is not NameState.HELD or held_by is None:
+            continue
+        if path in held_by or path in moving[entry.shard]:
             continue
         if entry == before.entries.get(path):
             report.findings.append(

@@ -33,6 +33,7 @@ from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
@@ -40,6 +41,7 @@ from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
+from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.ownership.ending import NOT_STORED_EXIT_CODE, end_at_once
 from streamhouse.storage_service.server.ownership.front_app import App, FrontApp
 from streamhouse.storage_service.server.ownership.role import Role, Standing
@@ -193,7 +195,13 @@ async def _serve_taken(
     owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
     peers = HttpPeers(is_tls=config.is_reached_by_tls)
     shards = Shards(names, owners, manager, peers, each=each, figures=standing.journal.figures)
-    async with process.service_of(manager, tenure=shard, shards=shards) as (service, app):
+    moves = TableMoves(manager, names, start.store)
+    await moves.clear()
+    desk = MoveDesk(moves, shards, config)
+    async with process.service_of(manager, tenure=shard, shards=shards, moves=desk) as (
+        service,
+        app,
+    ):
         if warm is not None:
             warm.close()
         copy_keys = key_copier(manager.open_tables, asyncio.get_running_loop())
@@ -302,6 +310,7 @@ class _Process:
         *,
         tenure: Tenure | None = None,
         shards: Shards | None = None,
+        moves: MoveDesk | None = None,
     ) -> AsyncIterator[tuple[Service, ServiceApp]]:
         """Give the service of these tables; leaving closes both."""
         service = Service(
@@ -312,6 +321,7 @@ class _Process:
             tenure=tenure,
             connections=self._connections,
             shards=shards,
+            moves=moves,
         )
         app = ServiceApp(service)
         try:
@@ -325,6 +335,8 @@ class _Process:
             # Whoever reads rows must have let go of them before they are closed.
             await manager.upkeep.stop()
             await asyncio.to_thread(app.close)
+            if moves is not None:
+                await moves.close()
             if shards is not None:
                 await asyncio.to_thread(shards.close)
             await manager.close()

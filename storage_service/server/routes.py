@@ -208,6 +208,8 @@ _CONTROL: Final = (
         ("PUT", "/{path}/partitioning", "admin:{path}", "alter_partitioning"),
         ("PATCH", "/{path}/schema", "admin:{path}", "alter_schema"),
         ("POST", "/{path}/adopt", "admin:{path}", "adopt"),
+        ("POST", "/{path}/move", "admin:service", "move_table"),
+        ("POST", "/{path}/arrival", "admin:service", "receive_table"),
     ),
     *_control(
         "state",

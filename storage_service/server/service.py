@@ -43,6 +43,7 @@ from streamhouse.storage_service.server.http.memory_return import (
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.own_task import own_task
+from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
@@ -75,8 +76,11 @@ class Service:
         tenure: Tenure | None = None,
         connections: OpenConnections | None = None,
         shards: Shards | None = None,
+        moves: MoveDesk | None = None,
     ) -> None:
         self.config = config
+        self.moves = moves
+        """Of a service with a journal: tables that come from another shard, or go to one."""
         self.shards = shards
         """Of a service with a journal: which other shards there are, and what they have."""
         self.tenure = tenure
@@ -122,6 +126,7 @@ class Service:
         lag = LoopLag(self.metrics.loop_lag_seconds)
         return [
             *(() if self.shards is None else self.shards.jobs()),
+            *(() if self.moves is None else self.moves.jobs()),
             Job(name="status", every_ms=STATUS_INTERVAL_MS, look=self.status.sample, is_eager=True),
             Job(name="memory_return", every_ms=MEMORY_LOOK_MS, look=self._return_memory),
             Job(name="loop_lag", every_ms=LOOP_LAG_MS, look=lag.look),

@@ -149,6 +149,13 @@ class Shards:
             return None if error is None else error.owner
         raise UnavailableError(error.message)
 
+    async def endpoint_of_shard(self, shard: str) -> str:
+        """Return where a shard answers that is alive; raises `UnavailableError`."""
+        owner = await self._run(self._owners.of, shard)
+        if owner is None or not owner.is_live or owner.endpoint is None:
+            raise UnavailableError(f"shard '{shard}' has no owner that is alive")
+        return owner.endpoint
+
     async def place(self, path: TablePath) -> None:
         """Return if a new table of this name is to be made here.
 

@@ -35,7 +35,7 @@ from streamhouse.storage_service.journal.object_store import (
 )
 from streamhouse.storage_service.shards.entries import seal, unseal
 
-__all__ = ["Chains", "DirectoryObjects", "DirectoryStore", "Each", "Version"]
+__all__ = ["Chains", "DirectoryObjects", "DirectoryStore", "Each", "Version", "version_key"]
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -182,7 +182,7 @@ class Chains:
         Raises a `StreamhouseError` if the store does not answer: then it may have been made.
         """
         number = seen.number + 1
-        if not self.create(_key(name, number), content):
+        if not self.create(version_key(name, number), content):
             # Whatever it is, it is there: the next look begins at it.
             self._read(name, number)
             return None
@@ -219,7 +219,7 @@ class Chains:
         known = self._known(name)
         if number <= known.number:
             return known
-        key = _key(name, number)
+        key = version_key(name, number)
         content = self.content(key)
         if content is None:
             raise CorruptDataError(f"{key} is missing in the store, although it was listed")
@@ -237,7 +237,8 @@ class Chains:
             return known
 
 
-def _key(name: str, number: int) -> str:
+def version_key(name: str, number: int) -> str:
+    """Return the key of one version of a name."""
     return f"{name}/{number:0{_DIGITS}d}"
 
 

@@ -32,7 +32,13 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
-from streamhouse.storage_service.shards.chain import Chains, DirectoryStore, Each, Version
+from streamhouse.storage_service.shards.chain import (
+    Chains,
+    DirectoryStore,
+    Each,
+    Version,
+    version_key,
+)
 from streamhouse.storage_service.shards.entries import (
     FREE,
     Folder,
@@ -42,6 +48,7 @@ from streamhouse.storage_service.shards.entries import (
     seal,
     unseal,
 )
+from streamhouse.storage_service.shards.tickets import MoveTicket
 
 __all__ = ["BLOCK_IDS", "IdBlock", "ShardDirectory", "ShardRecord"]
 
@@ -229,8 +236,12 @@ class ShardDirectory:
         held = self._held(table_id)
         self._change(path, lambda entry: FREE if entry == held else None)
 
-    def clear(self, tables: Mapping[TablePath, int]) -> dict[TablePath, str]:
+    def clear(
+        self, tables: Mapping[TablePath, int], *, arriving: Container[int] = ()
+    ) -> dict[TablePath, str]:
         """Make this shard's names those of its tables; for its start.
+
+        Names under the ids `arriving` are left alone: tables that may just be coming here.
 
         Returns, for each table whose name another shard has, a sentence that says so. Reads only
         names that this shard has, or has held: many shards start at once, when a zone fails.
@@ -249,9 +260,77 @@ class ShardDirectory:
             except TableExistsError as error:
                 taken[path] = error.message
         for path, entry in entries.items():
-            if entry.shard == self.shard and entry.state is NameState.HELD and path not in tables:
+            is_held = entry.shard == self.shard and entry.state is NameState.HELD
+            if is_held and path not in tables and entry.table_id not in arriving:
                 self.release(path, entry.table_id)
         return taken
+
+    # -- moves: from this shard, or to it ---------------------------------------------------------
+
+    def begin_move(self, path: TablePath, table_id: int, *, target: str) -> MoveTicket:
+        """Return how a table of this shard may move to another; it is held here, as before."""
+        try:
+            self._hold(path, table_id)
+        except TableExistsError as error:
+            # By an old list: this shard has the table.
+            raise UnavailableError(f"{error.message}; try again later") from error
+        version = self._chains.head(_table(path))
+        if self._entry(path, version) != self._held(table_id):
+            raise UnavailableError(f"the name of table '{path}' was just changed; try again later")
+        return MoveTicket(
+            move_id=uuid.uuid4().hex,
+            path=path,
+            table_id=table_id,
+            source=self.shard,
+            target=target,
+            version=version.number,
+        )
+
+    def expect_move(self, ticket: MoveTicket) -> None:
+        """Note that this shard may soon hold a name: its start looks at it then.
+
+        Raises `UnavailableError` unless the source has it.
+        """
+        entry = self.entry(ticket.path)
+        if (entry.shard, entry.table_id) != (ticket.source, ticket.table_id):
+            raise UnavailableError(
+                f"table '{ticket.path}' is not that of shard '{ticket.source}' which was to come"
+            )
+        self._chains.create(f"{_HELD}/{self.shard}/{ticket.path}", {})
+
+    def decide_move(self, ticket: MoveTicket) -> str:
+        """Give the name to the target, unless that was decided; return which shard has it.
+
+        After an error it may be either, until `end_move` returns.
+        """
+        return self._decide(ticket, ticket.target)
+
+    def end_move(self, ticket: MoveTicket) -> str:
+        """Keep the name, unless the move was decided; return which shard has it, for good."""
+        return self._decide(ticket, ticket.source)
+
+    def _decide(self, ticket: MoveTicket, shard: str) -> str:
+        assert self.shard == ticket.source, ticket
+        entry = NameEntry(state=NameState.HELD, shard=shard, table_id=ticket.table_id)
+        # Of all who were ever the source's process, one makes this version.
+        seen = Version(ticket.version, None)
+        content = {**entry.to_json(), "move": ticket.move_id}
+        self._chains.advance(_table(ticket.path), seen, content)
+        decided = self.decided(ticket)
+        assert decided is not None, ticket
+        return decided
+
+    def decided(self, ticket: MoveTicket) -> str | None:
+        """Return which shard has the table after this move; None while that is open."""
+        key = _deciding(ticket)
+        content = self._chains.content(key)
+        if content is None:
+            return None
+        entry = NameEntry.from_json(content, where=f"{key} in the store")
+        moved = NameEntry(state=NameState.HELD, shard=ticket.target, table_id=ticket.table_id)
+        # By the id of the move: one of before may have led to the same entry.
+        is_moved = entry == moved and content.get("move") == ticket.move_id
+        return ticket.target if is_moved else ticket.source
 
     def _held(self, table_id: int) -> NameEntry:
         return NameEntry(state=NameState.HELD, shard=self.shard, table_id=table_id)
@@ -364,6 +443,10 @@ class ShardDirectory:
 
 def _table(path: TablePath) -> str:
     return f"{_TABLES}/{path.database}/{path.table}"
+
+
+def _deciding(ticket: MoveTicket) -> str:
+    return version_key(_table(ticket.path), ticket.version + 1)
 
 
 def _path_of(name: str) -> TablePath | None:

@@ -27,6 +27,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.log.*",
         "streamhouse.storage_service.journal.*",
         "streamhouse.storage_service.shards.entries",
+        "streamhouse.storage_service.shards.move_set",
         "streamhouse.storage_service.engine.directory.state_file",
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),

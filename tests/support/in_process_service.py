@@ -26,11 +26,13 @@ from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime, clock_us
+from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimAnswer
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.journal.object_store import ObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication
@@ -41,6 +43,7 @@ from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
+from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.peers import Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardOwners, Shards
@@ -192,11 +195,13 @@ async def in_process_service(
     owners: ShardOwners | None = None,
     peers: Peers | None = None,
     replication: Replication | None = None,
+    store: ObjectStore | None = None,
     **config: Any,
 ) -> AsyncIterator[InProcessService]:
     """Run a service with these settings; leaving closes it cleanly.
 
-    With `directory`, `owners` and `peers` it is one of several shards.
+    With `directory`, `owners` and `peers` it is one of several shards, between which tables move
+    if there is a `store`.
     """
     with ThreadPoolExecutor(2) as executor:
         settings = ServiceConfig(data_dir=data_dir, **config)
@@ -205,14 +210,20 @@ async def in_process_service(
         manager = await TabletManager.open(
             settings, runtime=runtime, names=directory, replication=replication
         )
-        shards = None
+        shards, moves = None, None
         if directory is not None and owners is not None and peers is not None:
             shards = Shards(directory, owners, manager, peers)
+            if store is not None:
+                moves = MoveDesk(TableMoves(manager, directory, store), shards, settings)
         try:
-            service = Service(settings, manager, executor, metrics, tenure=tenure, shards=shards)
+            service = Service(
+                settings, manager, executor, metrics, tenure=tenure, shards=shards, moves=moves
+            )
             metrics.watch(functools.partial(read_state, service))
             yield InProcessService(service)
         finally:
+            if moves is not None:
+                await moves.close()
             if shards is not None:
                 shards.close()
             await manager.close()

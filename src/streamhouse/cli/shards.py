@@ -1,10 +1,11 @@
-"""`streamhouse shards`: the processes that a service consists of."""
+"""`streamhouse shards`: the processes that a service consists of; `move` puts a table elsewhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -16,15 +17,40 @@ from streamhouse.storage_service.errors import UnavailableError
 __all__ = ["command"]
 
 
-@click.command("shards")
+@click.group("shards", invoke_without_command=True)
 @endpoint_option
-def command(endpoint: str | None) -> None:
+@click.pass_context
+def command(context: click.Context, endpoint: str | None) -> None:
     """Show the shards of a service: owner, load, and how its journal is.
 
     A service with a journal has one shard or more. Standbys are not shown: they leave nothing in
     the store. "lag" is how long the oldest change waits that the journal lacks, "lease" how long
     the owner may still answer, "saved" the age of the newest checkpoint.
+
+    `streamhouse shards move TABLE --to SHARD` moves a table to another one.
     """
+    if context.invoked_subcommand is None:
+        _show(endpoint)
+
+
+@command.command("move")
+@click.argument("table")
+@click.option("--to", "shard", required=True, help="The shard that is to have it.")
+@endpoint_option
+@click.pass_context
+def move(context: click.Context, table: str, shard: str, endpoint: str | None) -> None:
+    """Move TABLE to another shard. Nobody reads or writes it meanwhile; repeat it if it is broken
+    off."""
+    outer = context.parent
+    assert outer is not None
+    if outer.get_parameter_source("endpoint") is ParameterSource.COMMANDLINE:
+        endpoint = outer.params["endpoint"]
+    with open_client(endpoint) as client:
+        client.move_table(table, shard)
+    Console().print(f"table {table} is in shard {shard}")
+
+
+def _show(endpoint: str | None) -> None:
     console = Console()
     with open_client(endpoint) as client:
         shards = client.shards()

@@ -15,6 +15,7 @@ from streamhouse.storage_service.engine.directory.data_directory import DataDire
 from streamhouse.storage_service.engine.directory.state_file import FORMAT_VERSION
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.shards.tickets import Arrival, MoveTicket
 
 __all__ = ["KnownTable", "ServiceState", "load_service_state", "save_service_state"]
 
@@ -48,7 +49,8 @@ class KnownTable:
 @dataclass(slots=True, kw_only=True)
 class ServiceState:
     """Every id below `next_table_id` was used or is another shard's. Of `creating` and `dropped`
-    tables remains may lie about. In one of several shards, ids from `ids_end` on are others'."""
+    tables remains may lie about. In one of several shards, ids from `ids_end` on are others', and
+    `leaving` and `arriving` tables are on their way to another shard, or to this one."""
 
     next_table_id: int = 1
     ids_end: int | None = None
@@ -56,6 +58,8 @@ class ServiceState:
     tables: dict[int, KnownTable] = field(default_factory=dict)
     creating: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
+    leaving: dict[int, MoveTicket] = field(default_factory=dict)
+    arriving: dict[int, Arrival] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -66,6 +70,8 @@ class ServiceState:
             "creating": sorted(self.creating),
             "dropped": sorted(self.dropped),
             **({} if self.ids_end is None else {"ids_end": self.ids_end}),
+            **({"leaving": _listed(self.leaving)} if self.leaving else {}),
+            **({"arriving": _listed(self.arriving)} if self.arriving else {}),
         }
 
     @classmethod
@@ -88,9 +94,21 @@ class ServiceState:
                 creating=set(map(int, value.get("creating", ()))),
                 dropped=set(map(int, value.get("dropped", ()))),
                 ids_end=int(value["ids_end"]) if "ids_end" in value else None,
+                leaving={
+                    ticket.table_id: ticket
+                    for ticket in map(MoveTicket.from_json, value.get("leaving", ()))
+                },
+                arriving={
+                    arrival.ticket.table_id: arrival
+                    for arrival in map(Arrival.from_json, value.get("arriving", ()))
+                },
             )
         except (KeyError, TypeError, ValueError, StreamhouseError) as error:
             raise CorruptDataError(f"{where} says not what tables there are: {error!r}") from error
+
+
+def _listed(moves: Mapping[int, MoveTicket | Arrival]) -> list[dict[str, Any]]:
+    return [move.to_json() for _, move in sorted(moves.items())]
 
 
 def load_service_state(directory: DataDirectory) -> tuple[ServiceState, bool]:

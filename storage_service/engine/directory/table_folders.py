@@ -62,10 +62,12 @@ def _strangers(directory: DataDirectory, state: ServiceState) -> Iterator[str]:
         table_id = int(name) if name.isascii() and name.isdecimal() else -1
         if str(table_id) == path.name and table_id in state.tables:
             continue
-        if path.name.endswith(GIVEN_UP_SUFFIX) or table_id in state.dropped:
+        if path.name.endswith(GIVEN_UP_SUFFIX) or table_id in {*state.dropped, *state.arriving}:
             continue
         if path.name == str(table_id) and _is_of_this_service(directory, table_id):
-            if table_id >= state.next_table_id:
+            # One that has come from another shard has an id of that one.
+            is_own = state.ids_end is None or table_id < state.ids_end
+            if table_id >= state.next_table_id and is_own:
                 raise CorruptDataError(
                     f"{directory.service_file} is older than table {table_id}, which it does not"
                     f" know: {directory.service_file_hint}"

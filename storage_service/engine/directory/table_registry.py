@@ -25,6 +25,10 @@ from typing import Any, Final
 from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.format_upgrade import find_former_tables
+from streamhouse.storage_service.engine.directory.moved_tables import (
+    MovedTables,
+    settle_moves,
+)
 from streamhouse.storage_service.engine.directory.service_state import (
     KnownTable,
     ServiceState,
@@ -111,6 +115,8 @@ class TableRegistry:
             self._save()
         if names is not None:
             self._enter(names)
+        self.moves: Final = MovedTables(self._state, self._tables, self._save)
+        """Tables on their way to another shard, or to this one."""
 
     @property
     def service_id(self) -> str:
@@ -387,6 +393,11 @@ class TableRegistry:
             )
             self._directory.filesystem.sync_directory(self._directory.tables)
 
+    def check_arrival(self, info: TableInfo) -> None:
+        """Raise unless there is room for a table of another shard."""
+        self._follow_database(info.path.database)
+        self._check_limits(info.descriptor)
+
     def purge(self, table_id: int) -> None:
         """Delete the files of a dropped table."""
         filesystem, dropped = self._directory.filesystem, self._directory.dropped(table_id)
@@ -415,7 +426,8 @@ class TableRegistry:
     def _enter(self, names: ShardDirectory) -> None:
         """Hold the names of all tables, and no others; databases are as all shards have them."""
         for path, why in names.clear(
-            {known.path: number for number, known in self._state.tables.items()}
+            {known.path: number for number, known in self._state.tables.items()},
+            arriving=self._state.arriving,
         ).items():
             table_id = next(n for n, known in self._state.tables.items() if known.path == path)
             self.set_damaged(DamagedTable.of(path, table_id, TableExistsError(why)))
@@ -481,6 +493,8 @@ class TableRegistry:
             find_former_tables(directory, self._state)
             self._save()
         state = self._state
+        if self._names is not None and settle_moves(state, self._names):
+            self._save()
         directory.former.update(n for n, known in state.tables.items() if known.is_former)
         remove_remains(directory, state)
         self.strangers = find_strangers(directory, state)

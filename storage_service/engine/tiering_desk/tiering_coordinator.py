@@ -52,6 +52,7 @@ from streamhouse.storage_service.errors import (
     FencedError,
     HistoryDivergedError,
     StreamhouseError,
+    UnavailableError,
 )
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
@@ -234,8 +235,11 @@ class TieringCoordinator:
     ) -> TieringAssignment | None:
         state = self.round_of(table)
         async with state.lock:
-            # Another claim may have won while this one waited for the lock.
-            if self._claimable(table, force=force, include_idle=include_idle)[0]:
+            # Another claim may have won while this one waited for the lock, or it is no table here.
+            if (
+                table.is_dropped
+                or self._claimable(table, force=force, include_idle=include_idle)[0]
+            ):
                 return None
             oldest_us = table.oldest_untiered_us()
             lake = replace(
@@ -430,6 +434,9 @@ class TieringCoordinator:
 
     async def record(self, table: OpenTable, lake: LakeState) -> None:
         """Make `lake` the table's state, durably; under the lock of its round."""
+        if table.is_dropped:
+            # What another shard has of it by now does not change here.
+            raise UnavailableError(f"table '{table.path}' is not served here any more")
         if lake != table.lake:
             await self._runtime.run(self._save, table, lake)
             table.keep_lake(lake)
@@ -466,6 +473,10 @@ class TieringCoordinator:
         state.paused_until_s = self._runtime.monotonic_s() + pause_ms / 1000
         state.end(self._runtime.monotonic_s())
         return pause_ms
+
+    def is_under_way(self, table: OpenTable) -> bool:
+        """Whether a worker may be at work on the table."""
+        return self.round_of(table).lease_until_s > self._runtime.monotonic_s()
 
     def status(self, table: OpenTable) -> dict[str, Any]:
         """Return what people look at when a table is not tiered: JSON."""

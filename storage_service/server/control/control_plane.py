@@ -15,6 +15,7 @@ from streamhouse.storage_service.errors import (
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
+    UnavailableError,
     UnsupportedError,
 )
 from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
@@ -22,6 +23,7 @@ from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control.move_routes import move_routes
 from streamhouse.storage_service.server.control.request_bodies import CreateDatabase, TakeBackup
 from streamhouse.storage_service.server.control.table_routes import state_routes, table_routes
 from streamhouse.storage_service.server.control.tiering_routes import (
@@ -53,6 +55,7 @@ def build_control_plane(service: Service) -> FastAPI:
     _database_routes(routes, service)
     table_routes(routes, service)
     adoption_routes(routes, service)
+    move_routes(routes, service)
     state_routes(routes, service)
     lake_pin_routes(routes, service)
     transaction_routes(routes, service)
@@ -145,6 +148,8 @@ def _backup_routes(routes: ControlRoutes, service: Service) -> None:
             )
         # Nobody creates or drops tables, or deletes segments, until all have a second name.
         async with manager.runtime.changing_files:
+            if service.moves is not None and service.moves.moves.is_any_under_way:
+                raise UnavailableError("a table is being moved between shards; try again later")
             tables = list(manager.open_tables())
             damaged = manager.damaged_tables()
             staged = await stage_running(

@@ -25,7 +25,9 @@ __all__ = [
     "FailTiering",
     "HeartbeatTiering",
     "LakeHistory",
+    "MoveTable",
     "PinSnapshot",
+    "ReceiveTable",
     "TableName",
 ]
 
@@ -105,6 +107,19 @@ class CreateDatabase(_RequestBody):
     """A new database."""
 
     name: _Name
+
+
+class MoveTable(_RequestBody):
+    """Which shard is to have the table."""
+
+    to: Annotated[str, Field(max_length=63)]
+
+
+class ReceiveTable(_RequestBody):
+    """What the shard that has the table says of its move, and of its lake catalog."""
+
+    ticket: Annotated[dict[str, str | int], Field(max_length=10)]
+    catalog: Annotated[str, Field(max_length=64)]
 
 
 class AlterPartitioning(_RequestBody):

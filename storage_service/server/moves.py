@@ -1,0 +1,168 @@
+"""Moves of tables between shards as they are asked for: who is asked, how often, and until when.
+
+`engine/table_moves.py` has the steps and what is durable. A move goes on whether or not its caller
+waits for it; asking again waits for the same one, and for a table that has arrived is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.table_moves import TableMoves
+from streamhouse.storage_service.engine.upkeep.jobs import Job
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+    error_for_code,
+)
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.peers import PeerRequest
+from streamhouse.storage_service.server.shards import Shards
+from streamhouse.storage_service.shards.tickets import MoveTicket
+
+__all__ = ["MoveDesk"]
+
+_logger = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_LOOK_MS: Final = 2_000
+# Below the time that a caller and another shard wait for an answer.
+_CALLER_WAIT_S: Final = 10.0
+_FETCH_WAIT_S: Final = 5.0
+_PAUSE_S: Final = 0.2
+# A destination that is restarted comes back; one that is gone must not keep the table.
+_SILENCE_S_MAX: Final = 30.0
+
+
+class MoveDesk:
+    """The moves from and to one shard. Event loop only."""
+
+    def __init__(self, moves: TableMoves, shards: Shards, config: ServiceConfig) -> None:
+        self.moves: Final = moves
+        self._shards = shards
+        self._catalog = _digest(config)
+        self._tasks: dict[TablePath, asyncio.Task[None]] = {}
+
+    def jobs(self) -> list[Job]:
+        """What is completed by itself."""
+        return [Job(name="moves", every_ms=_LOOK_MS, look=self.moves.look)]
+
+    async def close(self) -> None:
+        """End what is under way; the next start completes or undoes it."""
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.moves.close()
+
+    def is_moving(self, path: TablePath) -> bool:
+        """Whether a table is on its way from this shard."""
+        return path in self._tasks
+
+    # -- the source --------------------------------------------------------------------------------
+
+    async def move(self, path: TablePath, target: str, headers: Headers) -> bool:
+        """Move a table of this shard; return whether that is done: if not, ask again."""
+        if target == self._shards.own and path not in self._tasks:
+            return True
+        task = self._tasks.get(path)
+        if task is None:
+            task = asyncio.ensure_future(self._move(path, target, headers))
+            self._tasks[path] = task
+            task.add_done_callback(lambda done: self._ended(path, done))
+        await asyncio.wait([task], timeout=_CALLER_WAIT_S)
+        if not task.done():
+            return False
+        task.result()
+        return True
+
+    def _ended(self, path: TablePath, task: asyncio.Task[None]) -> None:
+        del self._tasks[path]
+        if not task.cancelled() and task.exception() is not None:
+            _logger.warning("event=move_failed table=%s why=%r", path, task.exception())
+
+    async def _move(self, path: TablePath, target: str, headers: Headers) -> None:
+        await self._shards.endpoint_of_shard(target)
+        ticket = await self.moves.begin(path, target)
+        try:
+            await self.moves.upload(ticket)
+            await self._until_ready(ticket, headers)
+            is_moved = await self.moves.decide(ticket)
+        except Exception as error:  # whatever it is, one of both is to serve the table
+            is_moved = await self.moves.end(ticket)
+            if not is_moved:
+                raise
+            _logger.warning("event=move_went_on table=%s why=%r", path, str(error))
+        if not is_moved:
+            raise UnavailableError(f"the move of table '{path}' was given up; try again")
+        try:
+            await self._ask(ticket, headers)
+        except StreamhouseError as error:
+            # It looks by itself, too.
+            _logger.info("event=move_not_told table=%s why=%r", path, error.message)
+
+    async def _until_ready(self, ticket: MoveTicket, headers: Headers) -> None:
+        heard_s = time.monotonic()
+        while True:
+            try:
+                if await self._ask(ticket, headers):
+                    return
+                heard_s = time.monotonic()
+            except StreamhouseError as error:
+                # What was asked may be asked again, whether or not it was done.
+                is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
+                if not is_passing or time.monotonic() - heard_s > _SILENCE_S_MAX:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _ask(self, ticket: MoveTicket, headers: Headers) -> bool:
+        """Ask the destination to go on; return whether it has done what can be done now."""
+        endpoint = await self._shards.endpoint_of_shard(ticket.target)
+        body = json.dumps({"ticket": ticket.to_json(), "catalog": self._catalog}).encode()
+        target = f"/v1/tables/{ticket.path}/arrival"
+        passed = [header for header in headers if header[0] == b"authorization"]
+        request = PeerRequest.of(
+            "POST", target, [*passed, (b"content-type", b"application/json")], body=body
+        )
+        answer = await self._shards.peers.ask(endpoint, request)
+        try:
+            found = json.loads(answer.body)
+            if answer.status == 200:
+                return found["is_done"] is True
+            detail = found["error"]
+            error = error_for_code(str(detail["code"]), str(detail["message"]))
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise UnavailableError(f"the shard at {endpoint} answers no JSON of ours") from wrong
+        raise error
+
+    # -- the destination ---------------------------------------------------------------------------
+
+    async def receive(self, path: TablePath, ticket: dict[str, Any], catalog: str) -> bool:
+        """Go on with a table that comes to this shard; return whether that is done for now."""
+        read = MoveTicket.from_json(ticket)
+        if read.path != path:
+            raise InvalidRequestError(f"the move is of table '{read.path}', not of '{path}'")
+        if catalog != self._catalog:
+            raise InvalidRequestError(
+                f"shards '{read.source}' and '{read.target}' have different lake catalogs: give"
+                " both the same --catalog-property and --warehouse"
+            )
+        return await self.moves.receive(read, wait_s=_FETCH_WAIT_S)
+
+
+def _digest(config: ServiceConfig) -> str:
+    """Return what two shards have in common whose lake is the same."""
+    properties = config.lake_catalog().properties
+    known = [properties.get(name, "") for name in ("uri", "warehouse")]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()

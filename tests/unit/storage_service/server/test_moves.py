@@ -1,0 +1,208 @@
+"""Tables that move between two shards of one process: who serves them, and what moves with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
+from streamhouse.storage_service.shards.chain import DirectoryObjects
+from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.owners import Owner
+from tests.support.in_process_service import (
+    EVENTS,
+    InProcessService,
+    event_rows,
+    ids_of,
+    in_process_service,
+)
+from tests.support.memory_store import MemoryStore
+
+_EVENTS = TablePath("default", "events")
+
+
+class _World:
+    """Shards over one store; requests to each other go straight into the other's application."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self._path = tmp_path
+        self.store = MemoryStore()
+        self.services: dict[str, InProcessService] = {}
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    def of(self, shard: str) -> Owner | None:
+        """See `ShardOwners.of`."""
+        return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=shard != "gone")
+
+    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
+        """See `Peers.ask`."""
+        await self.go_on.wait()
+        service = self.services.get(endpoint)
+        if service is None:
+            raise UnavailableError(f"{endpoint} does not answer")
+        answer = await service.call(
+            request.method, request.target, headers=request.headers, body=request.body
+        )
+        return PeerAnswer(answer.status, "application/json", answer.body)
+
+    @contextlib.asynccontextmanager
+    async def shard(self, name: str, *, lake: str = "lake") -> AsyncIterator[InProcessService]:
+        async with in_process_service(
+            self._path / name,
+            directory=ShardDirectory(DirectoryObjects(self.store), shard=name),
+            owners=self,
+            peers=self,
+            store=self.store,
+            catalog_properties={
+                "type": "sql",
+                "uri": f"sqlite:///{self._path / lake}.db",
+                "warehouse": f"file://{self._path / lake}",
+            },
+        ) as service:
+            assert service.service.shards is not None
+            await service.service.shards.say()
+            self.services[f"http://{name}:1"] = service
+            try:
+                yield service
+            finally:
+                del self.services[f"http://{name}:1"]
+
+    def moves(self) -> list[str]:
+        """Return what the store has of moves."""
+        return [entry.key for entry in self.store.list_objects("moves/")]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> _World:
+    return _World(tmp_path)
+
+
+async def _move(service: InProcessService, to: str, path: str = "events") -> Any:
+    return await service.call("POST", f"/v1/tables/{path}/move", json_body={"to": to})
+
+
+async def _positions(service: InProcessService, path: str = "events") -> Any:
+    answer = await service.call("GET", f"/v1/tables/{path}/state")
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+async def test_a_log_table_moves_there_and_back_with_its_writers(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table(bucket_count=2)
+        written = await a.append([(0, 1, event_rows(0, 5))], writer_id="7")
+        assert written.status == 200, written.body
+        before = await _positions(a)
+        for source, target, name, sequence in ((a, b, "b", 2), (b, a, "a", 3)):
+            moved = await _move(source, name)
+            assert (moved.status, moved.json()) == (200, {"is_done": True}), moved.body
+            # Asked again of whoever: it is there.
+            assert (await _move(target, name)).json() == {"is_done": True}
+            refused = await source.append([(0, sequence, event_rows(0, 1))], writer_id="7")
+            assert refused.status == 421, refused.body
+            assert refused.json()["error"]["owner"] == f"http://{name}:1"
+            if sequence == 2:
+                assert await _positions(target) == before
+            # What was written before the move is not written again, what follows is.
+            again = await target.append([(0, 1, event_rows(0, 5))], writer_id="7")
+            assert again.status == 200, again.body
+            end = (await _positions(target))["positions"]["0"]["high_watermark"]
+            went_on = await target.append([(0, sequence, event_rows(9, 10))], writer_id="7")
+            assert went_on.status == 200, went_on.body
+            assert (await _positions(target))["positions"]["0"]["high_watermark"] == end + 1
+        assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
+        assert world.moves() == []
+    async with world.shard("b") as b:
+        assert list(b.service.manager.open_tables()) == []
+        async with world.shard("a") as a:
+            assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
+
+
+async def test_rows_by_key_are_made_again_at_the_destination(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table(primary_key=("id",))
+        for row in ({"id": 1, "name": "x"}, {"id": 2, "name": "y"}, {"id": 1, "name": "z"}):
+            manager = a.service.manager
+            table = manager.table(_EVENTS)
+            await _upsert(manager, table, row)
+        assert (await _move(a, "b")).json() == {"is_done": True}
+        table = b.service.manager.table(_EVENTS)
+        assert ids_of(table) == [1, 2]
+        await _upsert(b.service.manager, table, {"id": 3, "name": "n"})
+        assert ids_of(table) == [1, 2, 3]
+
+
+async def _upsert(manager: Any, table: Any, row: dict[str, Any]) -> None:
+    rows = pa.RecordBatch.from_pylist([row], schema=EVENTS)
+    await manager.write_keys(table, [KeyWrite(0, rows)], columns=None, writer_id=0)
+
+
+async def test_a_table_in_use_stays(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b"):
+        await a.create_table()
+        begun = await a.call(
+            "POST", "/v1/tables/events/transactions", json_body={"operation": "append"}
+        )
+        assert begun.status in (200, 201), begun.body
+        moved = await _move(a, "b")
+        assert moved.status == 503, moved.body
+        assert "transactions are open" in moved.json()["error"]["message"]
+        assert (await a.append([(0, 0, event_rows(0, 5))])).status == 200
+
+
+async def test_a_table_that_is_being_tiered_stays(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b"):
+        await a.create_table(properties={"table.datalake.enabled": "true"})
+        await a.append([(0, 0, event_rows(0, 5))])
+        claim = await a.call(
+            "POST", "/v1/tiering/claim", json_body={"worker_id": "w", "force": True}
+        )
+        assert claim.json()["assignment"] is not None, claim.body
+        moved = await _move(a, "b")
+        assert moved.status == 503, moved.body
+        assert "being tiered" in moved.json()["error"]["message"]
+
+
+async def test_what_cannot_be_is_said_and_the_table_stays(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("c", lake="other"):
+        await a.create_table()
+        for to, status, why in (
+            ("gone", 503, "no owner that is alive"),
+            ("c", 400, "different lake catalogs"),
+        ):
+            moved = await _move(a, to)
+            assert (moved.status, why in moved.json()["error"]["message"]) == (status, True)
+        assert (await a.append([(0, 0, event_rows(0, 5))])).status == 200
+        assert world.moves() == []
+
+
+async def test_nobody_serves_a_table_on_its_way(world: _World) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table()
+        world.go_on.clear()
+        moving = asyncio.ensure_future(_move(a, "b"))
+        while _EVENTS not in a.service.manager.away:
+            await asyncio.sleep(0)
+        for shard in (a, b):
+            for answer in (
+                await shard.append([(0, 0, event_rows(0, 5))]),
+                await shard.call("GET", "/v1/tables/events/state"),
+                await shard.call("DELETE", "/v1/tables/events"),
+            ):
+                assert answer.status in (503, 421), answer.body
+                assert answer.json()["error"]["retriable"] is True
+        backup = await a.call("POST", "/v1/admin/backup", json_body={"with_lake": False})
+        assert backup.status == 503, backup.body
+        world.go_on.set()
+        assert (await moving).json() == {"is_done": True}
+        assert (await b.append([(0, 0, event_rows(0, 5))])).status == 200

@@ -1,0 +1,151 @@
+"""The files of a table in the store: they arrive byte by byte, or not at all."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
+from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.journal.operations import Append, Operation, Replace
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.shards.entries import seal, unseal
+from streamhouse.storage_service.shards.move_set import MoveSet, clear_moves
+from streamhouse.storage_service.shards.tickets import MoveTicket
+from tests.support.memory_store import FaultyMemoryStore, MemoryStore
+
+_TICKET = MoveTicket(
+    move_id="0" * 32,
+    path=TablePath("default", "t"),
+    table_id=7,
+    source="a",
+    target="b",
+    version=1,
+)
+_LOG = "tables/7/bucket-0/00000000000000000000.log"
+_FILES = {
+    _LOG: bytes(range(250)) * 4,
+    "tables/7/bucket-0/durable.mark": b"m" * 100,
+    "tables/7/bucket-1/00000000000000000000.log": b"header",
+    "tables/7/table.json": b"{}",
+    "tables/7/lake.json": b"",
+}
+_LIST = f"moves/a/{_TICKET.move_id}/files"
+
+
+class _Journal:
+    """Plays the operations of a journal."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def record(self, operation: Operation) -> int:
+        match operation:
+            case Replace(path, data):
+                self.files[path] = bytes(data)
+            case Append(path, position, data):
+                assert position == len(self.files[path])
+                self.files[path] += bytes(data)
+            case _:
+                pass
+        return 0
+
+    def wait_stored(self, position: int) -> None:
+        """Everything is stored at once."""
+
+
+def _source(tmp_path: Path) -> Path:
+    for name, data in _FILES.items():
+        path = tmp_path / "a" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    left_out = tmp_path / "a" / "tables/7/bucket-0/kv"
+    left_out.mkdir()
+    (left_out / "000001.sst").write_bytes(b"rows by key are made again")
+    return tmp_path / "a"
+
+
+def _set(store: Any) -> MoveSet:
+    return MoveSet(store, _TICKET, piece_bytes=100, sleep=lambda _: None)
+
+
+def _download(store: Any, tmp_path: Path) -> dict[str, bytes]:
+    root = tmp_path / "b"
+    (root / "tables").mkdir(parents=True)
+    journal: Any = _Journal()
+
+    def fail(why: str) -> None:
+        raise OSError(errno.EIO, why)
+
+    filesystem = JournaledFilesystem(
+        LocalFilesystem(), root, journal, log_bytes={}, on_failure=fail
+    )
+    _set(store).download(root, filesystem)
+    found = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+    assert journal.files == found
+    assert (root / "tables/7/transactions").is_dir()
+    return found
+
+
+def test_files_arrive_byte_by_byte_and_are_in_the_journal(tmp_path: Path) -> None:
+    store = MemoryStore()
+    _set(store).upload(_source(tmp_path))
+    assert _download(store, tmp_path) == _FILES
+    clear_moves(store, "b")
+    assert store.objects
+    clear_moves(store, "a")
+    assert not store.objects
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_may_be_lost(tmp_path: Path, seed: int) -> None:
+    store = FaultyMemoryStore(seed, share=0.2)
+    _set(store).upload(_source(tmp_path))
+    assert _download(store, tmp_path) == _FILES
+
+
+def test_what_is_damaged_or_missing_does_not_arrive(tmp_path: Path) -> None:
+    store = MemoryStore()
+    _set(store).upload(_source(tmp_path))
+    for number, key in enumerate(sorted(store.objects)):
+        intact = store.objects[key]
+        for wrong in (intact[:-1], bytes([intact[0] ^ 1]) + intact[1:]):
+            store.objects[key] = wrong
+            with pytest.raises(CorruptDataError):
+                _download(store, tmp_path / f"{number}-{len(wrong)}-{wrong[0]}")
+        del store.objects[key]
+        with pytest.raises(UnavailableError):
+            _download(store, tmp_path / f"{number}-none")
+        store.objects[key] = intact
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["service.json", "tables/8/table.json", "tables/7/../8/table.json", "tables/7/kv/x", "/etc/x"],
+)
+def test_no_file_lies_outside_of_the_table(tmp_path: Path, path: str) -> None:
+    store = MemoryStore()
+    _set(store).upload(_source(tmp_path))
+    content = unseal(_LIST, store.objects[_LIST])
+    content["files"][0]["path"] = path
+    store.objects[_LIST] = seal(_LIST, content, nonce="")
+    with pytest.raises(CorruptDataError, match="cannot be of this move"):
+        _download(store, tmp_path)
+
+
+def test_the_set_of_another_move_does_not_arrive(tmp_path: Path) -> None:
+    store = MemoryStore()
+    _set(store).upload(_source(tmp_path))
+    content = unseal(_LIST, store.objects[_LIST])
+    content["ticket"]["version"] = 2
+    store.objects[_LIST] = seal(_LIST, content, nonce="")
+    with pytest.raises(CorruptDataError, match="cannot be of this move"):
+        _download(store, tmp_path)
