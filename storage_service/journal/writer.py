@@ -257,7 +257,9 @@ class JournalWriter:
         if not self._pipeline.has_room:
             return None
         if self._roll_wanted or self._is_stopping:
-            return 0.0
+            # A gap before an owner's own seal is a loss: the seal comes once all else is stored.
+            is_seal_next = not (self._is_stopping and self._waiting)
+            return None if is_seal_next and self._pipeline.in_flight else 0.0
         if not self._waiting:
             return None
         if self._pipeline.in_flight == 0 or self._waiting_bytes >= _SEND_BYTES:

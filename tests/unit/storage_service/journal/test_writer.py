@@ -220,6 +220,45 @@ def test_a_roll_goes_on_in_the_next_epoch(world: _World) -> None:
     assert opened == [NAMES.object(Place(one, 0)) for one in range(1, writer.epoch + 1)]
 
 
+class _SlowStore(MemoryStore):
+    """Stores an object of operations late, so that what is sent after it may be there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_on_its_way = threading.Event()
+        self.is_late = threading.Event()
+        self.before_a_seal: list[int] = []
+
+    def create(self, key: str, buffers: Sequence[Buffer]) -> None:
+        place = NAMES.place_of_object(key)
+        if place == Place(1, 1):
+            self.is_on_its_way.set()
+            # Set by a seal that did not wait for this; else the time runs out.
+            self.is_late.wait(0.5)
+        elif place == Place(1, 2):
+            self.before_a_seal.append(sum(one.startswith(NAMES.epoch(1)) for one in self.objects))
+            self.is_late.set()
+        super().create(key, buffers)
+
+
+@pytest.mark.parametrize("is_stop", [False, True])
+def test_an_owner_seals_its_epoch_once_all_else_is_stored(world: _World, is_stop: bool) -> None:
+    """Who starts after its death takes a gap before its seal for a loss, and refuses to start."""
+    store = _SlowStore()
+    writer = world.writer(store)
+    writer.record(numbered(0))
+    assert store.is_on_its_way.wait(30)
+
+    if is_stop:
+        assert writer.stop(timeout_s=30)
+    else:
+        writer.roll()
+        writer.record(numbered(1))
+        writer.wait_stored(2)
+
+    assert store.before_a_seal == [2], "the object that opens the epoch, and that of the row"
+
+
 def test_an_operation_that_cannot_be_is_refused_where_it_is_recorded(world: _World) -> None:
     writer = world.writer(MemoryStore())
 
