@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
 from streamhouse.storage_service.journal.restore.start import JournalStart
 from tests.support.restore_world import Owner, files, take_epoch
 
@@ -53,3 +57,19 @@ def test_an_older_copy_of_the_directory_is_not_believed_where_it_was_half_writte
     Owner(tmp_path / "a", store, seed=1).die()
 
     assert files(tmp_path / "a") == expected
+
+
+def test_a_directory_that_may_lack_rows_is_not_served_without_its_journal(tmp_path: Path) -> None:
+    """Removing `journal.json` from it would make a part of the rows the truth."""
+    store = FileObjectStore(tmp_path / "store")
+    Owner(tmp_path / "a", store).die()
+    with pytest.raises(InvalidRequestError, match="To go on without it"):
+        refuse_without_journal(tmp_path / "a")
+    nonce = bytes(16)
+    start = JournalStart(tmp_path / "a", store)
+    start.prepare(nonce)
+    tenure = take_epoch(store, nonce)
+    start.begin(epoch=tenure.epoch, service_id=tenure.facts.service_id)
+
+    with pytest.raises(InvalidRequestError, match=r"it may lack rows; use --journal$"):
+        refuse_without_journal(tmp_path / "a")
