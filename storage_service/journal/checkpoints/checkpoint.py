@@ -2,7 +2,7 @@
 
 Order: rows by key are linked aside; the place is chosen and the tree copied; files are read and
 what no pack has is uploaded; the journal is waited for; the manifest is written. Broken off at any
-step it leaves packs that no manifest names, which `trim.py` deletes.
+step it leaves at most packs that no manifest names, which `trim.py` deletes.
 
 Promises:
 - what a manifest says of a file is exactly what was journalled: every byte that is read is checked
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from crc32c import crc32c
+
 from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy, KeyPacker, SeenCopy
 from streamhouse.storage_service.journal.checkpoints.manifest import (
@@ -30,7 +32,12 @@ from streamhouse.storage_service.journal.checkpoints.manifest import (
     Manifest,
     encode_manifest,
 )
-from streamhouse.storage_service.journal.checkpoints.packs import PackWriter, pack_name, read_packed
+from streamhouse.storage_service.journal.checkpoints.packs import (
+    PACK_BYTES_MAX,
+    PackWriter,
+    pack_name,
+    read_packed,
+)
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectExistsError, ObjectStore
 from streamhouse.storage_service.journal.tree import (
@@ -52,6 +59,7 @@ STAGING: Final = "checkpoint.staged"
 # A rename may follow the operation that announced it by as long as a disk stalls.
 _LOOKS: Final = 100
 _LOOK_EVERY_S: Final = 0.1
+_READ_BYTES: Final = 4 << 20
 # A pack is written again when less of it is needed, or when there are many small ones.
 _NEEDED_SHARE: Final = 0.5
 _SMALL_PACK_BYTES: Final = 4 << 20
@@ -108,6 +116,7 @@ class CheckpointTaker:
     """The packs of the manifest before, and their lengths."""
     keys: KeyPacker = field(default_factory=KeyPacker)
     sleep: Callable[[float], None] = time.sleep
+    pack_bytes_max: int = PACK_BYTES_MAX
     _next_number: int = 0
     _last_place: Place | None = None
 
@@ -133,17 +142,26 @@ class CheckpointTaker:
             return None
         next_pack = pack_name(self.epoch, self._next_number)
         sound = self._sound_packs(at.files, copies)
-        with PackWriter(
-            self.store, self.names, epoch=self.epoch, number=self._next_number
-        ) as writer:
-            try:
+        writer = PackWriter(
+            self.store,
+            self.names,
+            epoch=self.epoch,
+            number=self._next_number,
+            pack_bytes_max=self.pack_bytes_max,
+        )
+        try:
+            with writer:
                 files = [(file, self._pack_file(file, writer, sound)) for file in at.files]
                 keys = [self.keys.pack(copy, writer, sound) for copy in copies]
                 writer.finish()
-            finally:
-                # Packs of an attempt that failed are never written again.
-                self._next_number = writer.next_number + 1
-            lengths = {**self.packs, **writer.lengths}
+        except BaseException:
+            # The next attempt may fail, too, and the one after it: nothing would be trimmed.
+            writer.take_back()
+            raise
+        finally:
+            # Packs of an attempt that failed are never written again.
+            self._next_number = writer.next_number + 1
+        lengths = {**self.packs, **writer.lengths}
         # What the files were read as was recorded before now, and no rows by key are beyond it.
         until = self.recorded.recorded_position
         self.recorded.wait_stored(until)
@@ -238,8 +256,11 @@ class CheckpointTaker:
             if not at.is_there:
                 return None
             try:
+                if look and not self._is_right(at):
+                    # What is read to be packed is uploaded, right or not: once is enough.
+                    continue
                 pieces = self._read_file(at, packed, writer, sound)
-            except FileNotFoundError:
+            except (FileNotFoundError, IsADirectoryError):
                 # It was moved or removed, or gets its name only now.
                 continue
             if pieces is not None:
@@ -250,6 +271,14 @@ class CheckpointTaker:
             f"{self.directory / at.file.path} is not what was written to it: no checkpoint can be"
             " taken; look at the disk and run `streamhouse check`"
         )
+
+    def _is_right(self, at: FileAtPlace) -> bool:
+        """Whether a file has what was journalled."""
+        crc, left = 0, at.length
+        with (self.directory / at.file.path).open("rb", buffering=0) as file:
+            while left and (data := file.read(min(left, _READ_BYTES))):
+                crc, left = crc32c(data, crc), left - len(data)
+        return not left and crc == at.crc32c
 
     def _read_file(
         self,

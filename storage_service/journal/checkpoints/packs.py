@@ -6,6 +6,7 @@ bytes are believed only where a manifest's checksums agree with them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,11 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
+from streamhouse.storage_service.journal.object_store import (
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectStoreError,
+)
 from streamhouse.storage_service.journal.tree import Packed
 from streamhouse.storage_service.log.filesystem import Buffer
 
@@ -26,6 +31,7 @@ PACK_BYTES_MAX: Final = 32 << 20
 """A pack ends with the piece that reaches this; pieces are at most as large."""
 _IN_FLIGHT: Final = 3
 _READ_BYTES: Final = 4 << 20
+_DELETED_AT_ONCE: Final = 500
 
 
 def pack_name(epoch: int, number: int) -> str:
@@ -48,7 +54,16 @@ class PackWriter:
     `_IN_FLIGHT + 1` packs are in memory.
     """
 
-    def __init__(self, store: ObjectStore, names: ShardNames, *, epoch: int, number: int) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        names: ShardNames,
+        *,
+        epoch: int,
+        number: int,
+        pack_bytes_max: int = PACK_BYTES_MAX,
+    ) -> None:
+        self._pack_bytes_max = pack_bytes_max
         self._store = store
         self._names = names
         self._epoch = epoch
@@ -75,8 +90,8 @@ class PackWriter:
 
     def add(self, data: Buffer) -> Packed:
         """Let `data` follow what the pack has."""
-        assert 0 < len(data) <= PACK_BYTES_MAX
-        if self._length + len(data) > PACK_BYTES_MAX:
+        assert 0 < len(data) <= self._pack_bytes_max
+        if self._length + len(data) > self._pack_bytes_max:
             self._upload()
         piece = Packed(
             pack_name(self._epoch, self.next_number), self._length, len(data), crc32c(data)
@@ -109,6 +124,13 @@ class PackWriter:
         self._upload()
         for upload in self._uploads:
             upload.result()
+
+    def take_back(self) -> None:
+        """Delete what was uploaded, if the store answers. Nobody names it, or ever will."""
+        keys = [self._names.pack(name) for name in self.lengths]
+        with contextlib.suppress(ObjectStoreError):
+            for start in range(0, len(keys), _DELETED_AT_ONCE):
+                self._store.delete(keys[start : start + _DELETED_AT_ONCE])
 
     def _upload(self) -> None:
         if not self._length:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from crc32c import crc32c
@@ -18,6 +20,7 @@ from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectEntry
 from streamhouse.storage_service.journal.operations import Append, Operation, Remove, Replace
 from streamhouse.storage_service.journal.tree import FileAtPlace, JournalTree, Packed, TreeFile
+from streamhouse.storage_service.log.filesystem import Buffer
 
 NAMES = ShardNames()
 LOG = "tables/1/bucket-0/00000000000000000000.log"
@@ -235,3 +238,72 @@ def test_rows_by_key_are_uploaded_once(world: World, tmp_path: Path) -> None:
             for key in found.files
         }
         assert data == {"000001.sst": b"big" * 1_000, "CURRENT": current}
+
+
+def test_attempts_that_fail_leave_nothing_in_the_store(tmp_path: Path) -> None:
+    """A damaged file fails each of them: nothing would ever be trimmed."""
+    world = World(tmp_path)
+    world.taker.pack_bytes_max = 100
+    for bucket in range(3):
+        world.recorded.do(Replace(f"tables/1/bucket-{bucket}/{0:020d}.log", b"x" * 90))
+    world.recorded.do(Replace("tables/2/table.json", b"right"))
+    (world.directory / "tables/2/table.json").write_bytes(b"wrong")
+
+    for _ in range(3):
+        with pytest.raises(StorageFailedError):
+            world.taker.take()
+
+    assert world.packs() == []
+    (world.directory / "tables/2/table.json").write_bytes(b"right")
+    world.take()
+    assert len(world.packs()) == 3
+
+
+class _Vanishing:
+    """A file of a tree that is removed once it was looked at."""
+
+    version = 1
+
+    def __init__(self) -> None:
+        self._paths = [STATE]
+
+    @property
+    def path(self) -> str:
+        return self._paths.pop() if self._paths else ""
+
+
+class _VanishingRecorded(Recorded):
+    def at_place(self) -> TreeAtPlace:
+        at = super().at_place()
+        return at._replace(
+            files=[replace(file, file=cast(TreeFile, _Vanishing())) for file in at.files]
+        )
+
+
+def test_a_file_that_is_removed_as_it_is_opened_is_left_out(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.taker.recorded = recorded = _VanishingRecorded(world.directory)
+    recorded.do(Replace(STATE, b"state"))
+
+    assert [file.is_left_out for file in world.take().tree] == [True]
+
+
+class _CountingStore(FileObjectStore):
+    """Counts what is uploaded as packs."""
+
+    sent = 0
+
+    def replace(self, key: str, data: Buffer) -> None:
+        self.sent += len(data)
+        super().replace(key, data)
+
+
+def test_a_damaged_file_is_not_uploaded_at_every_look(world: World, tmp_path: Path) -> None:
+    world.taker.store = store = _CountingStore(tmp_path / "counting")
+    world.taker.pack_bytes_max = 10
+    (world.directory / LOG).write_bytes(b"x" * 8)
+
+    with pytest.raises(StorageFailedError):
+        world.taker.take()
+
+    assert store.sent <= 8
