@@ -99,13 +99,8 @@ class JournalFile:
 
 def refuse_without_journal(directory: Path) -> None:
     """Raise `InvalidRequestError` if a directory, or shards in it, have a journal."""
-    known = JournalFile.load(directory)
-    if known is not None and known.phase == Phase.RESTORING:
-        raise InvalidRequestError(
-            f"{directory} is being made what its journal says, or follows it as a standby: it may"
-            " lack rows; use --journal"
-        )
-    if known is not None:
+    refuse_half_made(directory)
+    if (directory / JOURNAL_FILE).exists():
         raise InvalidRequestError(
             f"{directory} has a journal, which has to know of every change: use --journal. To go on"
             f" without it, for good, remove {directory / JOURNAL_FILE}"
