@@ -29,6 +29,7 @@ from streamhouse.storage_service.journal.operations import (
     Replace,
     check_path,
 )
+from streamhouse.storage_service.journal.tree import JournalTree
 from streamhouse.storage_service.log.filesystem import (
     Buffer,
     LocalFilesystem,
@@ -93,6 +94,21 @@ class FollowedDirectory:
                 self._filesystem.sync_directory(directory)
         self._unsynced.clear()
         self._unsynced_directories.clear()
+
+    def check(self, tree: JournalTree) -> None:
+        """Raise `CorruptDataError` unless the files of a tree are there, as long as they must be.
+
+        What somebody removed meanwhile was written on without a name, as long as it was open.
+        """
+        for file in tree:
+            try:
+                size_bytes = self._filesystem.size_bytes(self._root / file.path)
+            except FileNotFoundError:
+                size_bytes = -1
+            if size_bytes != file.length:
+                raise CorruptDataError(
+                    f"{file.path} is no more what the journal says: somebody else has changed it"
+                )
 
     def close(self) -> None:
         """Close the files; what was not synced may be lost in a crash."""

@@ -32,7 +32,15 @@ from streamhouse.storage_service.journal.object_store import (
 )
 from streamhouse.storage_service.journal.steps import Step, do, run
 
-__all__ = ["LEASE_MS_MAX", "OWNER_URL", "LeaseKeeper", "LeaseWatch", "SeenLease", "read_lease"]
+__all__ = [
+    "LEASE_MS_MAX",
+    "OWNER_URL",
+    "LeaseKeeper",
+    "LeaseWatch",
+    "SeenLease",
+    "read_lease",
+    "renewal_timeout_s",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +48,8 @@ LEASE_MS_MAX: Final = 3_600_000
 OWNER_URL: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
 """What an owner may say of where it answers."""
 _RENEWALS: Final = 3
+# One renewal that fails, after half of the time that there is for it, is tried again so soon.
+_RETRIES: Final = 4
 # Clocks of two machines differ by less in how long a lease is.
 _CLOCK_SHARE: Final = 0.99
 _LEASE_BYTES_MAX: Final = 4 << 10
@@ -95,6 +105,7 @@ class LeaseKeeper:
         # When the next epoch was not asked for, for sure.
         self._looked_s = opened_s
         self._valid_until_s = self._until(opened_s)
+        self._pause_s = 0.0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="journal-lease", daemon=True)
 
@@ -149,14 +160,18 @@ class LeaseKeeper:
         return sent_s + _CLOCK_SHARE * self._lease_ms / 1e3
 
     def _keep(self) -> None:
-        while not self._is_over.wait(self._lease_ms / 1e3 / _RENEWALS):
+        while not self._is_over.wait(self._pause_s):
             self._try()
 
     def _try(self) -> None:
+        started_s = time.monotonic()
+        every_s = self._lease_ms / 1e3 / _RENEWALS
         try:
             self.renew()
+            self._pause_s = max(every_s - (time.monotonic() - started_s), 0.0)
         except ObjectStoreError as error:
             _logger.warning("event=lease_not_renewed error='%s'", error)
+            self._pause_s = every_s / _RETRIES
 
 
 class LeaseWatch:
@@ -232,6 +247,11 @@ class LeaseWatch:
     @property
     def _lease_ms(self) -> int:
         return max(self._own_ms, min(self._owner_ms, LEASE_MS_MAX))
+
+
+def renewal_timeout_s(lease_ms: int) -> float:
+    """Return when a renewal is given up: there must be time for another, on another connection."""
+    return lease_ms / 1e3 / _RENEWALS / 2
 
 
 def read_lease(store: ObjectStore, names: ShardNames, epoch: int) -> SeenLease | None:

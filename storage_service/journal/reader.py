@@ -70,7 +70,8 @@ class JournalReader:
         Raises `TrimmedError`, `CorruptDataError`, and what the store raises.
         """
         data = self._fetch(self._place)
-        if data is None:
+        if data is None and self._pool is not None:
+            # It was asked for a while ago.
             self._fetched.clear()
             data = self._get(self._place)
         if data is None:

@@ -62,13 +62,22 @@ _SENTENCE_CHARACTERS_MAX: Final = 300
 class S3ObjectStore:
     """`ObjectStore` of `s3://bucket/prefix`."""
 
-    def __init__(self, bucket: str, prefix: str, properties: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        properties: Mapping[str, str],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """With `timeout_s` no request takes longer, and none is repeated."""
         self._url = f"s3://{bucket}/{prefix}"
         self._prefix = f"{prefix}/" if prefix else ""
-        config, options = _settings(properties)
+        config, options = _settings(properties, timeout_s or float("inf"))
+        retries: RetryConfig = _RETRIES if timeout_s is None else {"max_retries": 0}
         with self._errors(""):
             self._store = S3Store(
-                bucket, config=config, client_options=options, retry_config=_RETRIES
+                bucket, config=config, client_options=options, retry_config=retries
             )
 
     @property
@@ -161,7 +170,7 @@ class S3ObjectStore:
             raise StoreUnavailableError(f"{self._url}: {key}: {_sentence(error)}") from error
 
 
-def _settings(properties: Mapping[str, str]) -> tuple[S3Config, ClientConfig]:
+def _settings(properties: Mapping[str, str], timeout_s_max: float) -> tuple[S3Config, ClientConfig]:
     """Return what the lake's property names mean to obstore; it reads `AWS_*` by itself."""
     config: S3Config = {}
     if (text := properties.get("s3.access-key-id")) is not None:
@@ -179,7 +188,7 @@ def _settings(properties: Mapping[str, str]) -> tuple[S3Config, ClientConfig]:
     # whole on its way, and every object has a checksum of its own.
     config["unsigned_payload"] = _is_private(endpoint)
     timeouts = {
-        name: timedelta(seconds=_seconds(properties, f"s3.{name}", default))
+        name: timedelta(seconds=min(_seconds(properties, f"s3.{name}", default), timeout_s_max))
         for name, default in (
             ("connect-timeout", _CONNECT_TIMEOUT_S),
             ("request-timeout", _REQUEST_TIMEOUT_S),

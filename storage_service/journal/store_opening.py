@@ -25,17 +25,22 @@ __all__ = ["open_store", "probe"]
 _RIVALS: Final = 4
 
 
-def open_store(url: str, *, properties: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(
+    url: str, *, properties: Mapping[str, str] | None = None, timeout_s: float | None = None
+) -> ObjectStore:
     """Open `s3://bucket/prefix` or `file:///directory`, without asking it anything.
 
     `properties` are named as the lake's: `s3.endpoint`, `s3.region`, `s3.access-key-id` and so on.
-    What they leave out comes from the environment (`AWS_*`). Raises `InvalidRequestError`.
+    What they leave out comes from the environment (`AWS_*`). With `timeout_s` no request of it
+    takes longer, and none is repeated; it shares no connection with other stores.
+    Raises `InvalidRequestError`.
     """
     parts = urlsplit(url)
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise InvalidRequestError("--journal takes s3://bucket/prefix or file:///directory only")
     if parts.scheme == "s3" and parts.netloc:
-        return S3ObjectStore(parts.netloc, parts.path.strip("/"), properties or {})
+        prefix = parts.path.strip("/")
+        return S3ObjectStore(parts.netloc, prefix, properties or {}, timeout_s=timeout_s)
     if parts.scheme == "file" and not parts.netloc and len(parts.path) > 1:
         return FileObjectStore(Path(unquote(parts.path)))
     raise InvalidRequestError(

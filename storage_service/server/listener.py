@@ -34,7 +34,8 @@ from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_moves import TableMoves
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.journal.object_store import ObjectStoreError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
@@ -163,6 +164,10 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
                     standing=standing,
                     each=reads.map,
                 )
+    except ObjectStoreError as error:
+        raise UnavailableError(
+            f"the journal {config.journal_url} cannot be used: {error}; start again to go on"
+        ) from error
     finally:
         await process.close()
         await taker.close()

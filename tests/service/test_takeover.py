@@ -163,6 +163,26 @@ def test_a_directory_without_a_journal_gets_one(tmp_path: Path, start: Start) ->
             assert _names(client, range(10)) == dict.fromkeys(range(10), "n")
 
 
+def test_a_first_upload_that_the_store_refuses_ends_with_a_sentence(
+    tmp_path: Path, start: Start
+) -> None:
+    with ServiceProcess(tmp_path / "one") as alone, StorageClient(alone.endpoint) as client:
+        _make_tables(client)
+        client.append("events", _rows(0, 10))
+    packs = tmp_path / "journal" / "shards" / "0" / "packs"
+    packs.parent.mkdir(parents=True)
+    packs.touch()
+
+    with pytest.raises(DiedAtStart) as died, start("one"):
+        pass
+
+    assert "cannot be used" in str(died.value)
+    assert "Traceback" not in str(died.value)
+    packs.unlink()
+    with start("one") as owner, StorageClient(owner.endpoint) as client:
+        assert _ids(client) == list(range(10))
+
+
 def test_a_killed_owner_starts_again_on_its_own_directory_without_waiting(
     tmp_path: Path, start: Start
 ) -> None:

@@ -31,6 +31,11 @@ class FollowedTree:
         self._since: dict[str, tuple[Place, int]] = {}
         """After which operation each file is the same, if that is not the start."""
 
+    @property
+    def tree(self) -> JournalTree:
+        """All that was applied."""
+        return self._tree
+
     def apply(self, found: JournalObject) -> None:
         """Apply the operations of the next object; raises `CorruptDataError`."""
         for index, operation in enumerate(found.operations):

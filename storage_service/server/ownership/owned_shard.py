@@ -55,13 +55,15 @@ class OwnedShard:
         store: ObjectStore,
         tenure: Tenure,
         *,
+        lease_store: ObjectStore,
         opened_s: float,
         endpoint: str,
         standing: Standing,
     ) -> None:
         """Write the epoch that was just taken, and renew its lease from now on.
 
-        `opened_s` is a time before the epoch was opened.
+        `opened_s` is a time before the epoch was opened; `lease_store` is the same store, of which
+        a request must not take long.
         """
         self.service_id: Final = tenure.facts.service_id
         self.epoch: Final = tenure.epoch
@@ -78,7 +80,7 @@ class OwnedShard:
             put_took=standing.journal.put_took,
         )
         self._lease = LeaseKeeper(
-            store,
+            lease_store,
             tenure.names,
             epoch=lambda: self._writer.epoch,
             is_opening=lambda: self._writer.is_opening,

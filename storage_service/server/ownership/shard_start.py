@@ -19,7 +19,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.epochs import SealReason, find_seal, take
-from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
+from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease, renewal_timeout_s
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_format import NONCE_BYTES
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
@@ -30,6 +30,7 @@ from streamhouse.storage_service.journal.store_opening import open_store, probe
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Standing
+from streamhouse.storage_service.server.ownership.stoppable_store import StoppableStore
 
 __all__ = ["ShardStart"]
 
@@ -61,8 +62,11 @@ class ShardStart:
         self._standing = standing
         self.names: Final = ShardNames(config.shard)
         self.store: Final = (open_journal or _opened_journal)(config)
+        self._lease_store = (open_journal or _opened_for_lease)(config)
+        self.reading: Final = StoppableStore(self.store, stop)
+        """The same store, for what takes many requests before anything is served."""
         self._patient = PatientStore(
-            self.store, pause=lambda s: not stop.wait(s), failed=_note_failure
+            self.reading, pause=lambda s: not stop.wait(s), failed=_note_failure
         )
         self._watch = LeaseWatch(lease_ms=config.lease_ms, clock=boot_clock_s)
         self._begun_s = boot_clock_s()
@@ -139,6 +143,7 @@ class ShardStart:
             self._config,
             self.store,
             tenure,
+            lease_store=self._lease_store,
             opened_s=opened_s,
             endpoint=self._endpoint,
             standing=self._standing,
@@ -162,12 +167,21 @@ def _note_failure(error: ObjectStoreError) -> None:
 
 def _opened_journal(config: ServiceConfig) -> ObjectStore:
     """Open the store and try it; raises `InvalidRequestError` for one that cannot be used."""
+    store = _store(config)
+    probe(store)
+    return store
+
+
+def _opened_for_lease(config: ServiceConfig) -> ObjectStore:
+    """Open it for renewals alone: one connection that hangs must not cost the lease."""
+    return _store(config, timeout_s=renewal_timeout_s(config.lease_ms))
+
+
+def _store(config: ServiceConfig, *, timeout_s: float | None = None) -> ObjectStore:
     assert config.journal_url is not None
     properties = {
         key: value
         for key, value in config.catalog_properties.items()
         if key.startswith(_STORE_PROPERTIES)
     }
-    store = open_store(config.journal_url, properties=properties)
-    probe(store)
-    return store
+    return open_store(config.journal_url, properties=properties, timeout_s=timeout_s)

@@ -94,6 +94,7 @@ class Standby:
     _shard: OwnedShard | None = field(default=None, init=False)
     _own_epoch: int = field(default=0, init=False)
     """The last that was this directory's, if it was the newest when that was looked at."""
+    _is_caught_up: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _begins_s: float = field(default=float("-inf"), init=False)
     _caught_up_s: float = field(default_factory=boot_clock_s, init=False)
@@ -130,6 +131,11 @@ class Standby:
             self._give_up(error)
             return False
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that there was when it was last followed is applied."""
+        return self._followed is not None and self._is_caught_up
+
     def lag(self) -> Lag:
         """Return how far behind the journal this is; asks the store."""
         followed = self._followed
@@ -160,6 +166,7 @@ class Standby:
                 for found in followed.reader.read_to(shard.epoch):
                     followed.apply(found)
                 followed.directory.sync()
+                followed.directory.check(followed.tree.tree)
                 begun = self._begun(followed, shard)
                 followed.directory.close()
                 followed.reader.close()
@@ -175,7 +182,7 @@ class Standby:
     def _begun(self, followed: _Followed, shard: OwnedShard) -> Begun:
         """Return what the journal has of the directory, by the newest checkpoint's packs."""
         manifest = newest_manifest(
-            self.start.store, self.start.names, epoch=shard.epoch, service_id=shard.service_id
+            self.start.reading, self.start.names, epoch=shard.epoch, service_id=shard.service_id
         )
         return Begun(tree=followed.tree.on(manifest, self.directory.path), manifest=manifest)
 
@@ -225,7 +232,7 @@ class Standby:
             directory=FollowedDirectory(self.directory.path, leave=warm.leave),
             warm=warm,
             reader=JournalReader(
-                self.start.store,
+                self.start.reading,
                 self.start.names,
                 start=Place(epoch, 0),
                 journal=journal_identity(service_id, self.start.names.shard),
@@ -238,6 +245,7 @@ class Standby:
         assert followed is not None
         for _ in range(_OBJECTS_AT_ONCE):
             found = followed.reader.next()
+            self._is_caught_up = found is None
             if found is None:
                 self._caught_up_s = boot_clock_s()
                 self._failures = 0

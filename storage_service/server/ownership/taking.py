@@ -18,7 +18,7 @@ from streamhouse.storage_service.journal.object_store import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.server.ownership.role import Role, Standing
+from streamhouse.storage_service.server.ownership.role import Lag, Role, Standing
 from streamhouse.storage_service.server.ownership.shard_start import ShardStart
 from streamhouse.storage_service.server.ownership.standby import Standby, TakenOver
 
@@ -123,7 +123,9 @@ class ShardTaker:
             is_more = await self._while_away(standby.follow)
             if looking.done():
                 await self._while_away(start.look)
-                standing.lag = await self._while_away(standby.lag)
+                # Who has just found nothing more need not ask for that again.
+                is_caught_up = standby.is_caught_up
+                standing.lag = Lag() if is_caught_up else await self._while_away(standby.lag)
                 looking = asyncio.ensure_future(asyncio.sleep(self._look_s))
             if not is_more and standby.may_take_now:
                 taken = await self._take_from(standby)

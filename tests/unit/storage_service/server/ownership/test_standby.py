@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,9 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import LogTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.journal.epochs import TakenByOtherError
+from streamhouse.storage_service.journal.epochs import TakenByOtherError, find_seal
 from streamhouse.storage_service.journal.object_store import StoreUnavailableError
+from streamhouse.storage_service.journal.steps import do, run
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.model.table import TablePath
@@ -401,3 +403,47 @@ async def test_an_owner_that_is_started_again_as_a_standby_does_not_fence_who_wa
         await asyncio.to_thread(_follow_all, standby)
         await owner.append(10, 20)
         assert not standby.may_take_now
+
+
+@pytest.mark.parametrize("what", ["*", "service.json", "tables", "tables/*/bucket-0/*.log"])
+async def test_a_directory_that_lost_files_while_it_was_followed_is_made_anew(
+    tmp_path: Path, store: _FlakyStore, what: str
+) -> None:
+    """Files that are open can be written although they are gone."""
+    one, two = _Place(tmp_path / "one", store), _Place(tmp_path / "two", store)
+    standby = two.standby()
+    async with one.served(one.take()) as owner:
+        await owner.create()
+        await owner.append(0, 10)
+        await owner.upsert([1, 2], "before")
+        await asyncio.to_thread(_follow_all, standby)
+        for path in list((tmp_path / "two").glob(what)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        await owner.append(10, 20)
+        await owner.upsert([2, 3], "after")
+        had = owner.content()
+    two.start.look()
+
+    async with two.served(await asyncio.to_thread(standby.take)) as owner:
+        assert owner.content() == had
+
+
+async def test_a_restore_ends_when_the_process_is_to_stop(
+    tmp_path: Path, store: _FlakyStore
+) -> None:
+    """And what was taken can still be given back."""
+    one, two = _Place(tmp_path / "one", store), _Place(tmp_path / "two", store)
+    async with one.served(one.take()) as owner:
+        await owner.create()
+        await owner.append(0, 10)
+    two.start.look()
+    standby = two.standby()
+    two.start.prepare()
+    standby._shard = two.start.take(after=two.start.newest_epoch)
+
+    two.start.reading._stop.set()
+
+    with pytest.raises(StoreUnavailableError, match="stops"):
+        await asyncio.to_thread(standby.take)
+    standby.close()
+    assert run(find_seal(two.start.names, 2), lambda step: do(store, step)) is not None
