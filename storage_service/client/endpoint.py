@@ -65,6 +65,13 @@ class Endpoint:
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or (443 if self.is_tls else 80), parts.path
 
+    @property
+    def text(self) -> str:
+        """What `parse_endpoint` reads as this endpoint."""
+        given = {"ca": self.ca_file, "sha256": self.fingerprint}
+        fragment = "&".join(f"{k}={quote(v, safe='/')}" for k, v in given.items() if v is not None)
+        return f"{self.url}#{fragment}" if fragment else self.url
+
     def tls_context(self) -> ssl.SSLContext:
         """Return what connections by https are made with.
 

@@ -36,7 +36,14 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
 from streamhouse.storage_service.log.segment_format import LogIdentity, offsets_of, segment_path
 
-__all__ = ["STAGING", "BucketEnds", "clear_staging", "stage_closed", "stage_running"]
+__all__ = [
+    "STAGING",
+    "BucketEnds",
+    "already_staged",
+    "clear_staging",
+    "stage_closed",
+    "stage_running",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -52,6 +59,14 @@ _NEVER_CHANGE: Final = {".index", ".writers", ".sst"}
 def clear_staging(directory: DataDirectory) -> None:
     """Remove what a backup has left; nothing there is fine."""
     shutil.rmtree(directory.path / STAGING, ignore_errors=True)
+
+
+def already_staged(staged: Path) -> AlreadyExistsError:
+    """Return the error that something is at `staged`, where a backup would be put together."""
+    return AlreadyExistsError(
+        f"another backup is being taken in {staged}, or was broken off; to give it up use"
+        " --discard-staged"
+    )
 
 
 async def stage_running(
@@ -108,10 +123,7 @@ def _new_staging(directory: DataDirectory) -> DataDirectory:
     try:
         staged.path.mkdir()
     except FileExistsError as error:
-        raise AlreadyExistsError(
-            f"another backup is being taken in {staged.path}, or was broken off; to give it up use"
-            " --discard-staged"
-        ) from error
+        raise already_staged(staged.path) from error
     staged.tables.mkdir()
     shutil.copy2(directory.service_file, staged.service_file)
     return staged

@@ -294,3 +294,22 @@ def test_a_backup_that_was_broken_off_is_given_up_on_request(tmp_path: Path) -> 
                 "--endpoint", other.endpoint, expect=1,
             )  # fmt: skip
             assert "is not the one that uses" in done.stderr
+
+
+def test_a_process_that_has_another_directory_is_not_believed(tmp_path: Path) -> None:
+    data, twin = tmp_path / "data", tmp_path / "twin"
+    with ServiceProcess(data) as service, StreamhouseClient(service.endpoint) as client:
+        _create(client)
+    shutil.copytree(data, twin)
+    with ServiceProcess(data), ServiceProcess(twin) as other:
+        arguments = ("backup", "--data-dir", data, "--endpoint", other.endpoint)
+        done = streamhouse(*arguments, "--to", tmp_path / "a", expect=1)
+        assert f"is not the one that uses {data}" in done.stderr
+        assert not (twin / "backup.staged").exists()
+        # Nor is what was left here taken for what was staged there.
+        (data / "backup.staged").mkdir()
+        done = streamhouse(*arguments, "--to", tmp_path / "b", expect=1)
+        assert "--discard-staged" in done.stderr
+        done = streamhouse(*arguments, "--to", tmp_path / "c", "--discard-staged", expect=1)
+        assert f"is not the one that uses {data}" in done.stderr
+    assert not any((tmp_path / name).exists() for name in "abc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from streamhouse.cli import cli
 from streamhouse.storage_service.client import StorageClient
+from tests.support.command_line import streamhouse
 from tests.support.in_process_service import EVENTS, event_rows
 from tests.support.service_process import DiedAtStart, ServiceProcess
 
@@ -114,6 +116,47 @@ def test_two_shards_are_one_service(tmp_path: Path) -> None:
         client.create_table("a", EVENTS)
 
 
+def test_each_shard_is_backed_up_whoever_is_asked(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    directories = {shard: root / "shards" / shard for shard in ("0", "1")}
+    with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
+        for table in _TABLES:
+            client.create_table(table, EVENTS)
+        _write(client, 0)
+        endpoints = {shard["shard"]: shard["endpoint"] for shard in client.shards()}
+        shard_of = {table["table"]: table["shard"] for table in client.status()["tables"]}
+        backed_up: list[str] = []
+        for own, other in ("0", "1"), ("1", "0"):
+            # The shared address may be anybody's, so the test asks the wrong one for sure.
+            for name, asked in ("other", endpoints[other]), ("shared", service.endpoint):
+                backup = tmp_path / "backups" / name / own
+                streamhouse(
+                    "backup", "--data-dir", directories[own], "--to", backup, "--endpoint", asked
+                )
+                streamhouse("restore", "--from", backup)
+                tables = json.loads((backup / "manifest.json").read_text())["tables"]
+                assert len(tables) == 2
+                assert {shard_of[table] for table in tables} == {own}
+                assert list(backup.glob("tables/*/*"))
+            backed_up += tables
+        assert sorted(backed_up) == [f"default.{table}" for table in _TABLES]
+        for directory in directories.values():
+            assert not (directory / "backup.staged").exists()
+
+        whole = ("backup", "--data-dir", root, "--to", tmp_path / "whole")
+        refused = streamhouse(*whole, "--endpoint", service.endpoint, expect=1).stderr
+        for directory in directories.values():
+            assert f"--data-dir {directory} " in refused
+
+    again = tmp_path / "again"
+    for shard in directories:
+        backup = tmp_path / "backups" / "other" / shard
+        streamhouse("restore", "--from", backup, "--data-dir", again / "data" / "shards" / shard)
+    with _service(again) as service, StorageClient(service.endpoint) as client:
+        assert [_ids(client, table) for table in _TABLES] == [list(range(10))] * 4
+        assert {table["table"]: table["shard"] for table in client.status()["tables"]} == shard_of
+
+
 def test_a_service_becomes_the_first_of_several_shards(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "data") as service, StorageClient(service.endpoint) as client:
         for table in _TABLES:
@@ -126,6 +169,12 @@ def test_a_service_becomes_the_first_of_several_shards(tmp_path: Path) -> None:
         _write(client, 10)
         assert [_ids(client, table) for table in _TABLES] == [list(range(20))] * 4
         assert {client.describe_table(table).table_id for table in _TABLES} == ids
+        # Its directory has the others' below it, and is not theirs.
+        first = ("backup", "--data-dir", tmp_path / "data", "--to", tmp_path / "backups" / "first")
+        done = streamhouse(*first, "--endpoint", service.endpoint)
+        assert f"--data-dir {tmp_path / 'data' / 'shards' / '1'} " in done.stderr
+        manifest = json.loads((tmp_path / "backups" / "first" / "manifest.json").read_text())
+        assert len(manifest["tables"]) == 4
         client.create_table("e", EVENTS)
         assert client.describe_table("e").table_id not in ids
         assert [s["table_count"] for s in client.shards()] == [4, 1]

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from streamhouse.cli.connection import open_client, token_file_option
+from streamhouse.cli.connection import open_client, open_owner, token_file_option
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_closed
+from streamhouse.storage_service.engine.backup import (
+    STAGING,
+    already_staged,
+    clear_staging,
+    stage_closed,
+)
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.state_file import read_json
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
-from streamhouse.storage_service.journal.restore.journal_file import refuse_half_made
+from streamhouse.storage_service.journal.restore.journal_file import (
+    JournalFile,
+    refuse_half_made,
+)
 from streamhouse.storage_service.operations.backup_files import write_backup
 from streamhouse.storage_service.secret_sources import read_secret
 
@@ -46,9 +57,16 @@ def command(
 ) -> None:
     """Back up a data directory, while its service runs or not.
 
-    Of each table the backup is one moment: all buckets, the rows by key and the lake state.
+    Of each table the backup is one moment: all buckets, the rows by key and the lake state. Of
+    several shards each is backed up by itself, from its own directory; any may be the endpoint.
     """
+    others = _shard_directories(data_dir)
     if not (data_dir / "service.json").is_file():
+        if others:
+            raise InvalidRequestError(
+                f"{data_dir} has the directories of several shards; back up each by itself:"
+                f" {_commands(others, target)}"
+            )
         raise InvalidRequestError(f"{data_dir} is no data directory: it has no service.json")
     facts: dict[str, Any] = {
         "data_dir": str(data_dir.absolute()),
@@ -60,8 +78,12 @@ def command(
         directory = DataDirectory.open(data_dir)
     except UnavailableError:
         token = None if token_file is None else read_secret(token_file, kind="token")
-        with open_client(endpoint, token=token) as client:
-            manifest = _of_running(client, data_dir, target, facts, discard_staged=discard_staged)
+        journal = JournalFile.load(data_dir)
+        shard = None if journal is None else journal.shard
+        with _open_user(data_dir, shard, endpoint, token=token) as client:
+            manifest = _of_running(
+                client, data_dir, target, facts, shard=shard, discard_staged=discard_staged
+            )
     else:
         try:
             refuse_half_made(directory.path)
@@ -75,6 +97,45 @@ def command(
     files = manifest["files"].values()
     size = sum(file["bytes"] for file in files)
     click.echo(f"backed up {len(files)} files, {size:,} bytes, to {target}")
+    if others:
+        click.echo(f"this is one shard; the others: {_commands(others, target.parent)}", err=True)
+
+
+def _shard_directories(data_dir: Path) -> list[Path]:
+    """Return the directories of shards below that of `serve --shards`."""
+    return sorted(path.parent for path in data_dir.glob("shards/*/service.json"))
+
+
+def _commands(directories: list[Path], target: Path) -> str:
+    """Return the commands that back up each directory below `target`."""
+    return "; ".join(
+        f"streamhouse backup --data-dir {shlex.quote(str(path))} --to"
+        f" {shlex.quote(str(target / f'shard-{path.name}'))}"
+        for path in directories
+    )
+
+
+@contextlib.contextmanager
+def _open_user(
+    data_dir: Path, shard: str | None, endpoint: str | None, *, token: str | None
+) -> Iterator[StorageClient]:
+    """Speak to the one process that should use a data directory, which is of `shard`."""
+    with open_client(endpoint, token=token) as client:
+        if shard is not None:
+            with open_owner(client, shard, token=token) as owner:
+                yield owner
+        elif client.shards():
+            # Their directories know of which shard they are.
+            raise _other_process(client, data_dir)
+        else:
+            yield client
+
+
+def _other_process(client: StorageClient, data_dir: Path) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the service at {client.endpoint} is not the one that uses {data_dir}; name it with"
+        " --endpoint"
+    )
 
 
 def _of_running(
@@ -83,25 +144,30 @@ def _of_running(
     target: Path,
     facts: dict[str, Any],
     *,
+    shard: str | None,
     discard_staged: bool,
 ) -> dict[str, Any]:
+    staging = data_dir / STAGING
     if discard_staged:
         client.discard_backup()
+        if staging.exists():
+            raise _other_process(client, data_dir)
+    if staging.exists():
+        # It would be taken for what another process stages elsewhere.
+        raise already_staged(staging)
+    service_id = read_json(data_dir / "service.json").get("service_id")
     staged = client.stage_backup(with_lake=facts["with_lake"])
     try:
-        if staged["service_id"] != read_json(data_dir / "service.json").get("service_id"):
-            raise InvalidRequestError(
-                f"the service at {client.endpoint} is not the one that uses {data_dir}; name it"
-                " with --endpoint"
-            )
+        is_named = (staged["service_id"], staged.get("shard")) == (service_id, shard)
+        # A standby and a copy are named alike; what is staged is in one directory.
+        if not is_named or not (staging / "service.json").is_file():
+            raise _other_process(client, data_dir)
         for damaged in staged["damaged_tables"]:
             click.echo(
                 f"table '{damaged['table']}' is damaged, here and in the backup:"
                 f" {damaged['reason']}",
                 err=True,
             )
-        return write_backup(
-            data_dir / staged["staged"], target, {**facts, "tables": staged["tables"]}
-        )
+        return write_backup(staging, target, {**facts, "tables": staged["tables"]})
     finally:
         client.discard_backup()

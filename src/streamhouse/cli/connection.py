@@ -8,8 +8,9 @@ from typing import Final
 import click
 
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 
-__all__ = ["endpoint_option", "open_client", "token_file_option"]
+__all__ = ["endpoint_option", "open_client", "open_owner", "token_file_option"]
 
 _FIRST_CONTACT_S: Final = 5.0
 
@@ -30,3 +31,25 @@ def open_client(endpoint: str | None, *, token: str | None = None) -> StorageCli
     client = StorageClient(endpoint, token=token)
     client.transport.routes.first_contact_s = _FIRST_CONTACT_S
     return client
+
+
+def open_owner(client: StorageClient, shard: str, *, token: str | None = None) -> StorageClient:
+    """Return a client of the one process that owns a shard of the service `client` speaks to.
+
+    A service's address may be any shard's, another one with each connection. Raises
+    `InvalidRequestError` if the service has no such shard, `UnavailableError` if it has no owner.
+    """
+    shards = {found["shard"]: found for found in client.shards()}
+    if shard not in shards:
+        raise InvalidRequestError(
+            f"the service at {client.endpoint} has no shard '{shard}'; name the right one with"
+            " --endpoint"
+        )
+    endpoints = client.transport.routes.endpoints
+    url = endpoints.told(shards[shard]["endpoint"]) if shards[shard]["is_live"] else None
+    if url is None:
+        raise UnavailableError(
+            f"shard '{shard}' of the service at {client.endpoint} has no owner that can be asked;"
+            " 'streamhouse shards' shows them"
+        )
+    return open_client(endpoints.at(url).text, token=token)

@@ -162,6 +162,7 @@ def _backup_routes(routes: ControlRoutes, service: Service) -> None:
         return {
             "staged": STAGING,
             "service_id": manager.service_id,
+            "shard": None if service.shards is None else service.shards.own,
             "tables": {
                 str(table.path): {
                     "table_id": table.info.table_id,

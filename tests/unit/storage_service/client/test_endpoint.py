@@ -29,6 +29,13 @@ def test_what_an_endpoint_says() -> None:
     assert _parse("https://h:1/#ca=/a%20b.pem") == Endpoint(url="https://h:1", ca_file="/a b.pem")
 
 
+@pytest.mark.parametrize(
+    "text", ["http://a:1", "https://a:1/x", "https://a:1#ca=/c%20%26d.pem", "https://a:1#sha256=ab"]
+)
+def test_an_endpoint_is_read_as_it_is_written(text: str) -> None:
+    assert _parse(text).text == text
+
+
 def test_a_ca_file_travels_with_the_endpoint() -> None:
     endpoint = with_ca_file("https://h:1#ca=/old.pem", "/etc/a b#&=.pem")
 

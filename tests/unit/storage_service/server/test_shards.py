@@ -176,6 +176,17 @@ async def test_prometheus_is_told_the_address_of_every_owner(world: _World) -> N
         assert answer.json() == [{"targets": ["a:1"], "labels": labels}]
 
 
+async def test_a_staged_backup_says_of_which_shard_it_is(world: _World, tmp_path: Path) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        for name, service in (("a", a), ("b", b)):
+            answer = await service.call("POST", "/v1/admin/backup", json_body={})
+            assert answer.status == 201, answer.body
+            assert answer.json()["shard"] == name
+    async with in_process_service(tmp_path / "alone") as alone:
+        answer = await alone.call("POST", "/v1/admin/backup", json_body={})
+        assert answer.json()["shard"] is None
+
+
 async def test_shards_show_how_the_journal_of_each_is(world: _World) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         for name, service in (("a", a), ("b", b)):
