@@ -74,12 +74,22 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
     cuts: list[Cut] = []
     given_up: set[str] = set()
     is_trusted = is_trusted and not any(_is_short(directory, file) for file in tree)
+    # An older copy of the directory has segments that retention removed since, and a mark that
+    # does not say so.
+    with_expired = {
+        _bucket(path) for path in found if path.endswith(_LOG) and tree.get(path) is None
+    }
     for file in tree:
         path = directory / file.path
         if file.path not in found:
             kept[file.path] = 0
         elif not file.path.endswith(_LOG):
-            is_kept_mark = is_own and is_trusted and path.name == MARK_NAME
+            is_kept_mark = (
+                is_own
+                and is_trusted
+                and path.name == MARK_NAME
+                and _bucket(file.path) not in with_expired
+            )
             if not is_kept_mark and not _is_whole(path, file):
                 kept[file.path] = 0
         else:

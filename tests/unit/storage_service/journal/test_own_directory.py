@@ -73,3 +73,29 @@ def test_a_directory_that_may_lack_rows_is_not_served_without_its_journal(tmp_pa
 
     with pytest.raises(InvalidRequestError, match="is not what its journal says yet"):
         refuse_without_journal(tmp_path / "a")
+
+
+def test_the_mark_of_an_older_copy_does_not_stay_where_retention_has_removed_segments(
+    tmp_path: Path,
+) -> None:
+    """Nothing was appended since the copy was made: no log is short, but the mark is old."""
+    bucket = "tables/1/bucket-0"
+    first, second = (f"{bucket}/{offset:020d}.log" for offset in (0, 67))
+    mark = f"{bucket}/durable.mark"
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store)
+    owner.filesystem.make_directory((tmp_path / "a" / first).parent)
+    for path in (first, second, mark):
+        owner.replace(path, b"as it was")
+    older = files(tmp_path / "a")
+    owner.replace(mark, b"begins at 67")
+    owner.remove(first)
+    owner.wait_stored()
+    owner.die()
+    expected = files(tmp_path / "a")
+    for path, data in older.items():
+        (tmp_path / "a" / path).write_bytes(data)
+
+    Owner(tmp_path / "a", store, seed=1).die()
+
+    assert files(tmp_path / "a") == expected
