@@ -13,6 +13,8 @@ __all__ = ["Backoff"]
 
 # Beyond this many doublings every wait is at its bound.
 _DOUBLINGS_MAX: Final = 30
+# Its own: a program that seeds the common one repeats itself, whatever waits on other threads.
+_RANDOM: Final = random.Random()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,4 +35,4 @@ class Backoff:
 
         So those who failed together do not come back together.
         """
-        return self.after(failures) * random.uniform(0.5, 1.0)
+        return self.after(failures) * _RANDOM.uniform(0.5, 1.0)

@@ -102,7 +102,8 @@ class Service:
         self.open_requests = 0
         self._requests_by_share: dict[str, int] = {}
         self.catalog_requests = 0
-        self.connections = connections or OpenConnections.of(config)
+        # One without any yet is false.
+        self.connections = OpenConnections.of(config) if connections is None else connections
         self.subscriptions: set[HttpExchange] = set()
         """Those that are open."""
         self.is_draining = False

@@ -40,13 +40,13 @@ def owner(tmp_path: Path) -> Owner:
 
 
 def test_a_sound_journal(owner: Owner, tmp_path: Path) -> None:
-    done = _check(tmp_path)
+    done = _check(tmp_path, "--shard", "0")
 
     assert done.exit_code == 0, done.output
     assert "of shard '0' is sound: " in done.output
     assert "1 checkpoints" in done.output
 
-    said = json.loads(_check(tmp_path, "--json").output)
+    said = json.loads(_check(tmp_path, "--shard", "0", "--json").output)
 
     assert said["is_sound"] is True
     assert (said["shard"], said["checkpoints"], said["findings"]) == ("0", 1, [])
