@@ -185,8 +185,9 @@ class Shards:
 
     def _not_here(self, path: TablePath, shard: str) -> NotOwnerError:
         owner = self._owners.of(shard)
-        endpoint = None if owner is None else owner.endpoint
-        where = "whose process is not known" if endpoint is None else f"which answers at {endpoint}"
+        # Whoever has the address of an owner that is gone would be sent the caller's token.
+        endpoint = None if owner is None or not owner.is_live else owner.endpoint
+        where = "which has no live owner" if endpoint is None else f"which answers at {endpoint}"
         return NotOwnerError(f"table '{path}' is in shard '{shard}', {where}", owner=endpoint)
 
     # -- all of it -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from streamhouse.storage_service.errors import (
     ForbiddenError,
     InvalidNameError,
     StreamhouseError,
+    UnavailableError,
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
@@ -52,7 +53,7 @@ async def shards_of_all(service: Service, exchange: HttpExchange) -> list[dict[s
     if exchange.header(HANDED_ON) is not None:
         return [{"shard": shards.own, "journal": shards.figures()}]
     states = await shards.states()
-    others = [state for state in states if state.shard != shards.own and state.is_live]
+    others = [state for state in states if state.shard != shards.own]
     headers = exchange.scope["headers"]
     request = PeerRequest.of("GET", "/v1/shards", headers, timeout_s=_FIGURES_TIMEOUT_S)
     journals: dict[str, Any] = {shards.own: shards.figures()}
@@ -70,7 +71,8 @@ async def _asked(
     """Return what each shard's owner answers, by shard; those that do not answer are left out."""
 
     async def ask(owner: Owner | None) -> dict[str, Any] | None:
-        if owner is None or owner.endpoint is None:
+        # The address of an owner that is gone may be anybody's by now: no token goes there.
+        if owner is None or not owner.is_live or owner.endpoint is None:
             return None
         try:
             answer = await peers.ask(owner.endpoint, request)
@@ -112,7 +114,7 @@ async def handed_on(
     """
     shards = service.shards
     is_read = request.method in ("GET", "HEAD")
-    if shards is None or is_read or exchange.header(HANDED_ON) is not None:
+    if shards is None or is_read:
         return None
     endpoints = set()
     for path in catalog_tables(request):
@@ -123,6 +125,9 @@ async def handed_on(
     endpoint = next(iter(endpoints), None)
     if endpoint is None:
         return None
+    if exchange.header(HANDED_ON) is not None:
+        # It moved on its way here; or somebody says so who wants no other shard to judge it.
+        raise UnavailableError("the table is in another shard by now; try again")
     query = exchange.scope["query_string"].decode("latin-1")
     target = f"{exchange.raw_path}?{query}" if query else exchange.raw_path
     return await shards.peers.ask(

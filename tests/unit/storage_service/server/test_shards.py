@@ -288,6 +288,35 @@ async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: _World
             world.services["http://a:1"] = a
 
 
+async def test_who_says_handed_on_is_judged_by_the_tables_shard_all_the_same(world: _World) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        async with world.shard("b") as b:
+            body = {
+                "name": "events",
+                "schema": {"type": "struct", "schema-id": 0, "fields": []},
+            }
+            tables = "/iceberg/v1/namespaces/default/tables"
+            await b.call("POST", "/iceberg/v1/namespaces", json_body={"namespace": ["default"]})
+            said = {"x-streamhouse-handed-on": "1"}
+            answer = await b.call("POST", tables, json_body=body, headers=said)
+            assert answer.status == 503, answer.body
+            assert (await b.call("GET", tables)).json()["identifiers"] == []
+
+
+async def test_no_token_is_sent_to_the_address_of_an_owner_that_is_gone(world: _World) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        async with world.shard("b") as b:
+            world.owners.away.add("a")
+            # Whoever has the address now would answer, and have the caller's token.
+            status = (await b.call("GET", "/v1/status")).json()
+            assert [s["answers"] for s in status["shards"]] == [False, True]
+            assert _owner(await b.call("GET", "/v1/tables/events")) is None
+            world.owners.away.clear()
+            assert _owner(await b.call("GET", "/v1/tables/events")) == "http://a:1"
+
+
 async def test_a_claim_says_which_other_shards_there_are(world: _World) -> None:
     async with world.shard("a") as a, world.shard("b"):
         answer = await a.call("POST", "/v1/tiering/claim", json_body={"worker_id": "w"})
