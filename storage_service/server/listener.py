@@ -29,7 +29,6 @@ from prometheus_client.core import Metric
 
 from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE, ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -209,8 +208,7 @@ async def _serve_taken(
     ):
         if warm is not None:
             warm.close()
-        copy_keys = key_copier(manager.open_tables, asyncio.get_running_loop())
-        await runtime.run(shard.begin_checkpoints, directory, copy_keys)
+        await runtime.run(shard.begin_checkpoints, directory, manager.copy_keys)
         await runtime.run(start.finish, shard)
         standing.role = Role.OWNER
         front.hand_over(app)
