@@ -101,9 +101,6 @@ class FileObjectStore:
             with self._errors(key):
                 self._path(key).unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """See `ObjectStore.close`."""
-
     def _path(self, key: str) -> Path:
         parts = key.split("/")
         assert all(part and part[0] != "." and _STAGED not in part for part in parts), key

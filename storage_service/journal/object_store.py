@@ -99,6 +99,3 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the objects, in any order; those that are not there count as deleted."""
-
-    def close(self) -> None:
-        """Give up what is open."""

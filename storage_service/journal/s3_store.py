@@ -147,9 +147,6 @@ class S3ObjectStore:
             with self._errors(names[0]):
                 obstore.delete(self._store, names)
 
-    def close(self) -> None:
-        """See `ObjectStore.close`."""
-
     def _no_bucket(self) -> ObjectStoreError:
         return StoreRefusedError(f"{self._url}: there is no such bucket")
 

@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 import pytest
 
 from streamhouse.storage_service.errors import NotOwnerError
+from streamhouse.storage_service.journal.asked_store import PatientStore
 from streamhouse.storage_service.journal.epochs import TakenByOtherError, newest_epoch, take
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.operations import Replace
-from streamhouse.storage_service.journal.patient_store import PatientStore
 from streamhouse.storage_service.journal.reader import JournalReader
 from streamhouse.storage_service.journal.steps import do, run
 from streamhouse.storage_service.journal.store_opening import open_store

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from streamhouse.storage_service.journal.asked_store import PatientStore
 from streamhouse.storage_service.journal.epochs import Tenure, newest_epoch, take
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Operation
-from streamhouse.storage_service.journal.patient_store import PatientStore
 from streamhouse.storage_service.journal.reader import JournalReader
 from streamhouse.storage_service.journal.steps import Step, do, run
 

@@ -70,9 +70,6 @@ class MemoryStore:
             for key in keys:
                 self.objects.pop(key, None)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 def _listed(
     objects: dict[str, bytes], folder: str, start_after: str, count_max: int

@@ -169,9 +169,6 @@ class _Store:
         self._machine.step(is_store=True)
         self._store.delete(keys)
 
-    def close(self) -> None:
-        """There is nothing open."""
-
 
 class MoveWorld:
     """The shards `a` and `b`, and every machine that there was."""

@@ -127,8 +127,6 @@ def _check_journal(
     except (ObjectStoreError, StorageFailedError, UnavailableError) as error:
         click.echo(f"streamhouse: {url} cannot be read: {error}", err=True)
         sys.exit(_NOT_CHECKED)
-    finally:
-        store.close()
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     elif isinstance(report, ServiceReport):

@@ -18,19 +18,18 @@ from typing import Final, TypeVar
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.journal.asked_store import PatientStore, StoppableStore
 from streamhouse.storage_service.journal.epochs import SealReason, find_seal, take
 from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease, renewal_timeout_s
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_format import NONCE_BYTES
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
-from streamhouse.storage_service.journal.patient_store import PatientStore
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
 from streamhouse.storage_service.journal.steps import Steps, do, run
 from streamhouse.storage_service.journal.store_opening import open_store, probe
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Standing
-from streamhouse.storage_service.server.ownership.stoppable_store import StoppableStore
 
 __all__ = ["ShardStart"]
 

@@ -1,11 +1,14 @@
-"""An object store whose calls wait for it: each is repeated on its own until it is answered.
+"""An object store that is asked in another way: each call until it is answered, or no more.
 
 A start reads thousands of objects. If one answer in a hundred fails, who begins the whole of it
-anew after a failure never comes to its end; who repeats the one call does.
+anew after a failure never comes to its end; who repeats the one call does (`PatientStore`). And it
+may take hours, but may be broken off between any two requests (`StoppableStore`): it is begun
+again, and gives the same.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -14,32 +17,24 @@ from streamhouse.storage_service.journal.object_store import (
     ObjectEntry,
     ObjectStore,
     ObjectStoreError,
+    StoreUnavailableError,
 )
 from streamhouse.storage_service.journal.steps import keep_trying
 from streamhouse.storage_service.log.filesystem import Buffer
 
-__all__ = ["PatientStore"]
+__all__ = ["PatientStore", "StoppableStore"]
 
 _T = TypeVar("_T")
 
 
-class PatientStore:
-    """`ObjectStore` that repeats what fails while `store` is away or refuses.
+class _AskedStore:
+    """`ObjectStore` that is another one; `_ask` makes each call of it."""
 
-    `pause` waits so many seconds and says whether to go on; if not, the last error is raised.
-    `failed` is told each error. Both are called from the threads of those who ask.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        *,
-        pause: Callable[[float], bool],
-        failed: Callable[[ObjectStoreError], None],
-    ) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._pause = pause
-        self._failed = failed
+
+    def _ask(self, ask: Callable[[], _T]) -> _T:
+        raise NotImplementedError
 
     @property
     def url(self) -> str:
@@ -47,7 +42,7 @@ class PatientStore:
         return self._store.url
 
     def create(self, key: str, buffers: Sequence[Buffer]) -> None:
-        """See `ObjectStore.create`; what exists may be an attempt of ours, as there."""
+        """See `ObjectStore.create`."""
         self._ask(lambda: self._store.create(key, buffers))
 
     def replace(self, key: str, data: Buffer) -> None:
@@ -74,9 +69,37 @@ class PatientStore:
         """See `ObjectStore.delete`."""
         self._ask(lambda: self._store.delete(keys))
 
-    def close(self) -> None:
-        """See `ObjectStore.close`."""
-        self._store.close()
+
+class PatientStore(_AskedStore):
+    """Repeats what fails while `store` is away or refuses.
+
+    `pause` waits so many seconds and says whether to go on; if not, the last error is raised.
+    `failed` is told each error. Both are called from the threads of those who ask.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        pause: Callable[[float], bool],
+        failed: Callable[[ObjectStoreError], None],
+    ) -> None:
+        super().__init__(store)
+        self._pause = pause
+        self._failed = failed
 
     def _ask(self, ask: Callable[[], _T]) -> _T:
         return keep_trying(ask, pause=self._pause, failed=self._failed)
+
+
+class StoppableStore(_AskedStore):
+    """Answers until `stop` is set, then raises `StoreUnavailableError`."""
+
+    def __init__(self, store: ObjectStore, stop: threading.Event) -> None:
+        super().__init__(store)
+        self._stop = stop
+
+    def _ask(self, ask: Callable[[], _T]) -> _T:
+        if self._stop.is_set():
+            raise StoreUnavailableError(f"{self.url} is not asked any more: the process stops")
+        return ask()
