@@ -49,12 +49,16 @@ class RunBlocking(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """See the module. `monotonic_s` measures how long something takes, or took."""
+    """See the module. `monotonic_s` measures how long something takes, or took.
+
+    `thread_s` measures what the calling thread takes of the processor.
+    """
 
     executor: Executor
     observer: Observer
     clock_us: Callable[[], int] = clock_us
     monotonic_s: Callable[[], float] = time.monotonic
+    thread_s: Callable[[], float] = time.thread_time
     changing_files: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, function: Callable[..., _T], *args: Any) -> _T:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -327,6 +328,7 @@ def expiry_of(
     *,
     clock_us: Callable[[], int],
     monotonic_s: Callable[[], float],
+    thread_s: Callable[[], float] = time.thread_time,
     check_room: Callable[[], None] = lambda: None,
     observer: Any = None,
     tables: Sequence[OpenTable] | None = None,
@@ -341,6 +343,7 @@ def expiry_of(
             observer=observer or manager.runtime.observer,
             clock_us=clock_us,
             monotonic_s=monotonic_s,
+            thread_s=thread_s,
         ),
     )
 
@@ -354,7 +357,7 @@ class ExpiryWorld:
     def __init__(self, manager: TabletManager) -> None:
         self.manager = manager
         self.ahead_us = 0
-        self.monotonic_s = 0.0
+        self.monotonic_s = self.thread_s = 0.0
         self.room: list[OverloadedError] = []
         self.expired: list[int] = []
         self.expiry = expiry_of(
@@ -363,6 +366,7 @@ class ExpiryWorld:
             clock_us=lambda: clock_us() + self.ahead_us,
             observer=self,
             monotonic_s=lambda: self.monotonic_s,
+            thread_s=lambda: self.thread_s,
         )
 
     def ages_file(self, table: OpenTable) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
 import pyarrow as pa
@@ -20,12 +21,14 @@ async def older_keys(
     *,
     bytes_max: int,
     until_done: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]] | None = None,
+    measured: Callable[[Callable[[], None]], None] | None = None,
 ) -> AsyncGenerator[pa.RecordBatch]:
     """Yield the keys of `rows` written below `offset`, those of about `bytes_max` of rows a time.
 
     They are those of the first step; what is yielded may be written meanwhile, and may have no
     keys. Each step has the rows from the writer, by `until_done` if that is given, which may run it
-    again after an error: all begins anew then. `aclose` it, if it was not used up.
+    again after an error: all begins anew then. On the thread that has the rows `measured`, if that
+    is given, does the step, once it is its turn. `aclose` it, if it was not used up.
     """
     pieces: Generator[pa.RecordBatch] | None = None
     keys: pa.RecordBatch | None = None
@@ -40,6 +43,8 @@ async def older_keys(
             close()
             raise
 
+    look = advance if measured is None else functools.partial(measured, advance)
+
     def close() -> None:
         nonlocal pieces
         if pieces is not None:
@@ -47,7 +52,7 @@ async def older_keys(
         pieces = None
 
     async def step() -> None:
-        await writer.on_thread(advance)
+        await writer.on_thread(look)
 
     try:
         while True:

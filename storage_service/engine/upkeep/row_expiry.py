@@ -32,7 +32,8 @@ __all__ = ["RowExpiry"]
 _logger = logging.getLogger(__name__)
 
 _LOOKS_PER_TTL: Final = 24
-# Looking takes at most this part of the time, whatever the time to live.
+# Looking takes at most this part of a processor, whatever the time to live. Waiting does not count:
+# for the turn of a bucket whose rows are loaded, or on a machine that has other things to do.
 _BUSY_PART_MAX: Final = 0.02
 # Other writes have their turn after so much, which takes some milliseconds.
 _PIECE_BYTES: Final = 256 << 10
@@ -49,7 +50,7 @@ class _Looked:
     """bucket -> below which offset every row was looked at."""
     deleted: int = 0
     looking_s: float = 0.0
-    """What the last look did."""
+    """What the last look did, and what it took of the processor."""
 
 
 class RowExpiry:
@@ -133,12 +134,18 @@ class RowExpiry:
         """Delete every row of a bucket that has a version below `end`, while that is asked for."""
         self._check_room()
         rows = table.key_buckets[bucket].rows
-        pieces = older_keys(table.key_writer, rows, end, bytes_max=_PIECE_BYTES)
+
+        def measured(step: Callable[[], None]) -> None:
+            started_s = self._runtime.thread_s()
+            try:
+                step()
+            finally:
+                looked.looking_s += self._runtime.thread_s() - started_s
+
+        pieces = older_keys(table.key_writer, rows, end, bytes_max=_PIECE_BYTES, measured=measured)
         async with contextlib.aclosing(pieces):
             while True:
-                started_s = self._runtime.monotonic_s()
                 keys = await anext(pieces, None)
-                looked.looking_s += self._runtime.monotonic_s() - started_s
                 # The owner may have said otherwise while rows were looked at.
                 if keys is None or not _is_asked_for(table, looked.ttl_ms):
                     return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,27 @@ async def test_a_pause_is_long_because_of_rows_looked_at_and_not_of_rows_deleted
             world.monotonic_s += 3_600 / 24
 
 
+async def test_a_pause_is_no_longer_because_a_look_waited_for_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a takeover, while the rows are loaded, or on a machine that is busy."""
+
+    async with expiry_world(tmp_path) as world:
+        table = await world.table()
+
+        async def late(real: Any, *of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
+            world.monotonic_s += 1_000
+            async for keys in real(*of, **others):
+                yield keys
+
+        around(monkeypatch, "old-keys-read", late)
+        for hours in (2, 4, 6):
+            await world.upsert(table, [1])
+            await world.look(ahead_us=hours * HOUR_US)
+            assert ids_of(table) == []
+            world.monotonic_s += 3_600 / 24
+
+
 async def test_large_rows_are_deleted_in_pieces_that_the_log_takes(tmp_path: Path) -> None:
     async with expiry_world(tmp_path, batch_bytes_max=100000) as world:
         table = await world.table()
@@ -186,12 +207,14 @@ async def test_a_bucket_that_fails_keeps_no_other_from_its_turn_nor_looks_withou
             await world.upsert(table, [bucket], bucket=bucket)
         table.key_buckets[1].fail("it was told so")
 
-        async def slow_keys(real: Any, *of: Any, **others: Any) -> AsyncGenerator[pa.RecordBatch]:
-            world.monotonic_s += 1
-            async for keys in real(*of, **others):
-                yield keys
+        def slowly(real: Any, *of: Any, measured: Any, **others: Any) -> Any:
+            def look(step: Callable[[], None]) -> None:
+                world.thread_s += 0.6
+                step()
 
-        around(monkeypatch, "old-keys-read", slow_keys)
+            return real(*of, measured=lambda step: measured(lambda: look(step)), **others)
+
+        around(monkeypatch, "old-keys-read", slowly)
         for later_s, failures in ((0, 1), (100, 1), (100, 2)):
             world.monotonic_s += later_s
             await world.look()
