@@ -40,6 +40,7 @@ __all__ = ["DataDirectory"]
 _logger = logging.getLogger(__name__)
 
 PRIVATE: Final = 0o700
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 DROPPED_SUFFIX: Final = ".dropped"
 GIVEN_UP_SUFFIX: Final = ".given-up"
 
@@ -89,6 +90,22 @@ class DataDirectory:
         os.write(descriptor, f"{os.getpid()}\n".encode())
         filesystem.sync_directory(path.parent)
         return cls(path, descriptor)
+
+    @property
+    def place(self) -> str:
+        """What neither a copy of the directory has nor its disk in another machine.
+
+        Whoever has the lock of the same place knows that who had it before is gone. Empty where
+        the system does not tell one start of its kernel from another.
+        """
+        if self._lock_descriptor is None:
+            return ""
+        try:
+            boot_id = _BOOT_ID.read_text("ascii").strip()
+        except (OSError, ValueError):
+            return ""
+        lock = os.fstat(self._lock_descriptor)
+        return f"{boot_id} {lock.st_dev} {lock.st_ino}" if boot_id else ""
 
     @property
     def service_file(self) -> Path:

@@ -3,12 +3,16 @@
 It is written before an epoch is taken, with the nonce that will open it, and when the directory has
 become what the journal says. So a start that was broken off anywhere still finds that it was this
 directory's own process that came last.
+
+Beside each nonce it says where its process ran (`DataDirectory.place`). Who has the lock in the
+same place knows that this process is gone; who has a copy of the directory does not.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -42,25 +46,44 @@ class Phase:
 class JournalFile:
     """`epoch` is the last that this directory owned, and it owned all since it served.
 
-    `nonces` opened that epoch, or later ones.
+    `nonces` opened that epoch, or later ones; `places` say where the process of each ran.
     """
 
     service_id: str
     shard: str
     epoch: int
     nonces: tuple[str, ...]
+    places: tuple[str, ...]
     phase: str
 
     def __post_init__(self) -> None:
         known = (Phase.READY, Phase.RESTORING, Phase.UPLOADING)
         is_known = self.phase in known and all(map(_NONCE.fullmatch, self.nonces))
+        is_known &= len(self.places) == len(self.nonces)
+        is_known &= all(isinstance(place, str) for place in self.places)
         if not is_known or self.epoch < 0 or not self.shard:
             raise CorruptDataError(f"not what a directory knows of its journal: {self!r:.300}")
 
-    def with_nonce(self, nonce: bytes) -> JournalFile:
+    def with_nonce(self, nonce: bytes, place: str) -> JournalFile:
         """Return it with one more process that may take an epoch for this directory."""
-        nonces = (*self.nonces, nonce.hex())[-_NONCES_MAX:]
-        return replace(self, nonces=tuple(dict.fromkeys(nonces)))
+        opened = {**dict(zip(self.nonces, self.places, strict=True)), nonce.hex(): place}
+        return self._with(list(opened.items())[-_NONCES_MAX:])
+
+    def with_last_nonce(self) -> JournalFile:
+        """Return it with the process alone that was noted last."""
+        return replace(self, nonces=self.nonces[-1:], places=self.places[-1:])
+
+    def of_nobody(self) -> JournalFile:
+        """Return it without its processes: what its disk has is nothing that others lack."""
+        return self._with([])
+
+    def _with(self, opened: Sequence[tuple[str, str]]) -> JournalFile:
+        nonces, places = (tuple(one[index] for one in opened) for index in range(2))
+        return replace(self, nonces=nonces, places=places)
+
+    def was_opened_at(self, nonce: str, place: str) -> bool:
+        """Whether the process that had a nonce is known to have run in this place."""
+        return bool(place) and (nonce, place) in zip(self.nonces, self.places, strict=True)
 
     @staticmethod
     def load(directory: Path) -> JournalFile | None:
@@ -75,7 +98,8 @@ class JournalFile:
             content: dict[str, Any] = sealed["content"]
             if sealed["crc32c"] != crc32c(_text(content)) or content.pop("format") != _FORMAT:
                 raise CorruptDataError("its checksum or format is another")
-            return JournalFile(**{**content, "nonces": tuple(content["nonces"])})
+            listed = {name: tuple(content[name]) for name in ("nonces", "places")}
+            return JournalFile(**{**content, **listed})
         except (
             CorruptDataError,
             KeyError,

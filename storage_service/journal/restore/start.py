@@ -69,9 +69,15 @@ class JournalStart:
         directory: Path,
         store: ObjectStore,
         names: ShardNames | None = None,
+        *,
+        place: str = "",
     ) -> None:
-        """The directory is locked by this process, and no engine has opened it."""
+        """The directory is locked by this process, and no engine has opened it.
+
+        `place` is the directory's, empty if that is not known.
+        """
         self._directory = directory
+        self._place = place
         self._store = store
         self._names = names or ShardNames(DEFAULT_SHARD)
         self._file = JournalFile.load(directory)
@@ -85,6 +91,23 @@ class JournalStart:
     def was_last(self, epoch: int) -> bool:
         """Whether processes of this directory opened every epoch since its own, up to `epoch`."""
         return self._file is not None and self._is_own(self._file, epoch + 1)
+
+    def was_last_here(self, epoch: int) -> bool:
+        """Whether, besides, the process of `epoch` is gone: it had the lock that this one has.
+
+        A copy of the directory, or its disk in another machine, says nothing of that process.
+        """
+        known = self._file
+        return (
+            known is not None
+            and known.was_opened_at(self._opener(epoch), self._place)
+            and self._is_own(known, epoch + 1)
+        )
+
+    def disown(self) -> None:
+        """Note that the owner is alive elsewhere: this is a copy, and has nothing of its own."""
+        if self._file is not None:
+            self._save(replace(self._file.of_nobody(), epoch=0))
 
     def prepare(self, nonce: bytes) -> None:
         """Note the nonce that is about to open an epoch.
@@ -107,11 +130,12 @@ class JournalStart:
                 shard=self._names.shard,
                 epoch=0,
                 nonces=(),
+                places=(),
                 phase=Phase.UPLOADING if has_files else Phase.RESTORING,
             )
         self._check(known, opened)
         check_newest_epoch(self._store, self._names)
-        self._save(known.with_nonce(nonce))
+        self._save(known.with_nonce(nonce, self._place))
 
     def begin(self, *, epoch: int, service_id: str) -> Begun:
         """Make the directory what the journal says before `epoch`, which is open.
@@ -135,7 +159,7 @@ class JournalStart:
         known = replace(known, service_id=service_id)
         if is_own and known.phase != Phase.UPLOADING:
             # However often it ends before it serves, it stays its own.
-            known = replace(known, epoch=epoch, nonces=known.nonces[-1:])
+            known = replace(known.with_last_nonce(), epoch=epoch)
         # What is on the disk says so from the first change on; whoever begins again must know, too.
         self._file = replace(known, phase=Phase.RESTORING)
         restored = restore_directory(
@@ -153,10 +177,9 @@ class JournalStart:
         known = self._known()
         self._save(
             replace(
-                known,
+                known.with_last_nonce(),
                 service_id=service_id,
                 epoch=epoch,
-                nonces=known.nonces[-1:],
                 phase=Phase.READY,
             )
         )

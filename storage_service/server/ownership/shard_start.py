@@ -1,9 +1,10 @@
 """The steps by which a process comes to own a shard, as decision 0020 orders them: take, then read.
 
 Who may take: anybody if nobody ever had the shard or its owner sealed its last epoch; a process
-whose own directory served it last, because nobody else can have the directory's lock; and anybody
-once the owner's lease has not changed for its lease time. That only says when it is worth trying:
-who owns the shard is decided in the journal. Blocking; one thread at a time.
+whose own directory served it last, because it has the lock that the other one had, which a copy of
+the directory has not; and anybody once the owner's lease has not changed for its lease time. That
+only says when it is worth trying: who owns the shard is decided in the journal. Blocking; one
+thread at a time.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class ShardStart:
         open_journal: Callable[[ServiceConfig], ObjectStore] | None = None,
     ) -> None:
         self._config = config
+        self._directory: Final = directory.path
         self._endpoint = config.advertised_endpoint or endpoint
         self._standing = standing
         self.names: Final = ShardNames(config.shard)
@@ -69,7 +71,7 @@ class ShardStart:
         )
         self._watch = LeaseWatch(lease_ms=config.lease_ms, clock=boot_clock_s)
         self._begun_s = boot_clock_s()
-        self._start = JournalStart(directory.path, self._patient, self.names)
+        self._start = JournalStart(directory.path, self._patient, self.names, place=directory.place)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
 
     @property
@@ -81,6 +83,11 @@ class ShardStart:
     def was_last(self) -> bool:
         """Whether the newest epoch that was seen was this directory's. Asks the store."""
         return self._watch.epoch > 0 and self._start.was_last(self._watch.epoch)
+
+    @property
+    def was_last_here(self) -> bool:
+        """Whether that process is known to be gone, besides. Asks the store."""
+        return self._watch.epoch > 0 and self._start.was_last_here(self._watch.epoch)
 
     @property
     def has_run_out(self) -> bool:
@@ -100,10 +107,20 @@ class ShardStart:
         lease = self._watch.lease
         self._standing.owner = None if lease is None else lease.owner
 
+    def note_whose_it_was(self) -> None:
+        """Log why a directory that served the shard last is not served at once."""
+        if self.was_last and not self.was_last_here:
+            _logger.warning(
+                "event=lease_waited_for shard=%s why='%s was copied, or is in another machine, or"
+                " the machine has restarted: its last process may be alive elsewhere'",
+                self.names.shard,
+                self._directory,
+            )
+
     def may_take_now(self) -> bool:
         """Whether nobody has to be waited for."""
         epoch = self._watch.epoch
-        if epoch == 0 or self._start.was_last(epoch):
+        if epoch == 0 or self._start.was_last_here(epoch):
             return True
         seal = self._do(find_seal(self.names, epoch))
         # Whoever rolls goes on in the next epoch.
@@ -117,6 +134,10 @@ class ShardStart:
             f" {'a process' if owner is None else f'the service at {owner}'}, which is alive: stop"
             " it first, or start with --standby to take over when it is gone"
         )
+
+    def disown(self) -> None:
+        """Note that the owner is alive: the directory is a copy of its."""
+        self._start.disown()
 
     def prepare(self) -> None:
         """Note in the directory that this process may take the shard."""

@@ -44,6 +44,9 @@ _logger = logging.getLogger(__name__)
 _OBJECTS_AT_ONCE: Final = 50
 _SYNC_EVERY_S: Final = 1.0
 _GIVE_BACK_S: Final = 5.0
+# So often the lease must have changed before the owner of this very directory is taken for alive:
+# one that died may have left a renewal on its way.
+_SIGNS_OF_LIFE: Final = 3
 _BEGIN_ANEW: Final = Backoff(first_s=0.1, most_s=30.0)
 
 
@@ -94,6 +97,10 @@ class Standby:
     _shard: OwnedShard | None = field(default=None, init=False)
     _own_epoch: int = field(default=0, init=False)
     """The last that was this directory's, if it was the newest when that was looked at."""
+    _is_owner_gone: bool = field(default=False, init=False)
+    """Whether the process of that epoch had the lock that this one has."""
+    _signs_of_life: list[object] = field(default_factory=list, init=False)
+    """What the lease said meanwhile."""
     _is_caught_up: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _begins_s: float = field(default=float("-inf"), init=False)
@@ -102,12 +109,16 @@ class Standby:
 
     @property
     def may_take_now(self) -> bool:
-        """Whether the owner said that it is gone, or was this directory's own process.
+        """Whether the owner said that it is gone, or had the lock that this process has.
 
         Else its lease has to run out.
         """
         is_own = 0 < self._own_epoch == self.start.newest_epoch
-        return is_own or self._ended_epoch is not None or self.start.has_run_out
+        return (
+            (is_own and self._is_owner_gone)
+            or self._ended_epoch is not None
+            or self.start.has_run_out
+        )
 
     @property
     def _ended_epoch(self) -> int | None:
@@ -209,14 +220,19 @@ class Standby:
         """Make the directory what it was when the newest epoch began; False if there is none.
 
         Nor is there anything to follow in an epoch that was this directory's own: nobody has gone
-        on since, and what its disk has beyond the journal has to stay.
+        on since, and what its disk has beyond the journal has to stay. Unless its owner is alive:
+        then the directory is a copy.
         """
         epoch = self.start.newest_epoch
         if epoch == 0:
             return False
         if self.start.was_last:
             self._own_epoch = epoch
-            return False
+            self._is_owner_gone = self.start.was_last_here
+            if self._is_owner_gone or not self._is_owner_alive():
+                return False
+            _logger.warning("event=standby_on_a_copy path='%s'", self.directory.path)
+            self.start.disown()
         self.start.prepare()
         service_id = self._service_id(epoch)
         begun = self.start.begin(epoch=epoch, service_id=service_id)
@@ -239,6 +255,12 @@ class Standby:
             ),
         )
         return True
+
+    def _is_owner_alive(self) -> bool:
+        sign = self.start.sign_of_life
+        if sign not in self._signs_of_life:
+            self._signs_of_life.append(sign)
+        return len(self._signs_of_life) > _SIGNS_OF_LIFE
 
     def _follow(self) -> bool:
         followed = self._followed

@@ -94,6 +94,7 @@ class ShardTaker:
     async def _take_alone(self, start: ShardStart) -> TakenOver:
         await self._while_away(start.look)
         seen = start.sign_of_life
+        await self._run(start.note_whose_it_was)
         while not (start.has_run_out or await self._run(start.may_take_now)):
             await asyncio.sleep(self._look_s)
             await self._while_away(start.look)

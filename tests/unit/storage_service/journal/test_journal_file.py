@@ -17,7 +17,7 @@ from streamhouse.storage_service.log.filesystem import LocalFilesystem
 
 def _journalled(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    known = JournalFile(service_id="s", shard="0", epoch=1, nonces=(), phase=Phase.READY)
+    known = JournalFile(service_id="s", shard="0", epoch=1, nonces=(), places=(), phase=Phase.READY)
     known.save(directory, LocalFilesystem())
 
 
