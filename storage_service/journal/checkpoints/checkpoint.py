@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from crc32c import crc32c
-
 from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy, KeyPacker, SeenCopy
 from streamhouse.storage_service.journal.checkpoints.manifest import (
@@ -38,6 +36,7 @@ from streamhouse.storage_service.journal.checkpoints.packs import (
     pack_name,
     read_packed,
 )
+from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectExistsError, ObjectStore
 from streamhouse.storage_service.journal.tree import (
@@ -59,7 +58,6 @@ STAGING: Final = "checkpoint.staged"
 # A rename may follow the operation that announced it by as long as a disk stalls.
 _LOOKS: Final = 100
 _LOOK_EVERY_S: Final = 0.1
-_READ_BYTES: Final = 4 << 20
 # A pack is written again when less of it is needed, or when there are many small ones.
 _NEEDED_SHARE: Final = 0.5
 _SMALL_PACK_BYTES: Final = 4 << 20
@@ -274,11 +272,8 @@ class CheckpointTaker:
 
     def _is_right(self, at: FileAtPlace) -> bool:
         """Whether a file has what was journalled."""
-        crc, left = 0, at.length
         with (self.directory / at.file.path).open("rb", buffering=0) as file:
-            while left and (data := file.read(min(left, _READ_BYTES))):
-                crc, left = crc32c(data, crc), left - len(data)
-        return not left and crc == at.crc32c
+            return check_next(file, at.length) == (at.crc32c, at.length)
 
     def _read_file(
         self,

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
-
-from crc32c import crc32c
+from typing import NamedTuple
 
 from streamhouse.storage_service.errors import StorageFailedError
 from streamhouse.storage_service.journal.checkpoints.manifest import KeyFile, KeyRows
 from streamhouse.storage_service.journal.checkpoints.packs import PackWriter
+from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.tree import Packed
 
 __all__ = ["KeyCopy", "KeyPacker", "SeenCopy"]
-
-_READ_BYTES: Final = 4 << 20
 
 
 class KeyCopy(NamedTuple):
@@ -124,8 +121,11 @@ class KeyPacker:
 
     def _known_as(self, path: Path, sight: _Sight) -> KeyFile | None:
         known = self._known.get((sight.bucket, sight.name, sight.length))
-        if known is None or _checksum(path) != known.crc32c:
+        if known is None:
             return None
+        with path.open("rb", buffering=0) as file:
+            if check_next(file, known.length) != (known.crc32c, known.length):
+                return None
         self._seen[sight] = known
         return known
 
@@ -133,14 +133,6 @@ class KeyPacker:
 def _sight(bucket: str, path: Path) -> _Sight:
     stat = path.stat()
     return _Sight(bucket, path.name, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-def _checksum(path: Path) -> int:
-    crc = 0
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(_READ_BYTES):
-            crc = crc32c(data, crc)
-    return crc
 
 
 def _add(path: Path, sight: _Sight, writer: PackWriter) -> KeyFile:

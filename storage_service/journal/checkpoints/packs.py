@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, NamedTuple, Self
 from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.journal.file_checksum import READ_BYTES
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_store import (
     ObjectNotFoundError,
@@ -30,7 +31,6 @@ __all__ = ["PACK_BYTES_MAX", "Added", "PackWriter", "pack_name", "read_packed"]
 PACK_BYTES_MAX: Final = 32 << 20
 """A pack ends with the piece that reaches this; pieces are at most as large."""
 _IN_FLIGHT: Final = 3
-_READ_BYTES: Final = 4 << 20
 _DELETED_AT_ONCE: Final = 500
 
 
@@ -106,7 +106,7 @@ class PackWriter:
         pieces: list[Packed] = []
         left = length
         while left:
-            data = file.read(min(left, _READ_BYTES))
+            data = file.read(min(left, READ_BYTES))
             if not data:
                 break
             left -= len(data)

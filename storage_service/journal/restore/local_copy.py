@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from crc32c import crc32c
-
+from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.operations import is_journalled, is_journalled_directory
 from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
 from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME
@@ -28,7 +27,6 @@ from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MAR
 __all__ = ["Cut", "LocalCopy", "compare", "local_files"]
 
 _LOG: Final = ".log"
-_READ_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +52,12 @@ class LocalCopy:
 
 def local_files(directory: Path) -> Iterator[str]:
     """Yield the paths of the journal's kind that a data directory has."""
-    if is_file(directory / "service.json"):
+    if (directory / "service.json").is_file():
         yield "service.json"
     for folder, _, names in os.walk(directory / "tables"):
         place = Path(folder).relative_to(directory).as_posix()
         if is_journalled_directory(place):
             yield from (f"{place}/{name}" for name in names if is_journalled(f"{place}/{name}"))
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is a file."""
-    return path.is_file()
 
 
 def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: bool) -> LocalCopy:
@@ -164,11 +157,8 @@ def _is_whole(path: Path, file: TreeFile) -> bool:
     if path.name == MARK_NAME:
         # Its bytes are in a pack: to fetch them is as quick as to compare them.
         return False
-    crc = 0
     with path.open("rb", buffering=0) as opened:
-        while data := opened.read(_READ_BYTES):
-            crc = crc32c(data, crc)
-    return crc == file.crc32c
+        return check_next(opened, file.length) == (file.crc32c, file.length)
 
 
 def _right_bytes(path: Path, file: TreeFile) -> int:
@@ -176,10 +166,8 @@ def _right_bytes(path: Path, file: TreeFile) -> int:
     right = 0
     with path.open("rb", buffering=0) as opened:
         for piece in file.pieces:
-            crc, left = 0, piece.length
-            while left and (data := opened.read(min(left, _READ_BYTES))):
-                crc, left = crc32c(data, crc), left - len(data)
-            if left or isinstance(piece, Local | Held) or crc != piece.crc32c:
+            found = check_next(opened, piece.length)
+            if isinstance(piece, Local | Held) or found != (piece.crc32c, piece.length):
                 break
             right += piece.length
     return right

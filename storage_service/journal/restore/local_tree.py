@@ -13,6 +13,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.operations import is_journalled_directory
 from streamhouse.storage_service.journal.restore.local_copy import local_files
 from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
@@ -31,7 +32,6 @@ from streamhouse.storage_service.log.segment_scan import durable_offset_after, s
 __all__ = ["read_local_tree"]
 
 _BUCKET: Final = re.compile(r"tables/([0-9]+)/bucket-([0-9]+)")
-_READ_BYTES: Final = 4 << 20
 
 
 def read_local_tree(directory: Path) -> JournalTree:
@@ -58,11 +58,8 @@ def _read(directory: Path, name: str, length: int | None) -> TreeFile:
         data = path.read_bytes()
         return TreeFile(name, len(data), crc32c(data), [Held(data)])
     length = path.stat().st_size if length is None else length
-    crc, left = 0, length
     with path.open("rb", buffering=0) as file:
-        while left and (data := file.read(min(left, _READ_BYTES))):
-            crc, left = crc32c(data, crc), left - len(data)
-    length -= left
+        crc, length = check_next(file, length)
     return TreeFile(name, length, crc, [Local(length)] if length else [])
 
 

@@ -1,0 +1,27 @@
+"""The checksum of a part of a file on the local disk, read a few MiB at a time."""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Final, NamedTuple
+
+from crc32c import crc32c
+
+__all__ = ["READ_BYTES", "Checked", "check_next"]
+
+READ_BYTES: Final = 4 << 20
+"""So much of a file is in memory at once."""
+
+
+class Checked(NamedTuple):
+    """The checksum of what was read, and how many bytes that were."""
+
+    crc32c: int
+    length: int
+
+
+def check_next(file: BinaryIO, length: int) -> Checked:
+    """Return the checksum of the next `length` bytes of a file, or of what there is."""
+    crc, left = 0, length
+    while left and (data := file.read(min(left, READ_BYTES))):
+        crc, left = crc32c(data, crc), left - len(data)
+    return Checked(crc, length - left)
