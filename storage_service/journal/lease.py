@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from streamhouse.storage_service.journal.epochs import newest_epoch, read_open
 from streamhouse.storage_service.journal.names import ShardNames
@@ -30,7 +30,7 @@ from streamhouse.storage_service.journal.object_store import (
     ObjectStore,
     ObjectStoreError,
 )
-from streamhouse.storage_service.journal.steps import Step, do, run
+from streamhouse.storage_service.journal.steps import run_on
 
 __all__ = [
     "LEASE_MS_MAX",
@@ -194,16 +194,11 @@ class LeaseWatch:
     def look(self, store: ObjectStore, names: ShardNames) -> None:
         """Ask the store for the newest epoch and its lease. Raises what the store raises."""
         asked_s = self._clock()
-
-        def take(step: Step) -> Any:
-            return do(store, step)
-
-        epoch = run(newest_epoch(names, at_least=self.epoch), take)
+        epoch = run_on(store, newest_epoch(names, at_least=self.epoch))
         if not epoch:
             return
         if epoch != self.epoch:
-            opened = run(read_open(names, epoch), take)
-            self._owner_ms = opened.lease_ms
+            self._owner_ms = run_on(store, read_open(names, epoch)).lease_ms
         lease = read_lease(store, names, epoch)
         self.seen(epoch, lease, asked_s=asked_s, owner_ms=self._owner_ms)
 

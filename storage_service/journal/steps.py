@@ -6,6 +6,7 @@ steps of several owners. What a step raises is raised at its `yield`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
@@ -32,6 +33,7 @@ __all__ = [
     "get_or_none",
     "keep_trying",
     "run",
+    "run_on",
     "stored",
 ]
 
@@ -115,6 +117,11 @@ def run(steps: Steps[_T], take: Callable[[Step], Any]) -> _T:
     except StopIteration as stop:
         found: _T = stop.value
         return found
+
+
+def run_on(store: ObjectStore, steps: Steps[_T]) -> _T:
+    """Take all steps on a store, each once, and return what the last one leads to."""
+    return run(steps, functools.partial(do, store))
 
 
 def stored(step: Create, is_ours: Callable[[memoryview], bool]) -> Steps[memoryview | None]:

@@ -34,7 +34,7 @@ from streamhouse.storage_service.journal.object_format import BODY_BYTES_MAX, en
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.operations import Operation, check_path
 from streamhouse.storage_service.journal.pipeline import Fenced, Pipeline, Sent
-from streamhouse.storage_service.journal.steps import Step, do, keep_trying, run
+from streamhouse.storage_service.journal.steps import Step, do, keep_trying, run, run_on
 
 __all__ = ["JournalWriter", "WriterOptions"]
 
@@ -334,7 +334,7 @@ class JournalWriter:
             if not is_idle:
                 continue
             try:
-                run(self._pipeline.look(), lambda step: do(self._store, step))
+                run_on(self._store, self._pipeline.look())
             except Fenced as fenced:
                 with self._lock:
                     is_ours = self._pipeline.next_place != place

@@ -17,15 +17,14 @@ from typing import Final, NamedTuple, Self
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.manifest import Manifest
-from streamhouse.storage_service.journal.epochs import open_facts
+from streamhouse.storage_service.journal.epochs import read_open
 from streamhouse.storage_service.journal.names import SEQ_MAX, Place, ShardNames
-from streamhouse.storage_service.journal.object_format import OBJECT_BYTES_MAX, decode_object
 from streamhouse.storage_service.journal.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
-    ObjectNotFoundError,
     ObjectStore,
 )
+from streamhouse.storage_service.journal.steps import run_on
 
 __all__ = ["Kept", "Trimmer", "list_all"]
 
@@ -110,15 +109,11 @@ class Trimmer:
 
     def _seal_of(self, epoch: int) -> int | None:
         """Return where an epoch ends, as the one after it says; None if that cannot be read."""
-        place = Place(epoch + 1, 0)
-        key = self.names.object(place)
         try:
-            data = self.store.get(key, bytes_max=OBJECT_BYTES_MAX)
-            facts = open_facts(decode_object(data, key=key, place=place), key=key)
-        except (ObjectNotFoundError, CorruptDataError) as error:
-            _logger.warning("event=epoch_not_trimmed epoch=%d why=%r", epoch, str(error))
+            return run_on(self.store, read_open(self.names, epoch + 1)).previous_seal_seq
+        except CorruptDataError as error:
+            _logger.warning("event=epoch_not_trimmed epoch=%d why=%r", epoch, error.message)
             return None
-        return facts.previous_seal_seq
 
     def _old_packs(self, older: Kept, newer: Kept) -> Iterator[str]:
         before = min(older.next_pack, newer.next_pack)

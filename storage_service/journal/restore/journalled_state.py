@@ -29,7 +29,7 @@ from streamhouse.storage_service.journal.object_store import (
     ObjectTooLargeError,
 )
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
-from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.steps import run_on
 from streamhouse.storage_service.journal.tree import JournalTree
 
 __all__ = [
@@ -79,7 +79,7 @@ def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
     Who takes over seals an epoch at its first gap: what lies behind one was never acknowledged. But
     an owner seals when everything is stored, so that gap would be a loss.
     """
-    newest = run(newest_epoch(names), lambda step: do(store, step))
+    newest = run_on(store, newest_epoch(names))
     if not newest:
         return
     entries = list(list_all(store, names.epoch(newest)))

@@ -9,7 +9,6 @@ thread at a time.
 
 from __future__ import annotations
 
-import functools
 import logging
 import secrets
 import threading
@@ -26,7 +25,7 @@ from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_format import NONCE_BYTES
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
-from streamhouse.storage_service.journal.steps import Steps, do, run
+from streamhouse.storage_service.journal.steps import Steps, run_on
 from streamhouse.storage_service.journal.store_opening import open_store, probe
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
@@ -178,7 +177,7 @@ class ShardStart:
         self._start.finish(epoch=shard.epoch, service_id=shard.service_id)
 
     def _do(self, steps: Steps[_T]) -> _T:
-        return run(steps, functools.partial(do, self._patient))
+        return run_on(self._patient, steps)
 
 
 def _note_failure(error: ObjectStoreError) -> None:

@@ -17,20 +17,19 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.errors import CorruptDataError, InvalidRequestError
-from streamhouse.storage_service.journal.epochs import SealReason, open_facts
+from streamhouse.storage_service.journal.epochs import SealReason, read_open
 from streamhouse.storage_service.journal.followed_directory import FollowedDirectory
 from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_format import (
-    OBJECT_BYTES_MAX,
     JournalObject,
     ObjectKind,
-    decode_object,
     journal_identity,
 )
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
 from streamhouse.storage_service.journal.restore.followed_tree import FollowedTree
 from streamhouse.storage_service.journal.restore.journalled_state import newest_manifest
 from streamhouse.storage_service.journal.restore.start import Begun
+from streamhouse.storage_service.journal.steps import run_on
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Lag
@@ -234,7 +233,8 @@ class Standby:
             _logger.warning("event=standby_on_a_copy path='%s'", self.directory.path)
             self.start.disown()
         self.start.prepare()
-        service_id = self._service_id(epoch)
+        # Whose journal it is, says every object that opens an epoch.
+        service_id = run_on(self.start.store, read_open(self.start.names, epoch)).service_id
         begun = self.start.begin(epoch=epoch, service_id=service_id)
         if begun.is_upload:
             raise InvalidRequestError(
@@ -277,10 +277,3 @@ class Standby:
             followed.directory.sync()
             self._synced_s = boot_clock_s()
         return found is not None or followed.warm.load_some()
-
-    def _service_id(self, epoch: int) -> str:
-        """Return whose journal it is, from the object that opens an epoch."""
-        place = Place(epoch, 0)
-        key = self.start.names.object(place)
-        data = self.start.store.get(key, bytes_max=OBJECT_BYTES_MAX)
-        return open_facts(decode_object(data, key=key, place=place), key=key).service_id
