@@ -15,7 +15,7 @@ from typing import Any, Final
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.manifest import Manifest
 from streamhouse.storage_service.journal.checkpoints.packs import read_packed
-from streamhouse.storage_service.journal.epochs import open_facts
+from streamhouse.storage_service.journal.epochs import newest_epoch, open_facts
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_format import (
     OBJECT_BYTES_MAX,
@@ -31,6 +31,7 @@ from streamhouse.storage_service.journal.restore.journalled_state import (
     list_checkpoints,
     load_manifest,
 )
+from streamhouse.storage_service.journal.steps import do, run
 from streamhouse.storage_service.journal.tree import (
     Held,
     Journalled,
@@ -85,11 +86,12 @@ class JournalReport:
 def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
     """Check one shard's journal. Raises what the store raises."""
     report = JournalReport(url=store.url, shard=names.shard)
-    first = _opened(store, names, 1, report)
+    first = _opened(store, names, 1, None, report)
     if first is None:
-        report.error(names.journal, "there is no journal: epoch 1 was never opened")
+        where = names.object(Place(1, 0))
+        report.error(where, "it is missing: there is no journal, as epoch 1 was never opened")
         return report
-    _check_epochs(store, names, report)
+    _check_epochs(store, names, first.journal, report)
     try:
         check_newest_epoch(store, names)
     except CorruptDataError as error:
@@ -148,13 +150,26 @@ def _data(store: ObjectStore, names: ShardNames, place: Place, index: int) -> by
     return bytes(operation.data)
 
 
-def _check_epochs(store: ObjectStore, names: ShardNames, report: JournalReport) -> None:
+def _check_epochs(
+    store: ObjectStore, names: ShardNames, journal: bytes, report: JournalReport
+) -> None:
     """Each epoch but the last has what opens it, and the seal that the next one follows."""
     epoch = 1
     while True:
         report.epochs = epoch
-        following = _opened(store, names, epoch + 1, report)
+        following = _opened(store, names, epoch + 1, journal, report)
         if following is None:
+            newest = run(newest_epoch(names, at_least=epoch), lambda step: do(store, step))
+            if newest == epoch:
+                return
+            # Its owner may have opened it since it was asked for.
+            following = _opened(store, names, epoch + 1, journal, report)
+        if following is None:
+            report.error(
+                names.object(Place(epoch + 1, 0)),
+                f"epoch {newest} has objects, and nothing opens epoch {epoch + 1}: put that back,"
+                " or remove what is not of this journal",
+            )
             return
         try:
             facts = open_facts(following, key=names.object(following.place))
@@ -162,7 +177,7 @@ def _check_epochs(store: ObjectStore, names: ShardNames, report: JournalReport) 
             report.error(names.object(following.place), error.message)
             return
         place = Place(epoch, facts.previous_seal_seq)
-        sealed = _object(store, names, place, report)
+        sealed = _object(store, names, place, journal, report)
         if sealed is None:
             report.error(names.object(place), f"epoch {epoch} has no seal: put it back")
         elif sealed.kind is not ObjectKind.SEAL:
@@ -173,18 +188,22 @@ def _check_epochs(store: ObjectStore, names: ShardNames, report: JournalReport) 
 
 
 def _opened(
-    store: ObjectStore, names: ShardNames, epoch: int, report: JournalReport
+    store: ObjectStore, names: ShardNames, epoch: int, journal: bytes | None, report: JournalReport
 ) -> JournalObject | None:
-    return _object(store, names, Place(epoch, 0), report)
+    return _object(store, names, Place(epoch, 0), journal, report)
 
 
 def _object(
-    store: ObjectStore, names: ShardNames, place: Place, report: JournalReport
+    store: ObjectStore,
+    names: ShardNames,
+    place: Place,
+    journal: bytes | None,
+    report: JournalReport,
 ) -> JournalObject | None:
     key = names.object(place)
     try:
         data = store.get(key, bytes_max=OBJECT_BYTES_MAX)
-        return decode_object(data, key=key, place=place)
+        return decode_object(data, key=key, place=place, journal=journal)
     except ObjectNotFoundError:
         return None
     except CorruptDataError as error:

@@ -110,3 +110,32 @@ def test_damage_is_found_and_never_restores_other_files(
     except CorruptDataError:
         return
     assert files(tmp_path / "b") == files(tmp_path / "a")
+
+
+def test_an_epoch_whose_beginning_is_gone_is_found(store: FileObjectStore, tmp_path: Path) -> None:
+    owner = Owner(tmp_path / "b", store, 6)
+    owner.step()
+    owner.wait_stored()
+    owner.die()
+    opened = NAMES.object(Place(owner.writer.epoch, 0))
+    (tmp_path / "store" / opened).unlink()
+
+    report = check_journal(store, NAMES)
+
+    assert not report.is_sound
+    assert opened in {finding.where for finding in report.findings}
+    with pytest.raises(CorruptDataError, match="no object that opens it"):
+        Owner(tmp_path / "c", store, seed=9)
+
+
+def test_an_object_that_lies_beyond_the_newest_epoch_is_found(
+    store: FileObjectStore, tmp_path: Path
+) -> None:
+    stray = NAMES.object(Place(90, 3))
+    (tmp_path / "store" / stray).parent.mkdir()
+    shutil.copy(tmp_path / "store" / NAMES.object(Place(1, 0)), tmp_path / "store" / stray)
+
+    report = check_journal(store, NAMES)
+
+    assert not report.is_sound
+    assert "epoch 90 has objects" in report.findings[0].problem
