@@ -50,6 +50,7 @@ OWNER_URL: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
 _RENEWALS: Final = 3
 # One renewal that fails, after half of the time that there is for it, is tried again so soon.
 _RETRIES: Final = 4
+_WARN_EVERY_S: Final = 10.0
 # Clocks of two machines differ by less in how long a lease is.
 _CLOCK_SHARE: Final = 0.99
 _LEASE_BYTES_MAX: Final = 4 << 10
@@ -106,6 +107,7 @@ class LeaseKeeper:
         self._looked_s = opened_s
         self._valid_until_s = self._until(opened_s)
         self._pause_s = 0.0
+        self._warns_s = float("-inf")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="journal-lease", daemon=True)
 
@@ -170,7 +172,10 @@ class LeaseKeeper:
             self.renew()
             self._pause_s = max(every_s - (time.monotonic() - started_s), 0.0)
         except ObjectStoreError as error:
-            _logger.warning("event=lease_not_renewed error='%s'", error)
+            if started_s >= self._warns_s:
+                # A store may be away for hours, and is asked several times a second.
+                self._warns_s = started_s + _WARN_EVERY_S
+                _logger.warning("event=lease_not_renewed error='%s'", error)
             self._pause_s = every_s / _RETRIES
 
 

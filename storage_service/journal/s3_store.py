@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -57,6 +58,17 @@ _DELETED_AT_ONCE: Final = 1_000
 # Of a range that begins behind an object's end, which no repetition changes.
 _OUTSIDE: Final = "status code: 416"
 _SENTENCE_CHARACTERS_MAX: Final = 300
+_ANSWERED: Final = re.compile(r"non-2xx status code: ([0-9]{3}) ?([A-Za-z -]{0,40})")
+# obstore knows them for the requests about one object, not for a list.
+_REFUSALS: Final = ("401", "403")
+_SAID: Final = (
+    re.compile(r"<Code>([A-Za-z0-9._-]{1,80})</Code>"),
+    re.compile(r"<Message>([^<]{1,200})"),
+)
+_WHY: Final = (
+    re.compile(r'(?:message|error): "([^"]{1,200})"'),
+    re.compile(r"kind: (Timeout)"),
+)
 
 
 class S3ObjectStore:
@@ -164,6 +176,8 @@ class S3ObjectStore:
         except exceptions.BaseError as error:
             if _OUTSIDE in str(error):
                 raise ObjectNotFoundError(f"{key} has not so many bytes") from error
+            if (answered := _ANSWERED.search(str(error))) and answered[1] in _REFUSALS:
+                raise StoreRefusedError(f"{self._url} refuses {key}: {_sentence(error)}") from error
             raise StoreUnavailableError(f"{self._url}: {key}: {_sentence(error)}") from error
 
 
@@ -236,4 +250,14 @@ def _seconds(properties: Mapping[str, str], key: str, default: float) -> float:
 
 
 def _sentence(error: exceptions.BaseError) -> str:
-    return str(error).partition("\n")[0].partition("?")[0][:_SENTENCE_CHARACTERS_MAX]
+    """Return what the store answered, else why it did not: the text has that behind a long URL."""
+    text = str(error)
+    answered = _ANSWERED.search(text)
+    if answered is not None:
+        said = [f"it answers {answered[1]} {answered[2]}".rstrip()]
+        said += [found[1] for pattern in _SAID if (found := pattern.search(text))]
+    else:
+        first, _, details = text.partition("\n")
+        why = [found[1] for pattern in _WHY if (found := pattern.search(details))]
+        said = [first.rpartition(" - ")[2], *why[:1]]
+    return " ".join(": ".join(said).split())[:_SENTENCE_CHARACTERS_MAX]

@@ -255,3 +255,34 @@ def test_a_lease_names_its_owner_by_a_plain_url_or_not_at_all(
     endpoint: str, owner: str | None
 ) -> None:
     assert SeenLease(endpoint, 1, 1_000).owner == owner
+
+
+def test_a_store_that_is_away_for_hours_is_no_line_every_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    is_asked_enough = threading.Event()
+    asked = 0
+
+    class Away(MemoryStore):
+        def replace(self, key: str, data: Buffer) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 20:
+                is_asked_enough.set()
+            raise StoreUnavailableError(key)
+
+    keeper = LeaseKeeper(
+        Away(),
+        NAMES,
+        epoch=lambda: 1,
+        is_opening=lambda: False,
+        opened_s=0.0,
+        on_lapse=lambda: None,
+        endpoint="http://here",
+        lease_ms=60,
+    )
+    keeper.start()
+    assert is_asked_enough.wait(30)
+    keeper.close()
+
+    assert caplog.text.count("lease_not_renewed") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -209,6 +209,54 @@ def test_a_store_that_is_away_is_said_so() -> None:
 
     with pytest.raises(StoreUnavailableError, match="s3://bucket/prefix"):
         store.get("a/key", bytes_max=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        (403, StoreRefusedError, "403 Forbidden: ExpiredToken: The token has expired."),
+        (503, StoreUnavailableError, "503 Service Unavailable: ExpiredToken"),
+    ],
+)
+def test_what_the_store_answered_is_said_whatever_was_asked(
+    status: int, kind: type[Exception], said: str
+) -> None:
+    """The cause came after a URL, and was cut off; a list that was refused counted as away."""
+    body = b"<Error><Code>ExpiredToken</Code><Message>The token\nhas expired.</Message></Error>"
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = _answer
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        properties = {
+            "s3.endpoint": f"http://127.0.0.1:{server.server_address[1]}",
+            "s3.access-key-id": "a",
+            "s3.secret-access-key": "b",
+            "s3.region": "eu-central-1",
+        }
+        store = open_store(f"s3://bucket/{'a-long-prefix/' * 9}", properties=properties)
+        key = "shards/0/journal/00000001/000000000129"
+        try:
+            for ask in (
+                lambda: store.create(key, [b"x"]),
+                lambda: store.get(key, bytes_max=1),
+                lambda: store.list_objects("shards/0/journal/"),
+            ):
+                with pytest.raises(kind, match=said):
+                    ask()
+        finally:
+            server.shutdown()
 
 
 @pytest.mark.parametrize(
