@@ -20,7 +20,7 @@ from streamhouse.storage_service.journal.object_store import (
 )
 from streamhouse.storage_service.journal.s3_store import S3ObjectStore
 
-__all__ = ["open_store", "probe"]
+__all__ = ["open_store", "probe", "refuse_within"]
 
 _RIVALS: Final = 4
 
@@ -46,6 +46,22 @@ def open_store(
     raise InvalidRequestError(
         f"--journal '{url}' must be s3://bucket/prefix or file:///absolute/directory"
     )
+
+
+def refuse_within(url: str, data_dir: Path) -> None:
+    """Raise `InvalidRequestError` if a `file://` journal and a data directory lie in one another.
+
+    Then whatever loses or clears the directory takes the journal with it, or the other way round.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return
+    journal, data = Path(unquote(parts.path)).resolve(), data_dir.resolve()
+    if journal.is_relative_to(data) or data.is_relative_to(journal):
+        raise InvalidRequestError(
+            f"--journal {url} and --data-dir {data_dir} lie in one another, so one would be lost"
+            " with the other: use a directory beside it, best on another machine's disk"
+        )
 
 
 def probe(store: ObjectStore) -> None:

@@ -161,22 +161,12 @@ class ShardDirectory:
     def entries(self, database: str | None = None) -> dict[TablePath, NameEntry]:
         """Return every name that is not free, of one database or of all."""
         prefix = f"{_TABLES}/" if database is None else f"{_TABLES}/{database}/"
-        return self._read_entries(prefix, only=None)
+        entries = self._entries_of(self._chains.heads(prefix, is_wanted=_is_of_table))
+        return {path: entry for path, entry in entries.items() if entry.state is not NameState.FREE}
 
-    def _read_entries(
-        self, prefix: str, *, only: Container[str] | None
-    ) -> dict[TablePath, NameEntry]:
-        def is_wanted(name: str) -> bool:
-            return (only is None or name in only) and _path_of(name) is not None
-
-        found = {}
-        for name, version in self._chains.heads(prefix, is_wanted=is_wanted).items():
-            path = _path_of(name)
-            assert path is not None
-            entry = self._entry(path, version)
-            if entry.state is not NameState.FREE:
-                found[path] = entry
-        return found
+    def _entries_of(self, heads: Mapping[str, Version]) -> dict[TablePath, NameEntry]:
+        paths = {name: path for name in heads if (path := _path_of(name)) is not None}
+        return {path: self._entry(path, heads[name]) for name, path in paths.items()}
 
     def assign(self, path: TablePath, shard: str, *, is_live: Callable[[str], bool]) -> str:
         """Return where a new table of this name is to be made: in `shard`, unless that is decided.
@@ -237,11 +227,18 @@ class ShardDirectory:
         self._change(path, lambda entry: FREE if entry == held else None)
 
     def clear(
-        self, tables: Mapping[TablePath, int], *, arriving: Container[int] = ()
+        self,
+        tables: Mapping[TablePath, int],
+        *,
+        arriving: Container[int] = (),
+        confirm: Callable[[], object],
     ) -> dict[TablePath, str]:
         """Make this shard's names those of its tables; for its start.
 
         Names under the ids `arriving` are left alone: tables that may just be coming here.
+        `confirm` returns only if the shard was this process's until it was called. What a name was
+        read as before that no successor has made, and a successor that changes it makes the next
+        version itself: so a process that was passed over releases nothing of its successor.
 
         Returns, for each table whose name another shard has, a sentence that says so. Reads only
         names that this shard has, or has held: many shards start at once, when a zone fails.
@@ -250,7 +247,8 @@ class ShardDirectory:
         keys = self._store.list(ever_held)
         names = {_table(TablePath.parse(key.removeprefix(ever_held))) for key in keys}
         names |= {_table(path) for path in tables}
-        entries = self._read_entries(f"{_TABLES}/", only=names)
+        heads = self._chains.heads(f"{_TABLES}/", is_wanted=names.__contains__)
+        entries = self._entries_of(heads)
         taken = {}
         for path, table_id in sorted(tables.items()):
             if entries.get(path) == self._held(table_id):
@@ -259,10 +257,16 @@ class ShardDirectory:
                 self._hold(path, table_id)
             except TableExistsError as error:
                 taken[path] = error.message
-        for path, entry in entries.items():
-            is_held = entry.shard == self.shard and entry.state is NameState.HELD
-            if is_held and path not in tables and entry.table_id not in arriving:
-                self.release(path, entry.table_id)
+        left = [
+            _table(path)
+            for path, entry in entries.items()
+            if entry.shard == self.shard and entry.state is NameState.HELD
+            if path not in tables and entry.table_id not in arriving
+        ]
+        if left:
+            confirm()
+        for name in left:
+            self._chains.advance(name, heads[name], FREE.to_json())
         return taken
 
     # -- moves: from this shard, or to it ---------------------------------------------------------
@@ -456,6 +460,10 @@ def _path_of(name: str) -> TablePath | None:
     except (TypeError, InvalidNameError):
         _logger.warning("event=foreign_object key=%.200r advice='no name: ignored'", name)
         return None
+
+
+def _is_of_table(name: str) -> bool:
+    return _path_of(name) is not None
 
 
 def _database(name: str) -> str:

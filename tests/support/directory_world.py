@@ -140,7 +140,7 @@ class Process:
         _, block = self.directory.join("s", next_table_id=self.state.next_table_id)
         if block is not None and self.state.ids_end <= self.state.next_table_id:
             self._save(lambda state: _set_ids(state, *block))
-        taken = self.directory.clear(self.state.tables)
+        taken = self.directory.clear(self.state.tables, confirm=lambda: self._save(lambda _: None))
         assert not taken, taken
 
     def create(self, path: TablePath) -> None:

@@ -355,6 +355,10 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
             raise InvalidRequestError(f"{flag} is of one shard: it cannot be given with --shards")
     if config.journal_url is None:
         raise InvalidRequestError("--shards needs --journal: it has which shard has which table")
+    # Not at the top: as below.
+    from streamhouse.storage_service.journal.store_opening import refuse_within
+
+    refuse_within(config.journal_url, config.data_dir)
     arguments = _without(click.get_current_context().meta[_GIVEN], _OF_ONE_SHARD)
     (config.data_dir / "lake" / "warehouse").mkdir(parents=True, exist_ok=True)
     config.data_dir.chmod(0o700)

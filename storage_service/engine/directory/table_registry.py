@@ -428,6 +428,8 @@ class TableRegistry:
         for path, why in names.clear(
             {known.path: number for number, known in self._state.tables.items()},
             arriving=self._state.arriving,
+            # It waits for the journal, which takes nothing of a process that was passed over.
+            confirm=self._save,
         ).items():
             table_id = next(n for n, known in self._state.tables.items() if known.path == path)
             self.set_damaged(DamagedTable.of(path, table_id, TableExistsError(why)))

@@ -26,7 +26,7 @@ from streamhouse.storage_service.journal.object_format import NONCE_BYTES
 from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
 from streamhouse.storage_service.journal.steps import Steps, run_on
-from streamhouse.storage_service.journal.store_opening import open_store, probe
+from streamhouse.storage_service.journal.store_opening import open_store, probe, refuse_within
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Standing
@@ -186,6 +186,8 @@ def _note_failure(error: ObjectStoreError) -> None:
 
 def _opened_journal(config: ServiceConfig) -> ObjectStore:
     """Open the store and try it; raises `InvalidRequestError` for one that cannot be used."""
+    assert config.journal_url is not None
+    refuse_within(config.journal_url, config.data_dir)
     store = _store(config)
     probe(store)
     return store

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.shards.entries import NameState
 from tests.support.directory_world import DirectoryWorld, Fate
 
@@ -84,3 +85,43 @@ def _check_settled(world: DirectoryWorld) -> None:
         maker.finish()
         assert not world.bugs, world.bugs
         assert sum(path in state.tables for state in world.durable.values()) == 1
+
+
+def test_a_start_that_was_passed_over_releases_no_name_of_its_successor() -> None:
+    """The name is one that the shard had before: a start looks at it, and has no such table."""
+    world = DirectoryWorld(["a"])
+    path = TablePath("default", "events")
+    first = world.owner["a"]
+    first.finish()
+    for operation in (first.create, first.drop):
+        first.begin(lambda operation=operation: operation(path))
+        first.finish()
+    passed_over = world.take_over("a")
+    successor = world.take_over("a")
+    successor.finish()
+    successor.begin(lambda: successor.create(path))
+    successor.finish()
+
+    passed_over.finish()
+
+    assert passed_over.is_dead
+    entry = ShardDirectory(world.store, shard="a").entry(path)
+    assert (entry.shard, entry.table_id) == ("a", successor.state.tables[path])
+
+
+def test_a_start_releases_what_a_crash_has_left_held() -> None:
+    world = DirectoryWorld(["a"])
+    path = TablePath("default", "events")
+    owner = world.owner["a"]
+    owner.finish()
+    owner.begin(lambda: owner.create(path))
+    while world.store.get("tables/default/events/00000001") is None:
+        owner.step(Fate.DONE)
+    owner.step(Fate.CRASH)
+
+    again = world.take_over("a")
+    again.finish()
+
+    again.begin(lambda: again.create(path))
+    again.finish()
+    assert path in again.state.tables

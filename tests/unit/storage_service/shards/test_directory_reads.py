@@ -55,7 +55,7 @@ def test_a_start_reads_the_names_of_its_own_shard() -> None:
     tables = {_path("s7", number): 7_001 + number for number in range(10) if number != 3}
     store = _CountingStore(filled.objects)
 
-    assert ShardDirectory(store, shard="s7").clear(tables) == {}
+    assert ShardDirectory(store, shard="s7").clear(tables, confirm=lambda: None) == {}
 
     assert store.gets <= 12
     held = ShardDirectory(filled, shard="s7").entries("of_s7")
@@ -65,7 +65,7 @@ def test_a_start_reads_the_names_of_its_own_shard() -> None:
 def test_a_start_finds_a_name_that_another_shard_has() -> None:
     store = _filled()
 
-    taken = ShardDirectory(store, shard="s7").clear({_path("s8", 0): 7_001})
+    taken = ShardDirectory(store, shard="s7").clear({_path("s8", 0): 7_001}, confirm=lambda: None)
 
     assert list(taken) == [_path("s8", 0)]
     assert "'s8'" in taken[_path("s8", 0)]
