@@ -1,14 +1,16 @@
 """Objects as files of a directory: for tests, one machine, and file systems that are shared.
 
-An object appears whole and at once: it is written and synced under another name, then linked
-(`create`) or renamed (`replace`), and its directory synced. So the directory must be of a file
-system whose hard links are atomic for all who mount it, as NFS version 4 promises.
+An object appears whole and at once: it is written and synced without a name or, where the file
+system has no such files, under another name; then it is linked (`create`) or renamed (`replace`),
+and its directory synced. So the directory must be of a file system whose hard links are atomic for
+all who mount it, as NFS version 4 promises.
 
 What is made is its owner's alone, as a data directory is: it has the same rows.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -25,13 +27,24 @@ from streamhouse.storage_service.journal.object_store import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.log.filesystem import Buffer, write_buffers
 
 __all__ = ["FileObjectStore"]
 
 # No key has it: names that are being written.
 _STAGED: Final = "#"
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A file without a name, which only Linux has; NFS, for one, answers that it has none.
+_UNNAMED: Final = getattr(os, "O_TMPFILE", 0)
+_HAS_NO_UNNAMED: Final = {
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENOENT,
+    errno.ENOTSUP,
+    errno.EPERM,
+    errno.EXDEV,
+}
 
 
 class FileObjectStore:
@@ -39,6 +52,7 @@ class FileObjectStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._has_unnamed = bool(_UNNAMED)
 
     @property
     def url(self) -> str:
@@ -48,21 +62,27 @@ class FileObjectStore:
     def create(self, key: str, buffers: Sequence[Buffer]) -> None:
         """See `ObjectStore.create`."""
         path = self._path(key)
-        with self._errors(key), self._staged(path, buffers) as staged:
+        with self._errors(key), self._opened(path.parent) as directory:
             try:
-                os.link(staged, path)
+                if not (self._has_unnamed and self._create_unnamed(directory, path.name, buffers)):
+                    with self._staged(path, buffers) as staged:
+                        os.link(staged, path)
             except FileExistsError as error:
                 # Whoever finds it depends on it: it may have been linked a moment ago.
-                _sync_directory(path.parent)
+                os.fsync(directory)
                 raise ObjectExistsError(f"{key} exists") from error
-            _sync_directory(path.parent)
+            os.fsync(directory)
 
     def replace(self, key: str, data: Buffer) -> None:
         """See `ObjectStore.replace`."""
         path = self._path(key)
-        with self._errors(key), self._staged(path, [data]) as staged:
+        with (
+            self._errors(key),
+            self._opened(path.parent) as directory,
+            self._staged(path, [data]) as staged,
+        ):
             staged.replace(path)
-            _sync_directory(path.parent)
+            os.fsync(directory)
 
     def get(self, key: str, *, bytes_max: int) -> memoryview:
         """See `ObjectStore.get`."""
@@ -126,18 +146,59 @@ class FileObjectStore:
             elif key > start_after or start_after.startswith(key):
                 yield from self._walk(directory / name[:-1], key, start_after)
 
+    def _create_unnamed(self, directory: int, name: str, buffers: Sequence[Buffer]) -> bool:
+        """Write an object and link it; False if the file system wants a name from the start."""
+        try:
+            file = os.open(".", _UNNAMED | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        except OSError as error:
+            return self._without_unnamed(error)
+        try:
+            write_buffers(file, buffers, position=0)
+            os.fsync(file)
+            source = f"/proc/self/fd/{file}"
+            try:
+                # The place of a link is followed only where directories are given.
+                os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except FileExistsError:
+                raise
+            except OSError as error:
+                return self._without_unnamed(error)
+        finally:
+            os.close(file)
+        return True
+
+    def _without_unnamed(self, error: OSError) -> bool:
+        if error.errno not in _HAS_NO_UNNAMED:
+            raise error
+        self._has_unnamed = False
+        return False
+
     @contextmanager
     def _staged(self, path: Path, buffers: Sequence[Buffer]) -> Iterator[Path]:
         staged = path.with_name(f"{path.name}{_STAGED}{secrets.token_hex(8)}")
-        self._make_directory(path.parent)
         try:
-            with os.fdopen(os.open(staged, _NEW, 0o600), "wb") as file:
-                file.writelines(buffers)
-                file.flush()
-                os.fsync(file.fileno())
+            file = os.open(staged, _NEW, 0o600)
+            try:
+                write_buffers(file, buffers, position=0)
+                os.fsync(file)
+            finally:
+                os.close(file)
             yield staged
         finally:
             staged.unlink(missing_ok=True)
+
+    @contextmanager
+    def _opened(self, directory: Path) -> Iterator[int]:
+        """Give a directory, which is made where it is not there."""
+        try:
+            descriptor = os.open(directory, _DIRECTORY)
+        except FileNotFoundError:
+            self._make_directory(directory)
+            descriptor = os.open(directory, _DIRECTORY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def _make_directory(self, directory: Path) -> None:
         if directory.is_dir():
@@ -161,7 +222,7 @@ class FileObjectStore:
 
 
 def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(directory, _DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -300,17 +300,19 @@ class JournaledLogFile:
         self._record = record
         self._end = size_bytes
         # What was written since the last sync, if that is all that is not recorded.
-        self._unsynced: list[Buffer] | None = None if size_bytes > journalled_bytes else []
+        self._unsynced: list[bytes] | None = None if size_bytes > journalled_bytes else []
 
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
         """See `WritableFile.write`."""
         if position != self._end:
             raise InternalError(f"{self.name} is written at byte {position}, not at its end")
-        self._inner.write(buffers, position=position)
+        # Joined once, for the disk and for the journal.
+        data = b"".join(buffers)
+        self._inner.write([data], position=position)
         # After a refused write the end stays: what it left is nobody's.
-        self._end = position + sum(map(len, buffers))
+        self._end = position + len(data)
         if self._unsynced is not None:
-            self._unsynced += buffers
+            self._unsynced.append(data)
 
     def sync(self) -> None:
         """See `WritableFile.sync`."""

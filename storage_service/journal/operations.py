@@ -6,6 +6,7 @@ of them twice changes nothing. Paths are relative to the data directory, with `/
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -91,6 +92,8 @@ class RemoveTree:
 Operation: TypeAlias = Append | Replace | Remove | MakeDirectory | Move | RemoveTree
 
 
+# The same few files are written to again and again, and each operation is checked several times.
+@functools.lru_cache(maxsize=4_096)
 def is_journalled(path: str) -> bool:
     """Whether a file of this path, relative to the data directory, is in the journal."""
     return not path.endswith(".tmp") and _FILE.fullmatch(path) is not None

@@ -91,6 +91,11 @@ class Pipeline:
         return Place(self._tenure.epoch, self._next_seq)
 
     @property
+    def sent_position(self) -> int:
+        """All before it is stored or on its way."""
+        return self._sent_position
+
+    @property
     def stored_position(self) -> int:
         """All before it is stored."""
         return self._stored_position

@@ -1,8 +1,8 @@
 """Operations go to the journal: in groups, several on their way, complete in order.
 
 Promises, beside those of `pipeline.py`:
-- a lone operation is sent at once; what is recorded while objects are on their way is sent together
-  once it has waited `linger_ms`, or is large
+- what somebody waits for is sent at once if nothing is on its way, else together with what comes
+  within `linger_ms`; what nobody waits for lingers ten times as long. What is large goes at once
 - a store that is away is tried for as long as it takes; meanwhile little is held, then `record`
   waits. A process that is fenced is told so exactly once
 
@@ -43,6 +43,8 @@ _logger = logging.getLogger(__name__)
 _LOOK_EVERY_S: Final = 1.0
 # So much does not linger: an object of it costs little for its bytes.
 _SEND_BYTES: Final = 1 << 20
+# What nobody waits for: fewer objects are less work for us and for the store.
+_UNWANTED_LINGERS: Final = 10
 _WARN_EVERY_S: Final = 10.0
 
 
@@ -89,6 +91,12 @@ class JournalWriter:
         self._recorded = 0
         # When what is not stored was recorded: (position after it, time), oldest first.
         self._unstored: deque[tuple[int, float]] = deque()
+        # Somebody waits for all before it.
+        self._wanted = 0
+        # When a thread looks for work by itself, at the latest; one is enough.
+        self._looks_s = float("inf")
+        # Whether a thread was told to look for work, and has not done so yet.
+        self._is_told = False
         self._callbacks: list[tuple[int, int, Callable[[], None]]] = []
         self._callback_ids = itertools.count()
         self._is_calling = False
@@ -135,7 +143,7 @@ class JournalWriter:
             self._waiting_bytes += sum(sizes)
             self._recorded += len(operations)
             self._unstored.append((self._recorded, now))
-            self._work.notify()
+            self._tell()
             return self._recorded
 
     @property
@@ -179,11 +187,13 @@ class JournalWriter:
         """See `Replica.when_stored`."""
         with self._lock:
             heapq.heappush(self._callbacks, (position, next(self._callback_ids), then))
+            self._want(position)
         self._call()
 
     def wait_stored(self, position: int) -> None:
         """See `Replica.wait_stored`. Raises `NotOwnerError` once the process is fenced."""
         with self._lock:
+            self._want(position)
             while self._pipeline.stored_position < position:
                 if self._is_over.is_set():
                     raise NotOwnerError(self._fenced or "the service has stopped")
@@ -206,7 +216,7 @@ class JournalWriter:
         with self._lock:
             if is_empty_left or self._pipeline.next_place.seq > 1:
                 self._roll_wanted = True
-                self._work.notify()
+                self._tell()
 
     def stop(self, *, timeout_s: float) -> bool:
         """Store everything, seal the epoch, end. False if that took too long: not sealed."""
@@ -241,16 +251,38 @@ class JournalWriter:
         """Wait until something is to be sent, and return it; None at the end."""
         with self._lock:
             while not self._is_over.is_set():
+                self._is_told = False
                 wait_s = self._wait_s()
-                if wait_s is None or wait_s > 0:
-                    self._work.wait(wait_s)
-                    continue
-                sent = self._sent()
-                self._sent_bytes += sent.size_bytes
-                # What is left may be due, too.
-                self._work.notify()
-                return sent
+                if wait_s is not None and wait_s <= 0:
+                    sent = self._sent()
+                    self._sent_bytes += sent.size_bytes
+                    # What is left may be due, too, or somebody has to wait until it is.
+                    self._tell()
+                    return sent
+                if wait_s is not None:
+                    looks_s = time.monotonic() + wait_s
+                    if looks_s < self._looks_s:
+                        self._looks_s = looks_s
+                    else:
+                        wait_s = None
+                self._work.wait(wait_s)
+                self._looks_s = float("inf")
             return None
+
+    def _want(self, position: int) -> None:
+        """Let what lies before a position be sent without more delay."""
+        if position > self._wanted:
+            self._wanted = position
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake one thread if there is work that none will find in time."""
+        if self._is_told:
+            return
+        wait_s = self._wait_s()
+        if wait_s is not None and time.monotonic() + wait_s < self._looks_s:
+            self._is_told = True
+            self._work.notify()
 
     def _wait_s(self) -> float | None:
         """Return how long nothing is to be sent, None for as long as nothing changes."""
@@ -262,9 +294,11 @@ class JournalWriter:
             return None if is_seal_next and self._pipeline.in_flight else 0.0
         if not self._waiting:
             return None
-        if self._pipeline.in_flight == 0 or self._waiting_bytes >= _SEND_BYTES:
+        is_wanted = self._wanted > self._pipeline.sent_position
+        if self._waiting_bytes >= _SEND_BYTES or (is_wanted and not self._pipeline.in_flight):
             return 0.0
-        return self._waiting[0][2] + self._options.linger_ms / 1e3 - time.monotonic()
+        linger_s = self._options.linger_ms / 1e3 * (1 if is_wanted else _UNWANTED_LINGERS)
+        return self._waiting[0][2] + linger_s - time.monotonic()
 
     def _sent(self) -> Sent:
         if self._is_stopping and not self._waiting:
@@ -299,7 +333,7 @@ class JournalWriter:
             reason = self._pipeline.ended_for
             self._progress.notify_all()
             self._room.notify_all()
-            self._work.notify()
+            self._tell()
         self._call()
         if reason == SealReason.STOPPED:
             self._end(None)

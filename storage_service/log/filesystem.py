@@ -18,7 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-__all__ = ["Buffer", "Filesystem", "LocalFilesystem", "WritableFile", "replace_durably"]
+__all__ = [
+    "Buffer",
+    "Filesystem",
+    "LocalFilesystem",
+    "WritableFile",
+    "replace_durably",
+    "write_buffers",
+]
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -139,18 +146,7 @@ class LocalWritableFile:
         """See `WritableFile.write`: one system call unless the list is long."""
         if sum(map(len, buffers)) <= _COALESCE_BYTES_MAX:
             buffers = [b"".join(buffers)]
-        for start in range(0, len(buffers), _IOV_MAX):
-            position = self._write_some(list(buffers[start : start + _IOV_MAX]), position)
-
-    def _write_some(self, buffers: list[Buffer], position: int) -> int:
-        left = sum(map(len, buffers))
-        while left:
-            written = os.pwritev(self._descriptor, buffers, position)
-            position += written
-            left -= written
-            if left:
-                buffers = _without_first(buffers, written)
-        return position
+        write_buffers(self._descriptor, buffers, position=position)
 
     def sync(self) -> None:
         """See `WritableFile.sync`: fdatasync, which includes the length."""
@@ -165,6 +161,19 @@ class LocalWritableFile:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def write_buffers(descriptor: int, buffers: Sequence[Buffer], *, position: int) -> None:
+    """Write all of `buffers`, one after the other, to an open file from byte `position` on."""
+    for start in range(0, len(buffers), _IOV_MAX):
+        some = list(buffers[start : start + _IOV_MAX])
+        left = sum(map(len, some))
+        while left:
+            written = os.pwritev(descriptor, some, position)
+            position += written
+            left -= written
+            if left:
+                some = _without_first(some, written)
 
 
 def _without_first(buffers: list[Buffer], count: int) -> list[Buffer]:

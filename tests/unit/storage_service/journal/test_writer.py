@@ -104,19 +104,54 @@ def test_operations_that_wait_go_together(world: _World) -> None:
     writer = world.writer(store, WriterOptions(linger_ms=60_000, in_flight_max=2))
     store.may_store.clear()
     assert store.asked.acquire(timeout=30)  # of the taking
-    writer.record(numbered(0))
+    for number in range(3):
+        writer.record(numbered(number))
+    # What is recorded together is sent once somebody waits for it, not in the middle of it.
+    assert writer.in_flight == 0
+    writer.when_stored(3, lambda: None)
     assert store.asked.acquire(timeout=30)
 
-    for number in range(1, 50):
+    for number in range(3, 50):
         writer.record(numbered(number))
+    writer.when_stored(50, lambda: None)
     assert writer.lag_bytes > 0
     store.may_store.set()
     writer.wait_stored(50)
 
     assert writer.objects_stored == 2
     assert writer.place_of(0) == (Place(1, 1), 0)
-    assert writer.place_of(49) == (Place(1, 2), 48)
+    assert writer.place_of(2) == (Place(1, 1), 2)
+    assert writer.place_of(49) == (Place(1, 2), 46)
     assert writer.place_of(50) == (Place(1, 3), 0)
+
+
+def test_what_nobody_waits_for_is_stored_all_the_same(world: _World) -> None:
+    store = MemoryStore()
+    writer = world.writer(store, WriterOptions(linger_ms=1))
+
+    for number in range(5):
+        writer.record(numbered(number))
+        while writer.lag_bytes:
+            assert not world.is_fenced.wait(0.001)
+
+    assert numbers_in(store) == list(range(5))
+    assert writer.objects_stored == 5
+
+
+def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) -> None:
+    store = _HeldStore()
+    writer = world.writer(store, WriterOptions(linger_ms=60_000))
+
+    assert store.asked.acquire(timeout=30)  # of the taking
+    for number in range(8):
+        writer.record(numbered(number, size_bytes=1 << 17))
+    assert store.asked.acquire(timeout=30)
+    writer.record(numbered(8))
+    assert not store.asked.acquire(blocking=False)
+    writer.wait_stored(9)
+
+    assert writer.place_of(7) == (Place(1, 1), 7)
+    assert writer.place_of(8) == (Place(1, 2), 0)
 
 
 def test_a_large_operation_has_an_object_of_its_own_and_record_waits_for_room(
