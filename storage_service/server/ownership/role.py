@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamhouse.storage_service.errors import NotOwnerError
+from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.journal_metrics import JournalMetrics
 
 __all__ = ["Lag", "Role", "Standing"]
@@ -42,8 +43,13 @@ class Lag:
 
     objects: int = 0
     """Stored and not applied; each is a group of operations."""
-    ms: int = 0
-    """Since the journal was last seen to its end."""
+    since_s: float | None = None
+    """When the journal was last seen to its end, by `boot_clock_s`; None: it is not followed."""
+
+    @property
+    def ms(self) -> int:
+        """How long ago that was. It grows by itself: a standby that is stuck cannot say so."""
+        return 0 if self.since_s is None else round(1_000 * (boot_clock_s() - self.since_s))
 
 
 class Standing:

@@ -142,21 +142,21 @@ class Standby:
             return False
 
     @property
-    def is_caught_up(self) -> bool:
-        """Whether all that there was when it was last followed is applied."""
-        return self._followed is not None and self._is_caught_up
+    def caught_up_lag(self) -> Lag | None:
+        """The lag, if all that there was when it was last followed is applied."""
+        is_caught_up = self._followed is not None and self._is_caught_up
+        return Lag(since_s=self._caught_up_s) if is_caught_up else None
 
     def lag(self) -> Lag:
         """Return how far behind the journal this is; asks the store."""
         followed = self._followed
         if followed is None:
-            return Lag(objects=0, ms=round(1_000 * (boot_clock_s() - self._caught_up_s)))
+            # Nothing is applied yet, not even the object that opens the epoch.
+            return Lag(objects=1, since_s=self._caught_up_s)
         place, names = followed.reader.place, self.start.names
         before = names.object(Place(place.epoch, place.seq - 1)) if place.seq else ""
         behind = self.start.store.list_objects(names.epoch(place.epoch), start_after=before)
-        if not behind:
-            return Lag()
-        return Lag(objects=len(behind), ms=round(1_000 * (boot_clock_s() - self._caught_up_s)))
+        return Lag(objects=len(behind), since_s=self._caught_up_s)
 
     def take(self) -> TakenOver:
         """Take the shard, or go on where the store was away the last time.

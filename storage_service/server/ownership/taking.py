@@ -115,8 +115,10 @@ class ShardTaker:
     async def _take_over(self, start: ShardStart) -> TakenOver:
         standing = self._standing
         standing.role = Role.STANDBY
-        await self._while_away(start.look)
         self._standby = standby = Standby(self._config, self._directory, start)
+        # What it is to follow may take minutes to make.
+        standing.lag = standby.lag()
+        await self._while_away(start.look)
         self._on_standby()
         looking = asyncio.ensure_future(asyncio.sleep(0))
         pause_s = _POLL_S_MIN
@@ -125,12 +127,13 @@ class ShardTaker:
             if looking.done():
                 await self._while_away(start.look)
                 # Who has just found nothing more need not ask for that again.
-                is_caught_up = standby.is_caught_up
-                standing.lag = Lag() if is_caught_up else await self._while_away(standby.lag)
+                lag = standby.caught_up_lag
+                standing.lag = await self._while_away(standby.lag) if lag is None else lag
                 looking = asyncio.ensure_future(asyncio.sleep(self._look_s))
             if not is_more and standby.may_take_now:
                 taken = await self._take_from(standby)
                 if taken is not None:
+                    standing.lag = Lag()
                     return taken
             pause_s = _POLL_S_MIN if is_more else min(pause_s * 2, _POLL_S_MAX)
             if not is_more:

@@ -11,6 +11,7 @@ import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.server.http.http_exchange import Receive, Scope, Send
+from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.front_app import FrontApp
 from streamhouse.storage_service.server.ownership.role import Lag, Role, Standing
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
@@ -105,14 +106,14 @@ async def test_engines_that_know_no_owners_are_told_in_their_own_words(tmp_path:
 
 async def test_metrics_say_the_role_and_how_far_behind_it_is(tmp_path: Path) -> None:
     world = _World(tmp_path)
-    world.standing.lag = Lag(objects=3, ms=1_500)
+    world.standing.lag = Lag(objects=3, since_s=boot_clock_s() - 1_500)
 
     text = (await world.get("/metrics")).body.decode()
 
     assert 'streamhouse_role{role="standby",shard="0"} 1.0' in text
     assert 'streamhouse_role{role="owner",shard="0"} 0.0' in text
     assert "streamhouse_standby_lag_objects 3.0" in text
-    assert "streamhouse_standby_lag_seconds 1.5" in text
+    assert "streamhouse_standby_lag_seconds 150" in text
 
 
 async def test_without_the_token_nobody_learns_who_owns_the_data(tmp_path: Path) -> None:
