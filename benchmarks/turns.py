@@ -23,10 +23,14 @@ _Named = TypeVar("_Named", bound=str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """`run` makes calls for so many seconds and returns the seconds of each; `pid` answers them."""
+    """`run` makes calls for so many seconds and returns the seconds of each; `pid` answers them.
+
+    `store_pid` is the server that `pid` asks meanwhile.
+    """
 
     run: _Run
     pid: int | None = None
+    store_pid: int | None = None
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class Tally:
     wall_s: float = 0.0
     service_s: float = 0.0
     client_s: float = 0.0
+    store_s: float = 0.0
 
     @property
     def p50_ms(self) -> float:
@@ -62,9 +67,18 @@ class Tally:
         return self.client_s / len(self.calls_s) * 1e3
 
     @property
+    def store_ms(self) -> float:
+        """Processor time of the store a call."""
+        return self.store_s / len(self.calls_s) * 1e3
+
+    @property
     def processor(self) -> str:
-        """Both processor times in words."""
-        return f"processor a call: service {self.service_ms:.2f} ms, client {self.client_ms:.2f} ms"
+        """The processor times in words."""
+        store = f", store {self.store_ms:.2f} ms" if self.store_s else ""
+        return (
+            f"processor a call: service {self.service_ms:.2f} ms,"
+            f" client {self.client_ms:.2f} ms{store}"
+        )
 
 
 def calling(call: Callable[[], float | None]) -> _Run:
@@ -104,10 +118,14 @@ def take_turns(
 
 def _take_turn(contender: Contender, tally: Tally, seconds: float) -> None:
     gc.collect()
-    pid = contender.pid
-    service_s = 0.0 if pid is None else process_cpu_seconds(pid)
+    service_s, store_s = _seconds_of(contender.pid), _seconds_of(contender.store_pid)
     client_s, start_s = time.process_time(), time.perf_counter()
     tally.calls_s += contender.run(seconds)
     tally.wall_s += time.perf_counter() - start_s
     tally.client_s += time.process_time() - client_s
-    tally.service_s += 0.0 if pid is None else process_cpu_seconds(pid) - service_s
+    tally.service_s += _seconds_of(contender.pid) - service_s
+    tally.store_s += _seconds_of(contender.store_pid) - store_s
+
+
+def _seconds_of(pid: int | None) -> float:
+    return 0.0 if pid is None else process_cpu_seconds(pid)

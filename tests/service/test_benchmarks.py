@@ -30,3 +30,20 @@ def test_small_calls_are_measured_without_a_peer() -> None:
         "processor of the client",
         "append of 1 row to a subscriber",
     ]
+
+
+def test_a_journal_is_measured_and_its_standby_reaches_the_end() -> None:
+    """It waited for the standby by a metric's name that the service does not have."""
+    ran = run_python(["-m", "benchmarks.bench_journal", "--tiny", "--stores", "file"])
+
+    assert ran.returncode == 0, ran.stderr
+    names = [
+        json.loads(line.removeprefix(RESULT_PREFIX))["name"].partition(",")[0]
+        for line in ran.stdout.splitlines()
+        if line.startswith(RESULT_PREFIX)
+    ]
+    assert names == [
+        *["append"] * 4,
+        "p50 of one append of 100 rows",
+        "takeover by a warm standby",
+    ]

@@ -39,7 +39,7 @@ class JournalHome:
     """
 
     def __init__(self, kind: StoreKind, *, seed: int = 0, folder: Path | None = None) -> None:
-        self._kind = kind
+        self.kind = kind
         self._given = folder
         self._seed = seed
         self._stack = contextlib.ExitStack()
@@ -64,12 +64,12 @@ class JournalHome:
         return self
 
     def _open_store(self) -> None:
-        if self._kind == "file":
+        if self.kind == "file":
             self.url = f"file://{self.folder / 'journal'}"
             return
         store = self.store = self._stack.enter_context(ObjectStore())
         endpoint = store.endpoint
-        if self._kind == "faulty s3":
+        if self.kind == "faulty s3":
             self.faulty = self._stack.enter_context(FaultyStore(store.port, seed=self._seed))
             endpoint = self.faulty.endpoint
         # One store may have the journals of several runs.
@@ -91,7 +91,7 @@ class JournalHome:
 
     def sibling(self, name: str) -> JournalHome:
         """Return a home in the same store, with a journal and a lake of its own."""
-        other = JournalHome(self._kind)
+        other = JournalHome(self.kind)
         other.folder = self.folder / name
         (other.folder / "lake").mkdir(parents=True)
         other.env, other.faulty, other.store = self.env, self.faulty, self.store

@@ -49,6 +49,12 @@ class ObjectStore:
         """The URL of the S3 interface."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None
+        return self._process.pid
+
     def environment(self) -> dict[str, str]:
         """The credentials as AWS's own variables."""
         return {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
