@@ -2,7 +2,7 @@
 
 Promises, beside those of `pipeline.py`:
 - what somebody waits for is sent at once if nothing is on its way, else together with what comes
-  within `linger_ms`; what nobody waits for lingers ten times as long. What is large goes at once
+  within `linger_ms`; what nobody waits for lingers 20 ms at least. What is large goes at once
 - a store that is away is tried for as long as it takes; meanwhile little is held, then `record`
   waits. A process that is fenced is told so exactly once
 
@@ -44,7 +44,7 @@ _LOOK_EVERY_S: Final = 1.0
 # So much does not linger: an object of it costs little for its bytes.
 _SEND_BYTES: Final = 1 << 20
 # What nobody waits for: fewer objects are less work for us and for the store.
-_UNWANTED_LINGERS: Final = 10
+_UNWANTED_LINGER_MS_MIN: Final = 20.0
 _WARN_EVERY_S: Final = 10.0
 
 
@@ -297,8 +297,10 @@ class JournalWriter:
         is_wanted = self._wanted > self._pipeline.sent_position
         if self._waiting_bytes >= _SEND_BYTES or (is_wanted and not self._pipeline.in_flight):
             return 0.0
-        linger_s = self._options.linger_ms / 1e3 * (1 if is_wanted else _UNWANTED_LINGERS)
-        return self._waiting[0][2] + linger_s - time.monotonic()
+        linger_ms = self._options.linger_ms
+        if not is_wanted:
+            linger_ms = max(linger_ms, _UNWANTED_LINGER_MS_MIN)
+        return self._waiting[0][2] + linger_ms / 1e3 - time.monotonic()
 
     def _sent(self) -> Sent:
         if self._is_stopping and not self._waiting:
