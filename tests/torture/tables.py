@@ -30,6 +30,7 @@ from tests.torture.overwrites import (
     OverwriteChecker,
     Overwriter,
 )
+from tests.torture.recreated import GenerationChecker, GenerationLedger, Recreator
 from tests.torture.writers import (
     KEY_SCHEMA,
     LOG_SCHEMA,
@@ -112,12 +113,13 @@ class Place(NamedTuple):
     checker: Checker | None
     table: str
     writer: type[Writer]
-    ledger: AppendLedger | KeyLedger | SchemaLedger
+    ledger: AppendLedger | KeyLedger | SchemaLedger | GenerationLedger
     count: int
 
 
 _LOGS: Final[dict[str, Mapping[str, str]]] = {
     "log": _NO_LAKE,
+    "recreated": {"table.datalake.freshness": "1s"},
     "lake_log": _SIDE_LOG,
     "transactions": _SHORT_LOG,
     # A cut is read over both tiers, while rounds replace the files.
@@ -174,6 +176,8 @@ def _lasting_places() -> Iterator[Place]:
     yield Place(OverwriteChecker("overwritten", rows), "overwritten", Overwriter, rows, 1)
     name, keys = "key_transactions", KeyLedger()
     yield Place(KeyTransactionChecker(name, keys), name, KeyTransactionWriter, keys, 2)
+    name, generations = "recreated", GenerationLedger()
+    yield Place(GenerationChecker(name, generations), name, Recreator, generations, 1)
     for name, kind in (("sums", AddingWriter), ("versioned", VersionedWriter)):
         keys = KeyLedger()
         yield Place(KeyChecker(name, keys), name, kind, keys, 1)
