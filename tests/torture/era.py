@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,9 +31,10 @@ from tests.torture.aging_keys import AgingKeyChecker
 from tests.torture.checkers import KeyChecker, LogChecker, is_unreachable
 from tests.torture.deaths import Death, choose_death
 from tests.torture.follower import Follower
+from tests.torture.key_writers import KeyTransactionWriter
 from tests.torture.ledger import KeyLedger
 from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
-from tests.torture.writers import PATIENCE_S, Gate, Writer
+from tests.torture.writers import PATIENCE_S, Gate, TransactionWriter, Writer
 
 __all__ = ["SERVICE_LIMITS", "Era", "Report"]
 
@@ -53,6 +55,10 @@ _WORKER_STEPS: Final = (*ROUND_STEPS, *HISTORY_STEPS, *BATCH_STEPS, *_MAINTENANC
 _WORKERS: Final = 2
 
 
+# A worker has to start, and a round to be due.
+_STEP_WAIT_S: Final = 20.0
+
+
 @dataclass
 class Report:
     """What a run did."""
@@ -68,6 +74,7 @@ class Report:
     rows_judged: int = 0
     cuts_judged: int = 0
     disks_lost: int = 0
+    tables_moved: int = 0
     store_faults: Counter[str] = field(default_factory=Counter)
     takeovers_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -81,6 +88,7 @@ class Report:
             f" {self.rows_written:,} rows written, {self.rows_aged:,} gone of old age,"
             f" {self.rows_judged:,} judgements of rows, {self.cuts_judged:,} cuts judged on the"
             f" run, {self.disks_lost} disks lost, {len(self.takeovers_s)} takeovers,"
+            f" {self.tables_moved} tables moved,"
             f" {self.store_faults.total()} faults of the store,"
             f" {self.seconds:,.0f} s, no violation"
         )
@@ -282,13 +290,48 @@ class Era:
             if worker is not None:
                 self._report.worker_deaths[worker[0]] += 1
             step = self._random.choice((*_WORKER_STEPS, *_WORKER_STEPS, "never"))
-            count = str(self._random.choice((1, 3, 10)))
-            command = ("-m", "tests.torture.tiering_worker", self._endpoint, step, count)
-            with (self._directory / "worker.log").open("ab") as log:
-                process = subprocess.Popen(
-                    (sys.executable, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
-            self._workers[place] = step, process
+            self._start_worker(place, step, str(self._random.choice((1, 3, 10))))
+
+    def _start_worker(self, place: int, step: str, *how: str) -> subprocess.Popen[bytes]:
+        command = ("-m", "tests.torture.tiering_worker", self._endpoint, step, *how)
+        with (self._directory / "worker.log").open("ab") as log:
+            process = subprocess.Popen(
+                (sys.executable, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._workers[place] = step, process
+        return process
+
+    @contextlib.contextmanager
+    def _round_under_way(self) -> Iterator[str]:
+        """Hold a worker in the middle of a round; yields the step, "" if it came to none."""
+        self._stop_workers()
+        step = self._random.choice((*ROUND_STEPS, *BATCH_STEPS, *HISTORY_STEPS))
+        worker = self._start_worker(0, step, "1", "SIGSTOP")
+        deadline_s = time.monotonic() + _STEP_WAIT_S
+        pause = threading.Event()
+        while not is_stopped(worker.pid) and time.monotonic() < deadline_s:
+            pause.wait(0.05)
+        try:
+            yield step if is_stopped(worker.pid) else ""
+        finally:
+            worker.send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _transactions_under_way(self) -> Iterator[None]:
+        """Hold writers between what they staged and their commits, as far as that comes soon."""
+        holds = [
+            w.hold for w in self._writers if isinstance(w, TransactionWriter | KeyTransactionWriter)
+        ]
+        for hold in holds:
+            hold.begin()
+        deadline_s = time.monotonic() + _STEP_WAIT_S
+        try:
+            for hold in holds:
+                hold.wait(deadline_s - time.monotonic())
+            yield
+        finally:
+            for hold in holds:
+                hold.end()
 
     def _stop_workers(self) -> None:
         for place, worker in enumerate(self._workers):
@@ -296,3 +339,8 @@ class Era:
                 worker[1].kill()
                 worker[1].wait()
             self._workers[place] = None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and not yet woken."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

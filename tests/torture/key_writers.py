@@ -19,6 +19,7 @@ from tests.torture.writers import (
     KEYS_PER_WRITER,
     PATIENCE_S,
     Gate,
+    Hold,
     Writer,
     key_rows,
     patient_client,
@@ -93,6 +94,10 @@ class KeyTransactionWriter(KeyWriter):
 
     _PARTS: Final = 3
 
+    def __init__(self, gate: Gate, ledger: KeyLedger, **common: object) -> None:
+        super().__init__(gate, ledger, **common)
+        self.hold = Hold()
+
     def write(self) -> int:
         self.version += 1
         first = self.number * KEYS_PER_WRITER
@@ -129,6 +134,7 @@ class KeyTransactionWriter(KeyWriter):
         if self.random.random() < 0.1:
             transaction.abort()
             raise TransactionNotFoundError("aborted on purpose")
+        self.hold.pass_by()
         transaction.commit(parts)
 
 

@@ -11,7 +11,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "store"), [("lost-disk", "file"), ("takeover", "faulty s3"), ("disk-ack", "file")]
+    ("kind", "store"),
+    [
+        ("lost-disk", "file"),
+        ("takeover", "faulty s3"),
+        ("disk-ack", "file"),
+        ("shards", "file"),
+    ],
 )
 def test_what_was_acknowledged_survives_the_machine(kind: str, store: StoreKind) -> None:
     report = torture(seed=15, seconds=1, lives_per_era=2, kinds=[kind], stores=[store])

@@ -1,6 +1,8 @@
-"""A tiering worker that works for ever, or kills itself -9 at a step. Run as a program:
+"""A tiering worker that works for ever, or is killed or stopped at a step. Run as a program:
 
-python -m tests.torture.tiering_worker ENDPOINT STEP COUNT
+python -m tests.torture.tiering_worker ENDPOINT STEP COUNT [SIGNAL]
+
+SIGNAL is what it sends itself: SIGKILL, or SIGSTOP, from which somebody wakes it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import signal
 import sys
 
 
-def main(endpoint: str, deadly_step: str, count: str) -> None:
+def main(endpoint: str, deadly_step: str, count: str, sent: str = "SIGKILL") -> None:
     from streamhouse.storage_service.client import StorageClient
     from streamhouse.storage_service.lake.lake_tables import IcebergLake
     from streamhouse.tiering.worker.service import TieringService
@@ -21,7 +23,7 @@ def main(endpoint: str, deadly_step: str, count: str) -> None:
 
     def die(step: str) -> None:
         if step == deadly_step and next(reached) == int(count):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[sent])
 
     with StorageClient(endpoint, timeout_s=120) as client:
         TieringService(

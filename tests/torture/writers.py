@@ -31,6 +31,7 @@ __all__ = [
     "PATIENCE_S",
     "Appender",
     "Gate",
+    "Hold",
     "ImpatientAppender",
     "TransactionWriter",
     "Writer",
@@ -111,6 +112,32 @@ class Gate:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+
+
+class Hold:
+    """A place between two calls of a writer, where it can be held."""
+
+    def __init__(self) -> None:
+        self._go_on, self._is_here = threading.Event(), threading.Event()
+        self._go_on.set()
+
+    def begin(self) -> None:
+        """From now on hold who comes."""
+        self._is_here.clear()
+        self._go_on.clear()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for somebody to be held; whether that came."""
+        return self._is_here.wait(max(timeout_s, 0.0))
+
+    def end(self) -> None:
+        """Let them go on."""
+        self._go_on.set()
+
+    def pass_by(self) -> None:
+        """Go on, or be held."""
+        self._is_here.set()
+        self._go_on.wait()
 
 
 class Writer(threading.Thread):
@@ -204,6 +231,7 @@ class TransactionWriter(Writer):
         self.ledger = ledger
         self._client = patient_client(self.endpoint)
         self._version = 0
+        self.hold = Hold()
 
     def write(self) -> int:
         self._version += 1
@@ -235,6 +263,7 @@ class TransactionWriter(Writer):
             if self.random.random() < 0.1:
                 transaction.abort()
                 return self._try(row)
+            self.hold.pass_by()
             transaction.commit(parts)
         self.ledger.stored({row: (-1, -1)})
         return part_count * self.ROWS

@@ -26,18 +26,18 @@ from tests.torture.era import SERVICE_LIMITS, Era, Report
 from tests.torture.journal.registers import Registers
 from tests.torture.writers import PATIENCE_S
 
-__all__ = ["LostDiskEra", "TakeoverEra"]
+__all__ = ["LIMITS", "JournalEra", "LostDiskEra", "TakeoverEra"]
 
 _LEASE_S: Final = 2.0
 _OWNER_TIMEOUT_S: Final = 180.0
 _ZOMBIE_TIMEOUT_S: Final = 60.0
 _STARTS: Final = 5
 _ROLES: Final[tuple[tuple[str, ...], ...]] = ((), ("--standby",))
-_LIMITS: Final = (*SERVICE_LIMITS, "--lease-ms", str(int(_LEASE_S * 1_000)))
+LIMITS: Final = (*SERVICE_LIMITS, "--lease-ms", str(int(_LEASE_S * 1_000)))
 _PLANS: Final = (CALM, FaultPlan(share=0.03), FaultPlan(share=0.25, delay_ms_max=100))
 
 
-class _JournalEra(Era):
+class JournalEra(Era):
     """What both have: a home that outlives machines, and a store that misbehaves at times."""
 
     def __init__(
@@ -95,14 +95,22 @@ class _JournalEra(Era):
             self._report.store_faults.update(faulty.met)
             faulty.met.clear()
 
+    def _store_away(self, *_: Machine) -> None:
+        faulty = self._home.faulty
+        if faulty is not None:
+            seconds = self._random.choice((0.5, _LEASE_S, 2 * _LEASE_S))
+            faulty.go_away(seconds)
+            threading.Event().wait(seconds)
+            faulty.come_back()
 
-class LostDiskEra(_JournalEra):
+
+class LostDiskEra(JournalEra):
     """One machine, whose disk is often gone after a death."""
 
     def __init__(
         self, directory: Path, chance: random.Random, report: Report, home: JournalHome
     ) -> None:
-        self._machine = Machine(home, "one", *_LIMITS)
+        self._machine = Machine(home, "one", *LIMITS)
         self._is_clean = False
         super().__init__(directory, chance, report, home, machines=[self._machine])
 
@@ -148,13 +156,13 @@ class LostDiskEra(_JournalEra):
             self._report.disks_lost += 1
 
 
-class TakeoverEra(_JournalEra):
+class TakeoverEra(JournalEra):
     """Two machines; what befalls the owner is drawn, and the other one takes over."""
 
     def __init__(
         self, directory: Path, chance: random.Random, report: Report, home: JournalHome
     ) -> None:
-        self._pair = Pair(home, *_LIMITS)
+        self._pair = Pair(home, *LIMITS)
         super().__init__(directory, chance, report, home, machines=self._pair.machines)
         self._faults: dict[str, Callable[[Machine], None]] = {
             "disk of the owner lost": self._lose,
@@ -165,6 +173,8 @@ class TakeoverEra(_JournalEra):
             "all disks lost": self._lose_all,
             "standby killed": self._kill_standby,
             "store away": self._store_away,
+            "owner dies in a tiering round": self._die_in_a_round,
+            "owner dies before a transaction's decision": self._die_before_a_decision,
         }
 
     def run(self, lives: int) -> None:
@@ -268,6 +278,19 @@ class TakeoverEra(_JournalEra):
     def _kill_or_lose(self, machine: Machine) -> None:
         (self._lose if self._random.random() < 0.5 else Machine.kill)(machine)
 
+    def _die_in_a_round(self, owner: Machine) -> None:
+        """A worker has its plan from this owner, and gives its answer to the next one."""
+        with self._round_under_way() as step:
+            self._report.worker_deaths[f"held at {step or 'none'} while its owner died"] += 1
+            self._kill_or_lose(owner)
+            self._somebody_serves(None)
+
+    def _die_before_a_decision(self, owner: Machine) -> None:
+        """What was begun and staged at this owner is decided at the next one."""
+        with self._transactions_under_way():
+            self._kill_or_lose(owner)
+            self._somebody_serves(None)
+
     def _pause(self, owner: Machine) -> None:
         """Stop the process for longer than its lease; it must end when it goes on."""
         process = owner.process
@@ -287,14 +310,6 @@ class TakeoverEra(_JournalEra):
         assert ended_within(process, _ZOMBIE_TIMEOUT_S), self._pair.describe(
             "a paused owner goes on although its shard was taken"
         )
-
-    def _store_away(self, owner: Machine) -> None:
-        faulty = self._home.faulty
-        if faulty is not None:
-            seconds = self._random.choice((0.5, _LEASE_S, 2 * _LEASE_S))
-            faulty.go_away(seconds)
-            threading.Event().wait(seconds)
-            faulty.come_back()
 
 
 def ended_within(process: ServiceProcess, timeout_s: float) -> bool:
