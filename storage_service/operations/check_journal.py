@@ -7,7 +7,7 @@ older checkpoint on, both manifests, every byte that they name, and that both le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -109,7 +109,7 @@ def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
             trees.append(tree)
     if not trees:
         report.error(names.shard, "no checkpoint, with what came after it, makes the service again")
-    elif any(_facts(tree) != _facts(trees[0]) for tree in trees):
+    elif any(tree.facts() != trees[0].facts() for tree in trees):
         report.error(names.checkpoints, "the two checkpoints lead to different files")
     else:
         report.tree = trees[-1]
@@ -282,7 +282,3 @@ def _end_of(
         )
         return None
     return tree
-
-
-def _facts(tree: JournalTree) -> Sequence[tuple[str, int, int]]:
-    return [(file.path, file.length, file.crc32c) for file in tree]

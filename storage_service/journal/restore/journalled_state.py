@@ -130,10 +130,16 @@ def newest_manifest(
 
 
 def read_state(
-    store: ObjectStore, names: ShardNames, *, epoch: int, service_id: str
+    store: ObjectStore,
+    names: ShardNames,
+    *,
+    epoch: int,
+    service_id: str,
+    before: Place | None = None,
 ) -> JournalledState:
     """Return what the journal says at the end of the epoch before `epoch`, which is open.
 
+    With `before` it is made of a checkpoint before that place, or of none.
     Raises `CorruptDataError` with what is missing or damaged.
     """
     lengths: dict[str, int] | None = None
@@ -142,6 +148,8 @@ def read_state(
     # The journal was stored up to there, even if the checkpoint itself cannot be read any more.
     end_min = max(places, default=_FIRST)
     for place in reversed(places):
+        if before is not None and place >= before:
+            continue
         try:
             manifest = load_manifest(store, names, place)
             if lengths is None:

@@ -77,11 +77,14 @@ def restore_directory(
     is_own: bool,
     store: ObjectStore,
     names: ShardNames,
+    may_lack_keys: bool = False,
 ) -> Restored:
     """Make the directory what the journal says; `own` is what its `journal.json` says.
 
     With `is_own` its process was the last that wrote the journal. On return `journal.json` says
-    `restoring`, still: the caller saves what comes next once the epoch is served. Raises
+    `restoring`, still: the caller saves what comes next once the epoch is served. With
+    `may_lack_keys` rows by key that are damaged in the store are left out: the engine makes them
+    again of the lake or the changelog. Raises
     `CorruptDataError`, what the store raises, and `OSError`.
     """
     filesystem = LocalFilesystem()
@@ -99,7 +102,8 @@ def restore_directory(
     restorer.remove(local)
     restorer.make_directories(state.tree.directories)
     restorer.make_files(state, local.kept)
-    keys = restorer.make_keys(state.manifest.key_rows if state.manifest else (), state)
+    key_rows = state.manifest.key_rows if state.manifest else ()
+    keys = restorer.make_keys(key_rows, state, may_lack=may_lack_keys)
     restorer.sync(state.tree.directories)
     return Restored(local.cuts, len(local.kept), restorer.fetched, local.keys_given_up, keys)
 
@@ -160,26 +164,24 @@ class _Restorer:
                 position += piece.length
         self._fetch(packed, journalled)
 
-    def make_keys(self, key_rows: Sequence[KeyRows], state: JournalledState) -> tuple[str, ...]:
-        """Put rows by key in place where there are none; return of which buckets."""
+    def make_keys(
+        self, key_rows: Sequence[KeyRows], state: JournalledState, *, may_lack: bool
+    ) -> tuple[str, ...]:
+        """Put rows by key in place where there are none; return of which buckets.
+
+        With `may_lack` those of which bytes are damaged are left out.
+        """
         wanted = [
             rows
             for rows in key_rows
             if rows.bucket in state.tree.directories
             and not (self._directory / rows.bucket / _KEYS).exists()
         ]
-        packed: list[_Want] = []
-        for rows in wanted:
-            staged = self._directory / rows.bucket / _STAGED_KEYS
-            self._filesystem.remove_tree(staged)
-            self._filesystem.make_directory(staged)
-            for file in rows.files:
-                self._begin(staged / file.name, 0)
-                position = 0
-                for piece in file.pieces:
-                    packed.append((piece, _Target(staged / file.name, position)))
-                    position += piece.length
-        self._fetch(packed, {})
+        packed = {rows.bucket: self._begin_keys(rows) for rows in wanted}
+        if may_lack:
+            wanted = [rows for rows in wanted if self._has_keys(rows.bucket, packed[rows.bucket])]
+        else:
+            self._fetch([want for wants in packed.values() for want in wants], {})
         self._sync_files()
         for rows in wanted:
             bucket = self._directory / rows.bucket
@@ -187,6 +189,36 @@ class _Restorer:
             self._filesystem.move_directory(bucket / _STAGED_KEYS, bucket / _KEYS)
             self._filesystem.sync_directory(bucket)
         return tuple(rows.bucket for rows in wanted)
+
+    def _begin_keys(self, rows: KeyRows) -> list[_Want]:
+        staged = self._directory / rows.bucket / _STAGED_KEYS
+        self._filesystem.remove_tree(staged)
+        self._filesystem.make_directory(staged)
+        packed: list[_Want] = []
+        for file in rows.files:
+            self._begin(staged / file.name, 0)
+            position = 0
+            for piece in file.pieces:
+                packed.append((piece, _Target(staged / file.name, position)))
+                position += piece.length
+        return packed
+
+    def _has_keys(self, bucket: str, packed: Sequence[_Want]) -> bool:
+        """Fetch the rows by key of one bucket; return whether the store has them whole."""
+        try:
+            self._fetch(packed, {})
+        except CorruptDataError as error:
+            _logger.warning(
+                "event=rows_by_key_not_restored bucket=%s why=%r advice='they are made again of"
+                " the lake or the changelog'",
+                bucket,
+                error.message,
+            )
+            staged = self._directory / bucket / _STAGED_KEYS
+            self._written = {path for path in self._written if path.parent != staged}
+            self._filesystem.remove_tree(staged)
+            return False
+        return True
 
     def sync(self, directories: Iterable[str]) -> None:
         """Return when all of it is durable."""

@@ -13,6 +13,7 @@ Broken off anywhere it is begun again, and gives the same.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from streamhouse.storage_service.journal.object_store import ObjectNotFoundError
 from streamhouse.storage_service.journal.operations import Append
 from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.journalled_state import (
+    JournalledState,
     check_newest_epoch,
     list_checkpoints,
     read_state,
@@ -42,6 +44,8 @@ from streamhouse.storage_service.journal.tree import JournalTree
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 
 __all__ = ["Begun", "JournalStart"]
+
+_logger = logging.getLogger(__name__)
 
 _SERVICE_FILE: Final = "service.json"
 
@@ -162,15 +166,66 @@ class JournalStart:
             known = replace(known.with_last_nonce(), epoch=epoch)
         # What is on the disk says so from the first change on; whoever begins again must know, too.
         self._file = replace(known, phase=Phase.RESTORING)
-        restored = restore_directory(
+        state, restored = self._restored(state, known, is_own=is_own)
+        return Begun(tree=state.tree, manifest=state.manifest, restored=restored)
+
+    def _restored(
+        self, newest: JournalledState, own: JournalFile, *, is_own: bool
+    ) -> tuple[JournalledState, Restored]:
+        """Make the directory of the newest checkpoint of which every byte is right.
+
+        If none has all, of the newest without rows by key that are damaged: they are in lake or
+        changelog, too. Raises `CorruptDataError` if a file is damaged.
+        """
+        state: JournalledState | None = newest
+        while state is not None:
+            try:
+                return state, self._restore(state, own, is_own=is_own)
+            except CorruptDataError as error:
+                if state.manifest is None:
+                    break
+                _logger.warning(
+                    "event=checkpoint_passed_over place=%s why=%r",
+                    state.manifest.place,
+                    error.message,
+                )
+                # Some of it may be on the disk by now.
+                own = replace(own, phase=Phase.RESTORING)
+                state = self._older(state, newest)
+        return newest, self._restore(newest, own, is_own=is_own, may_lack_keys=True)
+
+    def _restore(
+        self,
+        state: JournalledState,
+        own: JournalFile,
+        *,
+        is_own: bool,
+        may_lack_keys: bool = False,
+    ) -> Restored:
+        return restore_directory(
             self._directory,
             state,
-            own=known,
+            own=own,
             is_own=is_own,
             store=self._store,
             names=self._names,
+            may_lack_keys=may_lack_keys,
         )
-        return Begun(tree=state.tree, manifest=state.manifest, restored=restored)
+
+    def _older(self, state: JournalledState, newest: JournalledState) -> JournalledState | None:
+        """Return the same files by the checkpoint before that of `state`; None if none has them."""
+        assert state.manifest is not None
+        try:
+            older = read_state(
+                self._store,
+                self._names,
+                epoch=state.epoch,
+                service_id=state.manifest.service_id,
+                before=state.manifest.place,
+            )
+        except CorruptDataError:
+            return None
+        return older if older.tree.facts() == newest.tree.facts() else None
 
     def finish(self, *, epoch: int, service_id: str) -> None:
         """Say that the directory is what the journal says, and served in `epoch` from now on."""

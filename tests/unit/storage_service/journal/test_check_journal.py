@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy
 from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.restore.journalled_state import (
@@ -139,3 +140,61 @@ def test_an_object_that_lies_beyond_the_newest_epoch_is_found(
 
     assert not report.is_sound
     assert "epoch 90 has objects" in report.findings[0].problem
+
+
+def test_a_damaged_pack_is_passed_over_for_the_checkpoint_before(
+    store: FileObjectStore, tmp_path: Path
+) -> None:
+    """Its length is right, so only who reads it finds out; the start was refused for it."""
+    older, newer = (load_manifest(store, NAMES, place) for place in list_checkpoints(store, NAMES))
+    [pack] = sorted(set(newer.packs) - set(older.packs))
+    _flip(tmp_path / "store" / NAMES.pack(pack))
+    assert not check_journal(store, NAMES).is_sound
+
+    for directory in ("b", "a"):
+        before = files(tmp_path / directory)
+        owner = Owner(tmp_path / directory, store, seed=9)
+        owner.die()
+        assert files(tmp_path / directory) == (before or files(tmp_path / "a"))
+    assert owner.begun.manifest is not None
+
+
+def test_damaged_rows_by_key_are_left_to_be_made_again(
+    store: FileObjectStore, tmp_path: Path
+) -> None:
+    """They are in the lake or the changelog, too; the start was refused for them."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "000001.sst").write_bytes(b"row" * 1_000)
+    bucket = "tables/1/bucket-0"
+    owner = Owner(tmp_path / "a", store, 6, keys=[KeyCopy(bucket, 0, rows)])
+    owner.replace(f"{bucket}/{0:020d}.writers", b"")
+    for _ in range(2):
+        owner.append(_log_of(owner, bucket), b"more")
+        assert owner.checkpoint()
+    owner.stop()
+    newest = load_manifest(store, NAMES, list_checkpoints(store, NAMES)[-1])
+    [of_keys] = [rows for rows in newest.key_rows if rows.bucket == bucket]
+    whole = Owner(tmp_path / "b", store, seed=9)
+    whole.stop()
+    assert (tmp_path / "b" / bucket / "kv" / "000001.sst").read_bytes() == b"row" * 1_000
+    _flip(tmp_path / "store" / NAMES.pack(of_keys.files[0].pieces[0].pack), at=-1)
+
+    Owner(tmp_path / "c", store, seed=10).die()
+
+    assert files(tmp_path / "c") == files(tmp_path / "a")
+    assert not list((tmp_path / "c").rglob("kv*"))
+
+
+def _log_of(owner: Owner, bucket: str) -> str:
+    path = f"{bucket}/{0:020d}.log"
+    if not (owner.directory / path).exists():
+        owner.filesystem.make_directory(owner.directory / bucket)
+        owner.replace(path, b"head")
+    return path
+
+
+def _flip(path: Path, *, at: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
