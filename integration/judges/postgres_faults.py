@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from types import TracebackType
 from typing import Final
 
 from integration.judges.postgres_server import PostgresServer
@@ -61,12 +60,7 @@ class KilledCommit:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leaving.set()
         self._thread.join()
         self._sql("DELETE FROM fault")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_store import StoreUnavailableError
-from streamhouse.storage_service.log.filesystem import Buffer
+from tests.support.journalled_engine import Gate
 from tests.support.restore_world import Owner, files
 
 
@@ -34,22 +33,6 @@ def test_an_empty_directory_becomes_what_was_stored(tmp_path: Path, seed: int) -
     other.die()
 
     assert files(tmp_path / "b") == files(tmp_path / "a")
-
-
-class Gate:
-    """A store whose journal takes nothing more once it is shut; other objects go on."""
-
-    def __init__(self, inner: FileObjectStore) -> None:
-        self._inner = inner
-        self.is_shut = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def create(self, key: str, buffers: Sequence[Buffer]) -> None:
-        if self.is_shut and "/journal/" in key:
-            raise StoreUnavailableError("it is away")
-        self._inner.create(key, buffers)
 
 
 def run_era(owner: Owner, gate: Gate, *, steps: int, ahead: int) -> dict[str, bytes]:

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Final, Literal
 
 __all__ = ["CALM", "FaultPlan", "FaultyStore"]
@@ -94,12 +93,7 @@ class FaultyStore:
         ).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -113,6 +107,14 @@ class FaultyStore:
         """Be there again."""
         with self._lock:
             self._away_until_s = 0.0
+
+    def calm(self) -> Counter[str]:
+        """Be there again, without faults; return what was met since the last time."""
+        self.plan = CALM
+        self.come_back()
+        with self._lock:
+            met, self.met = self.met, Counter()
+        return met
 
     @property
     def is_away(self) -> bool:

@@ -8,7 +8,6 @@ import contextlib
 import socket
 import threading
 import time
-from types import TracebackType
 
 __all__ = ["FlakyProxy"]
 
@@ -39,12 +38,7 @@ class FlakyProxy:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.close()
         self.cut_all()
 

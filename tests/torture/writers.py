@@ -6,6 +6,7 @@ what is tested. Only `ImpatientAppender` gives up and leaves an unknown outcome 
 
 from __future__ import annotations
 
+import abc
 import random
 import threading
 import time
@@ -140,7 +141,7 @@ class Hold:
         self._go_on.wait()
 
 
-class Writer(threading.Thread):
+class Writer(threading.Thread, abc.ABC):
     """One writer; `error` is what ended it, None while all is well."""
 
     def __init__(self, gate: Gate, *, endpoint: str, table: str, number: int, seed: int) -> None:
@@ -168,9 +169,9 @@ class Writer(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - told to the main thread, which raises it
             self.error = error
 
+    @abc.abstractmethod
     def write(self) -> int:
         """Make one call; return how many rows it wrote."""
-        raise NotImplementedError
 
     def text(self) -> str:
         """A text of some length, so that segments fill and batches differ."""

@@ -8,6 +8,7 @@ told so, and never given other rows under offsets it has seen.
 
 from __future__ import annotations
 
+import abc
 import random
 import threading
 import time
@@ -109,12 +110,8 @@ class DiskAckEra:
             pause.wait(self._random.uniform(0.1, 2.5))
 
     def _calm_store(self) -> None:
-        faulty = self._home.faulty
-        if faulty is not None:
-            faulty.plan = CALM
-            faulty.come_back()
-            self._report.store_faults.update(faulty.met)
-            faulty.met.clear()
+        if self._home.faulty is not None:
+            self._report.store_faults.update(self._home.faulty.calm())
 
     def _judge(self, client: StreamhouseClient, reader: _Reader, *, may_lose: bool) -> None:
         end = client.positions(_TABLE)[0].high_watermark
@@ -151,7 +148,7 @@ class _Known(NamedTuple):
     told_s: float
 
 
-class _User(threading.Thread):
+class _User(threading.Thread, abc.ABC):
     """A thread whose `error` is what ended it, None while all is well."""
 
     def __init__(self, endpoint: str) -> None:
@@ -165,8 +162,9 @@ class _User(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - told to the main thread, which raises it
             self.error = error
 
+    @abc.abstractmethod
     def use(self) -> None:
-        raise NotImplementedError
+        """Do it until it is over."""
 
 
 class _Writer(_User):

@@ -88,12 +88,8 @@ class JournalEra(Era):
             self._leaving.cancel()
             self._leaving.join()
             self._leaving = None
-        faulty = self._home.faulty
-        if faulty is not None:
-            faulty.plan = CALM
-            faulty.come_back()
-            self._report.store_faults.update(faulty.met)
-            faulty.met.clear()
+        if self._home.faulty is not None:
+            self._report.store_faults.update(self._home.faulty.calm())
 
     def _store_away(self, *_: Machine) -> None:
         faulty = self._home.faulty

@@ -3,88 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
-from streamhouse.storage_service.shards.chain import DirectoryObjects
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.shards.owners import Owner
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
     event_rows,
     ids_of,
-    in_process_service,
 )
 from tests.support.memory_store import MemoryStore
+from tests.support.shard_world import ShardWorld
 
 _EVENTS = TablePath("default", "events")
 
 
-class _World:
-    """Shards over one store; requests to each other go straight into the other's application."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self._path = tmp_path
-        self.store = MemoryStore()
-        self.services: dict[str, InProcessService] = {}
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-
-    def of(self, shard: str) -> Owner | None:
-        """See `ShardOwners.of`."""
-        return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=shard != "gone")
-
-    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """See `Peers.ask`."""
-        await self.go_on.wait()
-        service = self.services.get(endpoint)
-        if service is None:
-            raise UnavailableError(f"{endpoint} does not answer")
-        answer = await service.call(
-            request.method, request.target, headers=request.headers, body=request.body
-        )
-        return PeerAnswer(answer.status, "application/json", answer.body)
-
-    @contextlib.asynccontextmanager
-    async def shard(self, name: str, *, lake: str = "lake") -> AsyncIterator[InProcessService]:
-        async with in_process_service(
-            self._path / name,
-            directory=ShardDirectory(DirectoryObjects(self.store), shard=name),
-            owners=self,
-            peers=self,
-            store=self.store,
-            catalog_properties={
-                "type": "sql",
-                "uri": f"sqlite:///{self._path / lake}.db",
-                "warehouse": f"file://{self._path / lake}",
-            },
-        ) as service:
-            assert service.service.shards is not None
-            await service.service.shards.say()
-            self.services[f"http://{name}:1"] = service
-            try:
-                yield service
-            finally:
-                del self.services[f"http://{name}:1"]
-
-    def moves(self) -> list[str]:
-        """Return what the store has of moves."""
-        return [entry.key for entry in self.store.list_objects("moves/")]
-
-
 @pytest.fixture
-def world(tmp_path: Path) -> _World:
-    return _World(tmp_path)
+def world(tmp_path: Path) -> ShardWorld:
+    return ShardWorld(tmp_path, MemoryStore())
+
+
+def _left_of_moves(world: ShardWorld) -> list[str]:
+    return [entry.key for entry in world.store.list_objects("moves/")]
 
 
 async def _move(service: InProcessService, to: str, path: str = "events") -> Any:
@@ -97,7 +42,7 @@ async def _positions(service: InProcessService, path: str = "events") -> Any:
     return answer.json()
 
 
-async def test_a_log_table_moves_there_and_back_with_its_writers(world: _World) -> None:
+async def test_a_log_table_moves_there_and_back_with_its_writers(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         await a.create_table(bucket_count=2)
         written = await a.append([(0, 1, event_rows(0, 5))], writer_id="7")
@@ -121,14 +66,14 @@ async def test_a_log_table_moves_there_and_back_with_its_writers(world: _World) 
             assert went_on.status == 200, went_on.body
             assert (await _positions(target))["positions"]["0"]["high_watermark"] == end + 1
         assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
-        assert world.moves() == []
+        assert _left_of_moves(world) == []
     async with world.shard("b") as b:
         assert list(b.service.manager.open_tables()) == []
         async with world.shard("a") as a:
             assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
 
 
-async def test_rows_by_key_are_made_again_at_the_destination(world: _World) -> None:
+async def test_rows_by_key_are_made_again_at_the_destination(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         await a.create_table(primary_key=("id",))
         for row in ({"id": 1, "name": "x"}, {"id": 2, "name": "y"}, {"id": 1, "name": "z"}):
@@ -147,7 +92,7 @@ async def _upsert(manager: Any, table: Any, row: dict[str, Any]) -> None:
     await manager.write_keys(table, [KeyWrite(0, rows)], columns=None, writer_id=0)
 
 
-async def test_a_table_in_use_stays(world: _World) -> None:
+async def test_a_table_in_use_stays(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b"):
         await a.create_table()
         begun = await a.call(
@@ -160,7 +105,7 @@ async def test_a_table_in_use_stays(world: _World) -> None:
         assert (await a.append([(0, 0, event_rows(0, 5))])).status == 200
 
 
-async def test_a_table_that_is_being_tiered_stays(world: _World) -> None:
+async def test_a_table_that_is_being_tiered_stays(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b"):
         await a.create_table(properties={"table.datalake.enabled": "true"})
         await a.append([(0, 0, event_rows(0, 5))])
@@ -173,7 +118,8 @@ async def test_a_table_that_is_being_tiered_stays(world: _World) -> None:
         assert "being tiered" in moved.json()["error"]["message"]
 
 
-async def test_what_cannot_be_is_said_and_the_table_stays(world: _World) -> None:
+async def test_what_cannot_be_is_said_and_the_table_stays(world: ShardWorld) -> None:
+    world.away.add("gone")
     async with world.shard("a") as a, world.shard("c", lake="other"):
         await a.create_table()
         for to, status, why in (
@@ -183,10 +129,10 @@ async def test_what_cannot_be_is_said_and_the_table_stays(world: _World) -> None
             moved = await _move(a, to)
             assert (moved.status, why in moved.json()["error"]["message"]) == (status, True)
         assert (await a.append([(0, 0, event_rows(0, 5))])).status == 200
-        assert world.moves() == []
+        assert _left_of_moves(world) == []
 
 
-async def test_nobody_serves_a_table_on_its_way(world: _World) -> None:
+async def test_nobody_serves_a_table_on_its_way(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         await a.create_table()
         world.go_on.clear()

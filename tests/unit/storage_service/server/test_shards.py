@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.file_store import FileObjectStore
-from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.shards.chain import DirectoryObjects
 from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
@@ -26,66 +20,12 @@ from tests.support.in_process_service import (
     in_process_service,
     table_descriptor,
 )
-
-
-@dataclass
-class _Owners:
-    """Every shard answers at `http://<shard>:1`, unless it is `away`."""
-
-    away: set[str] = field(default_factory=set)
-
-    def of(self, shard: str) -> Owner | None:
-        return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=shard not in self.away)
-
-
-class _World:
-    """Shards whose requests to each other go straight into the other's application."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self._path = tmp_path
-        self.owners = _Owners()
-        self.services: dict[str, InProcessService] = {}
-
-    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """See `Peers.ask`."""
-        if endpoint not in self.services:
-            raise UnavailableError(f"{endpoint} does not answer")
-        path, _, query = request.target.partition("?")
-        answer = await self.services[endpoint].call(
-            request.method,
-            path,
-            query=dict(parse_qsl(query)),
-            headers=request.headers,
-            body=request.body,
-        )
-        return PeerAnswer(answer.status, "application/json", answer.body)
-
-    @contextlib.asynccontextmanager
-    async def shard(self, name: str) -> AsyncIterator[InProcessService]:
-        store = DirectoryObjects(FileObjectStore(self._path / "store"))
-        async with in_process_service(
-            self._path / name,
-            directory=ShardDirectory(store, shard=name),
-            owners=self.owners,
-            peers=self,
-            catalog_properties={
-                "type": "sql",
-                "uri": f"sqlite:///{self._path / 'catalog.db'}",
-                "warehouse": f"file://{self._path / 'warehouse'}",
-            },
-        ) as service:
-            assert service.service.shards is not None
-            await service.service.shards.say()
-            self.services[f"http://{name}:1"] = service
-            try:
-                yield service
-            finally:
-                del self.services[f"http://{name}:1"]
+from tests.support.shard_world import ShardWorld
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> _World:
-    return _World(tmp_path)
+def world(tmp_path: Path) -> ShardWorld:
+    return ShardWorld(tmp_path, FileObjectStore(tmp_path / "store"))
 
 
 async def _create(service: InProcessService, path: str) -> Any:
@@ -98,7 +38,7 @@ def _owner(answer: Any) -> str | None:
     return owner
 
 
-async def test_tables_are_spread_and_each_is_created_once(world: _World) -> None:
+async def test_tables_are_spread_and_each_is_created_once(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         shards = {"http://a:1": a, "http://b:1": b}
         for number in range(4):
@@ -117,7 +57,7 @@ async def test_tables_are_spread_and_each_is_created_once(world: _World) -> None
             assert tables == [f"default.t{number}" for number in range(4)]
 
 
-async def test_whoever_asks_the_wrong_shard_is_told_the_right_one(world: _World) -> None:
+async def test_whoever_asks_the_wrong_shard_is_told_the_right_one(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")
         async with world.shard("b") as b:
@@ -136,7 +76,7 @@ async def test_whoever_asks_the_wrong_shard_is_told_the_right_one(world: _World)
             assert (await a.append([(0, 0, event_rows(0, 3))])).status == 200
 
 
-async def test_a_table_in_a_database_that_was_made_elsewhere_is_found(world: _World) -> None:
+async def test_a_table_in_a_database_that_was_made_elsewhere_is_found(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         assert (await a.call("POST", "/v1/databases", json_body={"name": "sales"})).status == 201
         again = await b.call("POST", "/v1/databases", json_body={"name": "sales"})
@@ -154,11 +94,11 @@ async def test_a_table_in_a_database_that_was_made_elsewhere_is_found(world: _Wo
             assert (await service.call("DELETE", "/v1/databases/sales")).status == 409
 
 
-async def test_no_table_goes_to_a_shard_whose_owner_is_gone(world: _World) -> None:
+async def test_no_table_goes_to_a_shard_whose_owner_is_gone(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         async with world.shard("b"):
             pass
-        world.owners.away.add("b")
+        world.away.add("b")
         for number in range(3):
             assert (await _create(a, f"t{number}")).status == 201
         states = (await a.call("GET", "/v1/shards")).json()["shards"]
@@ -168,15 +108,15 @@ async def test_no_table_goes_to_a_shard_whose_owner_is_gone(world: _World) -> No
         ]
 
 
-async def test_prometheus_is_told_the_address_of_every_owner(world: _World) -> None:
+async def test_prometheus_is_told_the_address_of_every_owner(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b"):
-        world.owners.away.add("b")
+        world.away.add("b")
         answer = await a.call("GET", "/v1/shards/targets")
         labels = {"shard": "a", "__scheme__": "http"}
         assert answer.json() == [{"targets": ["a:1"], "labels": labels}]
 
 
-async def test_a_staged_backup_says_of_which_shard_it_is(world: _World, tmp_path: Path) -> None:
+async def test_a_staged_backup_says_of_which_shard_it_is(world: ShardWorld, tmp_path: Path) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         for name, service in (("a", a), ("b", b)):
             answer = await service.call("POST", "/v1/admin/backup", json_body={})
@@ -187,7 +127,7 @@ async def test_a_staged_backup_says_of_which_shard_it_is(world: _World, tmp_path
         assert answer.json()["shard"] is None
 
 
-async def test_shards_show_how_the_journal_of_each_is(world: _World) -> None:
+async def test_shards_show_how_the_journal_of_each_is(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         for name, service in (("a", a), ("b", b)):
             assert service.service.shards is not None
@@ -226,12 +166,12 @@ async def test_leases_are_read_side_by_side(tmp_path: Path) -> None:
     assert [state.shard for state in states] == [f"s{number}" for number in range(8)]
 
 
-async def test_a_name_given_to_a_shard_that_is_gone_goes_to_another(world: _World) -> None:
+async def test_a_name_given_to_a_shard_that_is_gone_goes_to_another(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "first")
         async with world.shard("b"):
             assert _owner(await _create(a, "second")) == "http://b:1"
-        world.owners.away.add("b")
+        world.away.add("b")
         assert (await _create(a, "second")).status == 201
         async with world.shard("b") as b:
             assert (await _create(b, "second")).status == 409
@@ -242,7 +182,7 @@ async def test_a_service_without_shards_has_none(tmp_path: Path) -> None:
         assert (await service.call("GET", "/v1/shards")).json() == {"shards": []}
 
 
-async def test_one_status_shows_the_tables_of_all_shards(world: _World) -> None:
+async def test_one_status_shows_the_tables_of_all_shards(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")
         async with world.shard("b") as b:
@@ -260,7 +200,7 @@ async def test_one_status_shows_the_tables_of_all_shards(world: _World) -> None:
         assert [t["table"] for t in status["tables"]] == ["default.events"]
 
 
-async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: _World) -> None:
+async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")
         async with world.shard("b") as b:
@@ -288,7 +228,9 @@ async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: _World
             world.services["http://a:1"] = a
 
 
-async def test_who_says_handed_on_is_judged_by_the_tables_shard_all_the_same(world: _World) -> None:
+async def test_who_says_handed_on_is_judged_by_the_tables_shard_all_the_same(
+    world: ShardWorld,
+) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")
         async with world.shard("b") as b:
@@ -304,20 +246,20 @@ async def test_who_says_handed_on_is_judged_by_the_tables_shard_all_the_same(wor
             assert (await b.call("GET", tables)).json()["identifiers"] == []
 
 
-async def test_no_token_is_sent_to_the_address_of_an_owner_that_is_gone(world: _World) -> None:
+async def test_no_token_is_sent_to_the_address_of_an_owner_that_is_gone(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")
         async with world.shard("b") as b:
-            world.owners.away.add("a")
+            world.away.add("a")
             # Whoever has the address now would answer, and have the caller's token.
             status = (await b.call("GET", "/v1/status")).json()
             assert [s["answers"] for s in status["shards"]] == [False, True]
             assert _owner(await b.call("GET", "/v1/tables/events")) is None
-            world.owners.away.clear()
+            world.away.clear()
             assert _owner(await b.call("GET", "/v1/tables/events")) == "http://a:1"
 
 
-async def test_a_claim_says_which_other_shards_there_are(world: _World) -> None:
+async def test_a_claim_says_which_other_shards_there_are(world: ShardWorld) -> None:
     async with world.shard("a") as a, world.shard("b"):
         answer = await a.call("POST", "/v1/tiering/claim", json_body={"worker_id": "w"})
         assert answer.json()["shards"] == ["http://a:1", "http://b:1"]

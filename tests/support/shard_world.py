@@ -1,0 +1,78 @@
+"""Several shards in this process, whose requests to each other go straight into the other's app."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.journal.object_store import ObjectStore
+from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
+from streamhouse.storage_service.shards.chain import DirectoryObjects
+from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.owners import Owner
+from tests.support.in_process_service import InProcessService, in_process_service
+
+__all__ = ["ShardWorld"]
+
+
+class ShardWorld:
+    """Shards over one store. Every one answers at `http://<shard>:1`.
+
+    Those of `away` have no live owner. Requests between shards wait for `go_on`; who is not in
+    `services` does not answer them.
+    """
+
+    def __init__(self, path: Path, store: ObjectStore) -> None:
+        self._path = path
+        self.store = store
+        self.away: set[str] = set()
+        self.services: dict[str, InProcessService] = {}
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    def of(self, shard: str) -> Owner | None:
+        """See `ShardOwners.of`."""
+        return Owner(endpoint=f"http://{shard}:1", epoch=1, is_live=shard not in self.away)
+
+    async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
+        """See `Peers.ask`."""
+        await self.go_on.wait()
+        service = self.services.get(endpoint)
+        if service is None:
+            raise UnavailableError(f"{endpoint} does not answer")
+        path, _, query = request.target.partition("?")
+        answer = await service.call(
+            request.method,
+            path,
+            query=dict(parse_qsl(query)),
+            headers=request.headers,
+            body=request.body,
+        )
+        return PeerAnswer(answer.status, "application/json", answer.body)
+
+    @contextlib.asynccontextmanager
+    async def shard(self, name: str, *, lake: str = "lake") -> AsyncIterator[InProcessService]:
+        """Run the service of a shard, whose lake has a name: shards may share one."""
+        async with in_process_service(
+            self._path / name,
+            directory=ShardDirectory(DirectoryObjects(self.store), shard=name),
+            owners=self,
+            peers=self,
+            store=self.store,
+            catalog_properties={
+                "type": "sql",
+                "uri": f"sqlite:///{self._path / lake}.db",
+                "warehouse": f"file://{self._path / lake}",
+            },
+        ) as service:
+            assert service.service.shards is not None
+            await service.service.shards.say()
+            self.services[f"http://{name}:1"] = service
+            try:
+                yield service
+            finally:
+                del self.services[f"http://{name}:1"]
