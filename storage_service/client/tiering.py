@@ -59,19 +59,23 @@ class TieringCalls:
             "include_idle": include_idle,
         }
         routes = self._transport.routes
-        left, asked = list(self._claim_urls) or [""], set[str]()
+        left, asked = dict.fromkeys(self._claim_urls or ("",)), set[str]()
         idle: list[TieringIdle] = []
         away: StreamhouseError | None = None
         while left:
-            url = left.pop(0)
+            url = next(iter(left))
+            del left[url]
+            asked.add(url)
             try:
                 answer = self._claim_at(url, body)
             except (NotFoundError, UnavailableError) as error:
                 # The others have tables, too.
                 away = error
                 continue
-            url = url or routes.current
+            # Who was asked may be gone, and another one have answered.
+            url = routes.of("", table=_turn(url))
             asked.add(url)
+            left.pop(url, None)
             told = [routes.endpoints.told(shard) for shard in answer.get("shards", ())]
             others = [shard for shard in told if shard is not None and shard != url]
             self._claim_urls = (*others, url) if others else ()
@@ -83,7 +87,7 @@ class TieringCalls:
             idle.append(
                 TieringIdle(reason=answer["reason"], retry_after_ms=int(answer["retry_after_ms"]))
             )
-            left += [shard for shard in others if shard not in asked and shard not in left]
+            left |= dict.fromkeys(shard for shard in others if shard not in asked)
         if not idle and away is not None:
             self._claim_urls = ()
             raise away
@@ -91,8 +95,8 @@ class TieringCalls:
 
     def _claim_at(self, url: str, body: dict[str, Any]) -> Any:
         """Claim at one shard; an empty `url` is any process of the service."""
-        turn = f"claims at {url}" if url else ""
-        if url:
+        turn = _turn(url)
+        if turn:
             self._transport.routes.learn(turn, url)
         # A claim whose answer was lost ends with its lease, as that of a worker that died.
         return self._transport.request_json(
@@ -174,3 +178,8 @@ class TieringCalls:
             is_repeatable=True,
             table=str(path),
         )
+
+
+def _turn(url: str) -> str:
+    """Return what the routes know claims at one shard by; no table has such a name."""
+    return f"claims at {url}" if url else ""

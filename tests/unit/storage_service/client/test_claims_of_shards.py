@@ -52,6 +52,8 @@ def test_a_shard_that_is_gone_keeps_no_worker_from_the_others() -> None:
     with ScriptedServer() as one, StorageClient(one.endpoint) as client:
         one.play([_idle(700, shards=[gone, one.endpoint])] * 20)
         assert [_claim(client) for _ in range(3)] == [700] * 3
+        # Who answers in its place has answered for itself, too.
+        assert len(one.requests) == 2 + 1 + 1
 
 
 def test_a_service_of_one_process_is_asked_once() -> None:
