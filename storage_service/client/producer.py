@@ -349,7 +349,7 @@ class Producer:
         """Send a batch under its sequence until the service says what became of it."""
         deadline = time.monotonic() + self._delivery_timeout_s
         failures = 0
-        is_unknown = False
+        is_unknown = is_renewed = False
         while True:
             try:
                 return send(
@@ -365,8 +365,11 @@ class Producer:
                 lane.writer = AppendWriter()
                 if is_unknown:
                     raise UnknownOutcomeError(error.message) from error
+                if is_renewed:
+                    raise
                 # The writer is forgotten there, or the table is another one by now: nothing of
                 # this batch is stored.
+                is_renewed = True
             except StreamhouseError as error:
                 if not _may_pass(error):
                     if not is_unknown:

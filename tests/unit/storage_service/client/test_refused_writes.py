@@ -150,6 +150,20 @@ def test_a_producer_goes_on_when_its_writer_was_forgotten(
     assert table.stored == [0, 1, 2]
 
 
+def test_a_producer_that_is_refused_as_another_writer_too_ends(
+    table: Table, client: StorageClient
+) -> None:
+    table.attempts = [(FORGOTTEN, False)] * 2
+    producer = _producer(client)
+    refused = producer.send(_rows(0, 1))
+    with pytest.raises(OutOfOrderSequenceError):
+        refused.result()
+    with pytest.raises(OutOfOrderSequenceError):
+        producer.close()
+
+    assert table.stored == []
+
+
 @pytest.mark.parametrize("refusal", [FORGOTTEN, CHANGED])
 def test_a_producer_says_what_may_be_stored_and_goes_on(
     table: Table, client: StorageClient, refusal: StreamhouseError
