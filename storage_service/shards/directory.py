@@ -133,14 +133,13 @@ class ShardDirectory:
         return known, None
 
     def _service(self) -> dict[str, Any]:
-        content = self._chains.content(_SERVICE)
+        content = self._chains.content(_SERVICE) or {}
         try:
-            assert content is not None
             return {
                 "service_id": str(content["service_id"]),
                 "first_block": int(content["first_block"]),
             }
-        except (AssertionError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptDataError("the directory in the store names no service") from error
 
     def claim_ids(self, *, above: int = 0) -> IdBlock:
