@@ -6,23 +6,20 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
-from benchmarks.harness import SCHEMA, make_rows, report, timed
+from benchmarks.harness import make_rows, report, timed
+from benchmarks.large_tables import (
+    BATCH_ROWS,
+    KEYS,
+    check_keys,
+    check_log,
+    fill_keys,
+    fill_log,
+)
 from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
-LOG_BYTES = 1 << 30
-LOG_BUCKETS = 4
-KEYS = 5_000_000
-KEY_BUCKETS = 4
-BATCH_ROWS = 250_000
 RESTARTS = 3
 BAR_S = 10.0
-_SOME_KEYS = pa.table(
-    {"id": np.arange(0, KEYS, KEYS // 1_000)}, schema=pa.schema([SCHEMA.field("id")])
-)
 
 
 def main() -> None:
@@ -39,11 +36,8 @@ def main() -> None:
                 StorageClient(service.endpoint) as client,
             ):
                 starts.append(time.perf_counter() - started)
-                assert client.count("keys") == KEYS
-                found = client.lookup("keys", _SOME_KEYS)["__found"].to_pylist()
-                assert all(found)
-                ends = client.positions("log").values()
-                assert sum(p.high_watermark for p in ends) == rows
+                check_keys(client)
+                check_log(client, rows)
                 waits.append(time.perf_counter() - started)
                 # So that the next start has to replay something again.
                 client.upsert("keys", make_rows(BATCH_ROWS, seed=1))
@@ -63,17 +57,9 @@ def main() -> None:
 
 def _fill(data: Path) -> int:
     """Write both tables and kill the service; return how many rows the log table has."""
-    rows, log_bytes = 0, 0
     with ServiceProcess(data) as service, StorageClient(service.endpoint) as client:
-        client.create_table("log", SCHEMA, bucket_count=LOG_BUCKETS)
-        client.create_table("keys", SCHEMA, primary_key=["id"], bucket_count=KEY_BUCKETS)
-        batch = make_rows(BATCH_ROWS)
-        while log_bytes < LOG_BYTES:
-            client.append("log", batch)
-            rows += batch.num_rows
-            log_bytes += batch.nbytes
-        for first in range(0, KEYS, BATCH_ROWS):
-            client.upsert("keys", make_rows(BATCH_ROWS, first_id=first))
+        rows = fill_log(client)
+        fill_keys(client)
         service.kill()
     return rows
 

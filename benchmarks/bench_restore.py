@@ -11,28 +11,24 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import SCHEMA, make_rows, process_cpu_seconds, report, timed
+from benchmarks.harness import process_cpu_seconds, report, timed
+from benchmarks.large_tables import (
+    KEY_BUCKETS,
+    KEYS,
+    check_keys,
+    check_log,
+    fill_keys,
+    fill_log,
+)
 from streamhouse.storage_service.client import StorageClient
 from tests.support.object_store import BUCKET, REGION, ObjectStore
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-LOG_BYTES = 1 << 30
-LOG_BUCKETS = 4
-KEYS = 5_000_000
-KEY_BUCKETS = 4
-BATCH_ROWS = 250_000
 BAR_S = 60.0
 LEASE_MS = 1_000
-_SOME_KEYS = pa.table(
-    {"id": np.arange(0, KEYS, KEYS // 1_000)}, schema=pa.schema([SCHEMA.field("id")])
-)
-
-
 # So most of the log is in segments that retention deletes once they are tiered.
 _CUT_SOON = {"table.log.segment-bytes": "8mb", "table.log.ttl": "1ms"}
 
@@ -59,7 +55,8 @@ def _measure(name: str, folder: Path, journal: list[str], env: dict[str, str]) -
         ServiceProcess(first, *arguments, env=env) as service,
         StorageClient(service.endpoint) as client,
     ):
-        rows = _fill(client)
+        rows = fill_log(client)
+        fill_keys(client)
         service.terminate()
     stored = sum(path.stat().st_size for path in first.rglob("*.log"))
     copy_s = timed(lambda: shutil.copytree(first / "tables", folder / "copy"))
@@ -71,10 +68,8 @@ def _measure(name: str, folder: Path, journal: list[str], env: dict[str, str]) -
         StorageClient(service.endpoint) as client,
     ):
         serves_s = time.perf_counter() - started
-        assert client.count("keys") == KEYS
-        assert all(client.lookup("keys", _SOME_KEYS)["__found"].to_pylist())
-        ends = client.positions("log").values()
-        assert sum(position.high_watermark for position in ends) == rows
+        check_keys(client)
+        check_log(client, rows)
         service.kill()
     report(
         f"an empty directory restored from a journal over {name}, {stored / 1e9:.1f} GB of log,"
@@ -94,11 +89,7 @@ def _measure_lake(folder: Path) -> None:
         ServiceProcess(folder, *options) as service,
         StorageClient(service.endpoint) as client,
     ):
-        client.create_table(
-            "keys", SCHEMA, primary_key=["id"], bucket_count=KEY_BUCKETS, properties=_CUT_SOON
-        )
-        for first in range(0, KEYS, BATCH_ROWS):
-            client.upsert("keys", make_rows(BATCH_ROWS, first_id=first))
+        fill_keys(client, properties=_CUT_SOON)
         tier_once(client, "default.keys")
         while not all(at.log_start_offset for at in client.positions("keys").values()):
             time.sleep(0.1)
@@ -116,8 +107,7 @@ def _measure_lake(folder: Path) -> None:
     ):
         serves_s, cpu_s = time.perf_counter() - started, process_cpu_seconds(service.pid)
         assert "from=lake" in service.log_text()
-        assert client.count("keys") == KEYS
-        assert all(client.lookup("keys", _SOME_KEYS)["__found"].to_pylist())
+        check_keys(client)
         service.kill()
     limit_s = read_s + copy_s
     report(
@@ -128,21 +118,6 @@ def _measure_lake(folder: Path) -> None:
         bar=f"under {BAR_S:.0f} s",
         reached=serves_s < BAR_S,
     )
-
-
-def _fill(client: StorageClient) -> int:
-    """Write both tables; return how many rows the log table has."""
-    rows, log_bytes = 0, 0
-    client.create_table("log", SCHEMA, bucket_count=LOG_BUCKETS)
-    client.create_table("keys", SCHEMA, primary_key=["id"], bucket_count=KEY_BUCKETS)
-    batch = make_rows(BATCH_ROWS)
-    while log_bytes < LOG_BYTES:
-        client.append("log", batch)
-        rows += batch.num_rows
-        log_bytes += batch.nbytes
-    for first in range(0, KEYS, BATCH_ROWS):
-        client.upsert("keys", make_rows(BATCH_ROWS, first_id=first))
-    return rows
 
 
 if __name__ == "__main__":
