@@ -1,5 +1,10 @@
 """Appends with a journal against the same without one, and what a takeover by a standby takes.
 
+Services without a journal, with ack `disk` and with ack `journal` are measured in turns, over a
+directory and over S3 (SeaweedFS on the same two cores). A lone append stands beside the store's own
+PUT of as many bytes. A takeover begins when the owner is killed and its directory deleted, and ends
+with the first write that is acknowledged.
+
 A journal costs processor time in three places: the service, the store, and, where that is a file
 system, the kernel. All share the machine's cores with the clients here, as they would not in
 earnest. So beside the bar stands the *ceiling*: the rate at which all cores would be busy if the

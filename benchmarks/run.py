@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import platform
@@ -72,7 +73,7 @@ def _run(module: str) -> tuple[list[dict[str, Any]], int]:
 
 def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_code: int) -> str:
     ran = f"`python -m benchmarks.run {module}`, commit {_commit()}, {seconds:.0f} s"
-    lines = [f"## {module}", "", ran, ""]
+    lines = [f"## {module}", "", _what(module), "", ran, ""]
     if exit_code:
         lines += [f"**The run failed with exit code {exit_code}.**", ""]
     lines += [
@@ -85,6 +86,12 @@ def _section(module: str, results: list[dict[str, Any]], seconds: float, exit_co
         for r in results
     ]
     return "\n".join([*lines, ""])
+
+
+def _what(module: str) -> str:
+    """Return what a benchmark compares, as it says itself, in one line."""
+    said = ast.get_docstring(ast.parse((_HERE / f"{module}.py").read_text())) or ""
+    return " ".join(said.split())
 
 
 def _commit() -> str:
