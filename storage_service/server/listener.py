@@ -70,6 +70,7 @@ _DISK_THREADS: Final = 4
 _STORE_READS: Final = 16
 # What a stopping server waits for connections after their requests are done.
 _CLOSE_TIMEOUT_S: Final = 2
+_OPENING_LEFT_S: Final = 1.0
 
 
 def run_service(
@@ -124,7 +125,10 @@ async def _serve(
 
 async def _serve_alone(process: _Process, recovery: KeyRecovery | None) -> None:
     """Serve a directory that is nobody else's; connections wait until it is recovered."""
-    manager = await TabletManager.open(process.config, runtime=process.runtime, recovery=recovery)
+    with process.ended_by_a_stop():
+        manager = await TabletManager.open(
+            process.config, runtime=process.runtime, recovery=recovery
+        )
     async with process.service_of(manager) as (service, app):
         await process.listen(app)
         await process.serve_until_stopped(service)
@@ -151,7 +155,10 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
     process.watch_standing(standing)
     try:
         await process.listen(front)
-        taken = await process.until_stopped(taker.take())
+        with process.ended_by_a_stop():
+            taken = await process.until_stopped(taker.take())
+            if taken is None:
+                await taker.close()
         if taken is not None:
             with ThreadPoolExecutor(_STORE_READS, thread_name_prefix="directory") as reads:
                 await _serve_taken(
@@ -188,14 +195,15 @@ async def _serve_taken(
     shard, warm = taken.shard, taken.warm
     replication = await runtime.run(shard.record, directory, taken.begun)
     names = ShardDirectory(DirectoryObjects(start.store), shard=config.shard, each=each)
-    manager = await TabletManager.open(
-        config,
-        runtime=runtime,
-        recovery=dataclasses.replace(recovery, warm=warm),
-        directory=directory,
-        replication=replication,
-        names=names,
-    )
+    with process.ended_by_a_stop():
+        manager = await TabletManager.open(
+            config,
+            runtime=runtime,
+            recovery=dataclasses.replace(recovery, warm=warm),
+            directory=directory,
+            replication=replication,
+            names=names,
+        )
     owners = LeaseOwners(start.store, lease_ms=config.lease_ms)
     peers = HttpPeers(is_tls=config.is_reached_by_tls)
     shards = Shards(names, owners, manager, peers, each=each, figures=standing.journal.figures)
@@ -287,6 +295,25 @@ class _Process:
             return standing.metrics()
 
         self.metrics.watch(read)
+
+    @contextlib.contextmanager
+    def ended_by_a_stop(self) -> Iterator[None]:
+        """Within this a signal to stop ends the process soon, whatever its threads are doing.
+
+        Nothing is answered yet, and every step of an opening or a restore may be cut short: the
+        next start repeats it. The journal gets no seal: it may lack what this disk acknowledged.
+        """
+        ending = asyncio.ensure_future(self._end_soon())
+        try:
+            yield
+        finally:
+            ending.cancel()
+
+    async def _end_soon(self) -> None:
+        await self.signals.stop.wait()
+        # Most openings are done by then, and end in order.
+        await asyncio.sleep(_OPENING_LEFT_S)
+        end_at_once("stopped_at_start", "the next start repeats what was begun", exit_code=0)
 
     async def until_stopped(self, awaitable: Coroutine[Any, Any, _T]) -> _T | None:
         """Return what it returns, or None after a signal to stop."""

@@ -85,6 +85,8 @@ class Owner:
             recorded=self.recorder,
             copy_keys=lambda staging, known: self.keys,
             packs=dict(manifest.packs) if manifest else {},
+            before=manifest.place if manifest else None,
+            sleep=lambda _: None,
             keys=KeyPacker(manifest.key_rows if manifest else ()),
         )
         self.job = CheckpointJob(

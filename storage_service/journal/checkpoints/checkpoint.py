@@ -7,6 +7,8 @@ step it leaves at most packs that no manifest names, which `trim.py` deletes.
 Promises:
 - what a manifest says of a file is exactly what was journalled: every byte that is read is checked
   by the checksum that the tree has, so a damaged disk never becomes the truth
+- a file that the disk has lost or changed is taken from the store, which has what was journalled:
+  it is named, and holds no checkpoint up
 - a file that was replaced or removed since is left out by name: an operation after the place has it
 - bytes that a sound pack has are neither read nor uploaded again
 - memory is bounded by a few packs, whatever the files are
@@ -14,16 +16,17 @@ Promises:
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from streamhouse.storage_service.errors import StorageFailedError
+from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy, KeyPacker, SeenCopy
 from streamhouse.storage_service.journal.checkpoints.manifest import (
     KeyRows,
@@ -36,6 +39,7 @@ from streamhouse.storage_service.journal.checkpoints.packs import (
     pack_name,
     read_packed,
 )
+from streamhouse.storage_service.journal.checkpoints.stored_tree import StoredTree
 from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_store import ObjectExistsError, ObjectStore
@@ -47,6 +51,7 @@ from streamhouse.storage_service.journal.tree import (
     TreeFile,
 )
 from streamhouse.storage_service.log.durable_mark import MARK_NAME
+from streamhouse.storage_service.log.filesystem import Buffer
 
 __all__ = ["STAGING", "CheckpointTaker", "RecordedFiles", "TreeAtPlace"]
 
@@ -113,6 +118,10 @@ class CheckpointTaker:
     packs: dict[str, int] = field(default_factory=dict)
     """The packs of the manifest before, and their lengths."""
     keys: KeyPacker = field(default_factory=KeyPacker)
+    before: Place | None = None
+    """Where the checkpoint is that `packs` are of."""
+    damaged: dict[str, int] = field(default_factory=dict)
+    """The files that the local disk does not have as they were written, by path, and versions."""
     sleep: Callable[[float], None] = time.sleep
     pack_bytes_max: int = PACK_BYTES_MAX
     _next_number: int = 0
@@ -138,6 +147,15 @@ class CheckpointTaker:
         place, applied = self.recorded.place_of(at.position)
         if place == self._last_place:
             return None
+        self._forget_damage(at.files)
+        stored = StoredTree(
+            self.store,
+            self.names,
+            service_id=self.service_id,
+            checkpoint=self.before,
+            place=place,
+            applied=applied,
+        )
         next_pack = pack_name(self.epoch, self._next_number)
         sound = self._sound_packs(at.files, copies)
         writer = PackWriter(
@@ -149,7 +167,7 @@ class CheckpointTaker:
         )
         try:
             with writer:
-                files = [(file, self._pack_file(file, writer, sound)) for file in at.files]
+                files = [(file, self._pack_file(file, writer, sound, stored)) for file in at.files]
                 keys = [self.keys.pack(copy, writer, sound) for copy in copies]
                 writer.finish()
         except BaseException:
@@ -170,7 +188,7 @@ class CheckpointTaker:
         self.recorded.packed((file, pieces) for file, pieces in files if pieces is not None)
         self.packs = dict(manifest.packs)
         self.keys.packed(manifest.key_rows)
-        self._last_place = place
+        self._last_place = self.before = place
         return manifest
 
     def _manifest(
@@ -242,13 +260,14 @@ class CheckpointTaker:
         return frozenset(sound | kept)
 
     def _pack_file(
-        self, at: FileAtPlace, writer: PackWriter, sound: frozenset[str]
+        self, at: FileAtPlace, writer: PackWriter, sound: frozenset[str], stored: StoredTree
     ) -> list[Packed] | None:
         """Return the pieces that have a file as it was, or None if it was replaced since."""
         packed = [piece for piece in at.pieces if isinstance(piece, Packed)]
         if at.packed_length == at.length and all(piece.pack in sound for piece in packed):
             return packed
-        for look in range(_LOOKS):
+        looks = 1 if self.damaged.get(at.path) == at.version else _LOOKS
+        for look in range(looks):
             if look:
                 self.sleep(_LOOK_EVERY_S)
             if not at.is_there:
@@ -261,14 +280,41 @@ class CheckpointTaker:
             except (FileNotFoundError, IsADirectoryError):
                 # It was moved or removed, or gets its name only now.
                 continue
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                break
             if pieces is not None:
                 return pieces
         if not at.is_there:
             return None
-        raise StorageFailedError(
-            f"{self.directory / at.file.path} is not what was written to it: no checkpoint can be"
-            " taken; look at the disk and run `streamhouse check`"
-        )
+        return self._pack_stored(at, writer, stored)
+
+    def _pack_stored(self, at: FileAtPlace, writer: PackWriter, stored: StoredTree) -> list[Packed]:
+        """Return the pieces of a file that the disk does not have any more, but the store."""
+        damaged = f"{self.directory / at.file.path} is not what was written to it"
+        if self.damaged.get(at.path) != at.version:
+            self.damaged[at.path] = at.version
+            _logger.error(
+                "event=damaged_file why='%s' advice='the journal has it: look at the disk, and"
+                " start again on an empty directory'",
+                damaged,
+            )
+        try:
+            found = _Stream(stored.read(at.path, length=at.length, crc=at.crc32c))
+            added = writer.add_from(found, at.length)
+            if (added.length, added.crc32c) != (at.length, at.crc32c):
+                raise CorruptDataError("its pieces in the store are not all of it")
+        except CorruptDataError as error:
+            raise StorageFailedError(
+                f"{damaged}: no checkpoint can be taken, as the store cannot give it"
+                f" ({error.message}); look at the disk and run `streamhouse check`"
+            ) from error
+        return added.pieces
+
+    def _forget_damage(self, files: Sequence[FileAtPlace]) -> None:
+        versions = {at.path: at.version for at in files if at.path in self.damaged}
+        self.damaged = {p: v for p, v in self.damaged.items() if versions.get(p) == v}
 
     def _is_right(self, at: FileAtPlace) -> bool:
         """Whether a file has what was journalled."""
@@ -310,3 +356,21 @@ class CheckpointTaker:
             rest = writer.add_from(file, at.length - position, crc=at.packed_crc32c)
         is_same = (position + rest.length, rest.crc32c) == (at.length, at.crc32c)
         return [*pieces, *rest.pieces] if is_same else None
+
+
+class _Stream:
+    """What comes in pieces, read as a file is."""
+
+    def __init__(self, pieces: Iterator[Buffer]) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def read(self, size: int, /) -> bytes:
+        """Return some of the next bytes, nothing at the end."""
+        while not len(self._left):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._left = memoryview(piece)
+        data, self._left = self._left[:size], self._left[size:]
+        return bytes(data)

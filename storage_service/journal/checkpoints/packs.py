@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import BinaryIO, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from crc32c import crc32c
 
@@ -37,6 +37,10 @@ _DELETED_AT_ONCE: Final = 500
 def pack_name(epoch: int, number: int) -> str:
     """Return what a pack is called; the names of one owner's packs are in order."""
     return f"{epoch:08d}-{number:012d}"
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Added(NamedTuple):
@@ -101,7 +105,7 @@ class PackWriter:
         self.lengths[piece.pack] = self._length
         return piece
 
-    def add_from(self, file: BinaryIO, length: int, *, crc: int = 0) -> Added:
+    def add_from(self, file: _Readable, length: int, *, crc: int = 0) -> Added:
         """Add the next `length` bytes of a file, or what there is; `crc` goes on with them."""
         pieces: list[Packed] = []
         left = length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 __all__ = ["JournalMetrics", "WriterFigures"]
 
 _PUT_SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+_DAMAGED_SHOWN_MAX: Final = 10
 
 
 class WriterFigures(Protocol):
@@ -45,6 +47,7 @@ class JournalMetrics:
     writer: WriterFigures | None = None
     lease_left_ms: Callable[[], float] = lambda: 0.0
     checkpoint_age_s: Callable[[], float] = lambda: 0.0
+    damaged_files: Callable[[], Sequence[str]] = lambda: ()
 
     def __post_init__(self) -> None:
         self._put_seconds = Histogram(
@@ -63,6 +66,7 @@ class JournalMetrics:
             "lag_bytes": self.writer.lag_bytes,
             "lease_left_ms": round(self.lease_left_ms()),
             "checkpoint_age_ms": round(1_000 * self.checkpoint_age_s()),
+            "damaged_files": list(self.damaged_files()[:_DAMAGED_SHOWN_MAX]),
         }
 
     def put_took(self, seconds: float) -> None:
@@ -96,6 +100,11 @@ class JournalMetrics:
             "checkpoint_age_seconds": (
                 "Time since the last checkpoint, or the start.",
                 self.checkpoint_age_s(),
+            ),
+            "damaged_files": (
+                "Files that this disk does not have as they were written; checkpoints take them"
+                " from the store.",
+                len(self.damaged_files()),
             ),
         }
         counters = {

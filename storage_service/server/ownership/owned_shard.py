@@ -139,6 +139,7 @@ class OwnedShard:
             recorded=self._recorder,
             copy_keys=copy_keys,
             packs=dict(manifest.packs) if manifest else {},
+            before=manifest.place if manifest else None,
             keys=KeyPacker(manifest.key_rows if manifest else ()),
         )
         trimmer = Trimmer(self._store, self._names)
@@ -147,6 +148,7 @@ class OwnedShard:
             job.take()
         self._checkpoints = CheckpointThread(job)
         self._standing.journal.checkpoint_age_s = lambda: job.age_s
+        self._standing.journal.damaged_files = lambda: sorted(taker.damaged)
 
     def close(self, *, timeout_s: float) -> bool:
         """Store everything and seal the epoch, so that anybody may go on at once; False if not."""

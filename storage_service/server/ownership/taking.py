@@ -76,10 +76,11 @@ class ShardTaker:
             ) from error
 
     async def close(self) -> None:
-        """Wait for nothing any more; called when `take` has ended or was cancelled."""
+        """Wait for nothing any more; called when `take` has ended or was cancelled. Idempotent."""
         self._stop.set()
-        if self._standby is not None:
-            await self._run(self._standby.close)
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            await self._run(standby.close)
         self._thread.shutdown()
 
     def _opened(self) -> ShardStart:
