@@ -38,6 +38,7 @@ from streamhouse.storage_service.journal.operations import (
     Replace,
     is_journalled,
     is_journalled_directory,
+    is_movable,
 )
 from streamhouse.storage_service.log.durable_mark import MARK_NAME
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
@@ -206,7 +207,7 @@ class JournaledFilesystem:
     def move_directory(self, source: Path, target: Path) -> None:
         """See `Filesystem.move_directory`."""
         old, new = self._name(source), self._name(target)
-        if not is_journalled_directory(old) or not is_journalled_directory(new):
+        if not is_movable(old, new):
             raise InternalError(f"{source} is moved to {target}, which the journal cannot follow")
         for path, is_there, code in ((source, True, errno.ENOENT), (target, False, errno.EEXIST)):
             if self._inner.has_directory(path) != is_there:

@@ -25,6 +25,7 @@ __all__ = [
     "check_path",
     "is_journalled",
     "is_journalled_directory",
+    "is_movable",
 ]
 
 _NUMBER: Final = r"(?:0|[1-9][0-9]{0,18})"
@@ -34,6 +35,7 @@ _BUCKET: Final = rf"{_TREE}/bucket-{_NUMBER}"
 # What transactions are called is checked where they begin: no separator, no leading dot.
 _TRANSACTION_FILE: Final = rf"{_TREE}/transactions/[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,250}}"
 _DIRECTORY: Final = re.compile(rf"{_TREE}|{_BUCKET}|{_TREE}/transactions|tables")
+_MOVED: Final = re.compile(_TREE)
 _FILE: Final = re.compile(
     rf"service\.json|{_TREE}/[a-z_]{{1,32}}\.json|{_TRANSACTION_FILE}"
     rf"|{_BUCKET}/(?:[0-9]{{20}}\.(?:log|index|writers)|[a-z_]{{1,32}}\.[a-z_]{{1,32}})"
@@ -75,7 +77,8 @@ class MakeDirectory:
 class Move:
     """The directory `source` is called `target`, with all that is in it; what was there is gone.
 
-    Nothing happens where there is no `source`: it was done before.
+    They are two names that tables' directories may have. Nothing happens where there is no
+    `source`: it was done before.
     """
 
     source: str
@@ -104,13 +107,22 @@ def is_journalled_directory(path: str) -> bool:
     return _DIRECTORY.fullmatch(path) is not None
 
 
+def is_movable(source: str, target: str) -> bool:
+    """Whether the journal can follow a directory of one name to the other.
+
+    Only a table's directory is moved: neither name lies in the other, and all that is in it has
+    names of the journal's there, too.
+    """
+    return source != target and all(map(_MOVED.fullmatch, (source, target)))
+
+
 def check_path(operation: Operation) -> None:
-    """Raise `CorruptDataError` if an operation names a path that no data directory has."""
+    """Raise `CorruptDataError` for a path that no data directory has, or a move that none makes."""
     match operation:
         case Append(path) | Replace(path) | Remove(path):
             is_known = is_journalled(path)
         case Move(source, target):
-            is_known = all(map(is_journalled_directory, (source, target)))
+            is_known = is_movable(source, target)
         case MakeDirectory(path) | RemoveTree(path):
             is_known = is_journalled_directory(path)
     if not is_known:

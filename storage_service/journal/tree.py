@@ -307,21 +307,16 @@ class JournalTree:
         return file
 
     def _move(self, source: str, target: str) -> None:
-        if _is_below(source, target) or _is_below(target, source):
-            raise CorruptDataError(f"the journal moves {source} to {target}, one within the other")
-        if source == target or source not in self._directories:
+        if source not in self._directories:
             return
         self._remove_tree(target)
         directories = [path for path in self._directories if _is_in(path, source)]
         self._directories.difference_update(directories)
         for path in directories:
-            moved = target + path[len(source) :]
-            check_path(MakeDirectory(moved))
-            self.add_directory(moved)
+            self.add_directory(target + path[len(source) :])
         for path in [path for path in self._files if _is_below(path, source)]:
             file = self._files.pop(path)
             file.path = target + path[len(source) :]
-            check_path(Remove(file.path))
             self._files[file.path] = file
 
     def _remove_tree(self, directory: str) -> None:

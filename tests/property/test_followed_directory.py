@@ -102,6 +102,10 @@ def test_who_has_files_of_a_directory_open_is_told_before_it_goes(tmp_path: Path
         Append(_LOG, 4, b"x"),
         Append(_LOG.replace("bucket-0", "bucket-1"), 0, b"x"),
         Replace("../service.json", b"x"),
+        Move("tables/1", "tables/1"),
+        Move("tables/1", "tables/1/bucket-0"),
+        Move("tables/1/bucket-0", "tables/2"),
+        Move("tables/1", "tables"),
     ],
 )
 def test_what_does_not_follow_changes_nothing(tmp_path: Path, operation: Operation) -> None:

@@ -178,6 +178,7 @@ LOG = f"tables/1/bucket-0/{LOGS[0]}"
         Append(LOG, 4, b"x"),
         Append(LOG.replace("bucket-0", "bucket-1"), 0, b"x"),
         Replace("../service.json", b"x"),
+        Move("tables/1", "tables/1"),
         Move("tables/1", "tables/1/bucket-0"),
         Move("tables/1/bucket-0", "tables/2"),
         Move("tables/1", "tables"),
