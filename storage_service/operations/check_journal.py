@@ -7,7 +7,7 @@ older checkpoint on, both manifests, every byte that they name, and that both le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,16 +22,21 @@ from streamhouse.storage_service.journal.object_format import (
     JournalObject,
     ObjectKind,
     decode_object,
+    journal_identity,
 )
 from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Replace
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
 from streamhouse.storage_service.journal.restore.journalled_state import (
+    READ_AHEAD,
+    Replay,
+    check_manifest,
     check_newest_epoch,
     list_checkpoints,
     load_manifest,
+    pack_lengths,
 )
-from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.steps import run_on
 from streamhouse.storage_service.journal.tree import (
     Held,
     Journalled,
@@ -44,7 +49,6 @@ from streamhouse.storage_service.operations.findings import Finding, Severity
 __all__ = ["JournalReport", "check_journal", "read_file"]
 
 _THREADS: Final = 6
-_AHEAD: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,12 +90,10 @@ class JournalReport:
 def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
     """Check one shard's journal. Raises what the store raises."""
     report = JournalReport(url=store.url, shard=names.shard)
-    first = _opened(store, names, 1, None, report)
-    if first is None:
-        where = names.object(Place(1, 0))
-        report.error(where, "it is missing: there is no journal, as epoch 1 was never opened")
+    service_id = _service_id(store, names, report)
+    if service_id is None:
         return report
-    _check_epochs(store, names, first.journal, report)
+    _check_epochs(store, names, journal_identity(service_id, names.shard), report)
     try:
         check_newest_epoch(store, names)
     except CorruptDataError as error:
@@ -99,12 +101,13 @@ def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
     trees: list[JournalTree] = []
     places = list_checkpoints(store, names)
     report.checkpoints = len(places)
+    packs = pack_lengths(store, names)
     for place in places[-2:]:
-        tree = _check_checkpoint(store, names, place, first.journal, report)
+        tree = _check_checkpoint(store, names, place, packs, service_id, report)
         if tree is not None:
             trees.append(tree)
     if not places:
-        tree = _end_of(store, names, None, first.journal, report)
+        tree = _end_of(store, names, None, service_id, report)
         if tree is not None:
             trees.append(tree)
     if not trees:
@@ -114,6 +117,22 @@ def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
     else:
         report.tree = trees[-1]
     return report
+
+
+def _service_id(store: ObjectStore, names: ShardNames, report: JournalReport) -> str | None:
+    """Return whose journal it is; None if there is none, or if that is damaged, which is noted."""
+    first = Place(1, 0)
+    opened = _object(store, names, first, None, report)
+    if opened is None and not report.findings:
+        where = names.object(first)
+        report.error(where, "it is missing: there is no journal, as epoch 1 was never opened")
+        return None
+    report.epochs = 1
+    try:
+        return None if opened is None else open_facts(opened, key=names.object(first)).service_id
+    except CorruptDataError as error:
+        report.error(names.object(first), error.message)
+        return None
 
 
 def read_file(store: ObjectStore, names: ShardNames, file: TreeFile) -> bytes:
@@ -159,7 +178,7 @@ def _check_epochs(
         report.epochs = epoch
         following = _opened(store, names, epoch + 1, journal, report)
         if following is None:
-            newest = run(newest_epoch(names, at_least=epoch), lambda step: do(store, step))
+            newest = run_on(store, newest_epoch(names, at_least=epoch))
             if newest == epoch:
                 return
             # Its owner may have opened it since it was asked for.
@@ -212,12 +231,18 @@ def _object(
 
 
 def _check_checkpoint(
-    store: ObjectStore, names: ShardNames, place: Place, journal: bytes, report: JournalReport
+    store: ObjectStore,
+    names: ShardNames,
+    place: Place,
+    packs: Mapping[str, int],
+    service_id: str,
+    report: JournalReport,
 ) -> JournalTree | None:
     """Return the tree that a checkpoint leads to, None if it is of no use."""
     key = names.checkpoint(place)
     try:
         manifest = load_manifest(store, names, place)
+        check_manifest(manifest, packs, service_id=service_id)
     except CorruptDataError as error:
         report.error(key, error.message)
         return None
@@ -235,7 +260,7 @@ def _check_checkpoint(
         problems = sorted(filter(None, set(threads.map(problem, pieces))))
     for found in problems:
         report.error(key, found)
-    return None if problems else _end_of(store, names, manifest, journal, report)
+    return None if problems else _end_of(store, names, manifest, service_id, report)
 
 
 def _pieces(manifest: Manifest) -> Iterator[Packed]:
@@ -250,35 +275,30 @@ def _end_of(
     store: ObjectStore,
     names: ShardNames,
     manifest: Manifest | None,
-    journal: bytes,
+    service_id: str,
     report: JournalReport,
 ) -> JournalTree | None:
     """Return the tree at the end of the journal, from a checkpoint or from its beginning on."""
-    start, skipped = (manifest.place, manifest.applied) if manifest else (Place(1, 0), 0)
-    tree = manifest.tree.copy() if manifest else JournalTree()
-    reader = JournalReader(store, names, start=start, journal=journal, ahead=_AHEAD)
+    replay = Replay(manifest)
+    journal = journal_identity(service_id, names.shard)
+    reader = JournalReader(store, names, start=replay.start, journal=journal, ahead=READ_AHEAD)
     report.objects = report.operations = 0
-    end = start
     try:
         while (found := reader.next()) is not None:
-            end = found.place if found.kind is ObjectKind.SEAL else found.place.following
+            replay.apply(found)
             report.objects += 1
             report.operations += len(found.operations)
-            for index, operation in enumerate(found.operations):
-                if found.place != start or index >= skipped:
-                    tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
-        tree.check_whole()
+        replay.tree.check_whole()
     except (CorruptDataError, TrimmedError) as error:
-        message = error.message if isinstance(error, CorruptDataError) else str(error)
-        report.error(names.object(reader.place), message)
+        report.error(names.object(reader.place), str(error))
         return None
     finally:
         reader.close()
-    if manifest and end < manifest.stored_until:
+    if manifest and replay.end < manifest.stored_until:
         report.error(
-            names.object(end),
+            names.object(replay.end),
             f"the journal ends here, but it had reached {manifest.stored_until} when checkpoint"
             f" {manifest.place} was taken: objects are missing, put them back",
         )
         return None
-    return tree
+    return replay.tree

@@ -9,8 +9,9 @@ for all of them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.manifest import Manifest, decode_manifest
@@ -19,6 +20,7 @@ from streamhouse.storage_service.journal.epochs import SealReason, newest_epoch
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_format import (
     SEAL_BYTES_MAX,
+    JournalObject,
     ObjectKind,
     decode_object,
     journal_identity,
@@ -33,18 +35,23 @@ from streamhouse.storage_service.journal.steps import run_on
 from streamhouse.storage_service.journal.tree import JournalTree
 
 __all__ = [
+    "READ_AHEAD",
     "JournalledState",
+    "Replay",
+    "check_manifest",
     "check_newest_epoch",
     "list_checkpoints",
     "load_manifest",
     "newest_manifest",
+    "pack_lengths",
     "read_state",
 ]
 
 _logger = logging.getLogger(__name__)
 
 _MANIFEST_BYTES_MAX: Final = 1 << 30
-_AHEAD: Final = 8
+READ_AHEAD: Final = 8
+"""So many objects of a journal are fetched before they are asked for, to restore or check it."""
 _FIRST: Final = Place(1, 0)
 
 
@@ -60,11 +67,27 @@ class JournalledState:
     epoch: int
 
 
-class _Replayed(NamedTuple):
-    """A tree, and the place after the last object that it has."""
+class Replay:
+    """`tree` is that of a checkpoint, or of nothing, with what came after it.
 
-    tree: JournalTree
-    end: Place
+    `start` is where the journal is read from, `end` the place after the last object applied.
+    """
+
+    def __init__(self, manifest: Manifest | None) -> None:
+        self.tree = manifest.tree.copy() if manifest else JournalTree()
+        self.start = self.end = manifest.place if manifest else _FIRST
+        self._applied = manifest.applied if manifest else 0
+
+    def apply(self, found: JournalObject) -> None:
+        """Apply the next object; raises `CorruptDataError`."""
+        # A seal stands where the next operations would have been.
+        self.end = found.place if found.kind is ObjectKind.SEAL else found.place.following
+        applied = self._applied if found.place == self.start else 0
+        if applied > len(found.operations):
+            raise CorruptDataError(f"object {self.start} has not the operations of its checkpoint")
+        for index, operation in enumerate(found.operations):
+            if index >= applied:
+                self.tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
 
 
 def list_checkpoints(store: ObjectStore, names: ShardNames) -> list[Place]:
@@ -116,12 +139,11 @@ def newest_manifest(
 ) -> Manifest | None:
     """Return the newest checkpoint before `epoch`, which is open, that has all its packs."""
     places = [place for place in list_checkpoints(store, names) if place < Place(epoch, 0)]
-    found = list_all(store, names.packs) if places else ()
-    lengths = {entry.key: entry.size_bytes for entry in found}
+    packs = pack_lengths(store, names) if places else {}
     for place in reversed(places):
         try:
             manifest = load_manifest(store, names, place)
-            _check_manifest(manifest, names, lengths, service_id)
+            check_manifest(manifest, packs, service_id=service_id)
         except CorruptDataError as error:
             _logger.warning("event=checkpoint_passed_over place=%s why=%r", place, error.message)
         else:
@@ -142,9 +164,9 @@ def read_state(
     With `before` it is made of a checkpoint before that place, or of none.
     Raises `CorruptDataError` with what is missing or damaged.
     """
-    lengths: dict[str, int] | None = None
     why: list[str] = []
     places = [place for place in list_checkpoints(store, names) if place < Place(epoch, 0)]
+    packs = pack_lengths(store, names) if places else {}
     # The journal was stored up to there, even if the checkpoint itself cannot be read any more.
     end_min = max(places, default=_FIRST)
     for place in reversed(places):
@@ -152,23 +174,19 @@ def read_state(
             continue
         try:
             manifest = load_manifest(store, names, place)
-            if lengths is None:
-                found = list_all(store, names.packs)
-                lengths = {entry.key: entry.size_bytes for entry in found}
-            _check_manifest(manifest, names, lengths, service_id)
+            check_manifest(manifest, packs, service_id=service_id)
             end_min = max(end_min, manifest.stored_until)
             replayed = _replay(store, names, manifest, epoch=epoch, service_id=service_id)
         except (CorruptDataError, TrimmedError) as error:
-            message = error.message if isinstance(error, CorruptDataError) else str(error)
-            why.append(message)
-            _logger.warning("event=checkpoint_passed_over place=%s why=%r", place, message)
+            why.append(str(error))
+            _logger.warning("event=checkpoint_passed_over place=%s why=%r", place, str(error))
         else:
             _check_end(replayed, end_min, store)
             return JournalledState(replayed.tree, manifest, epoch)
     try:
         replayed = _replay(store, names, None, epoch=epoch, service_id=service_id)
     except (CorruptDataError, TrimmedError) as error:
-        why.append(error.message if isinstance(error, CorruptDataError) else str(error))
+        why.append(str(error))
         raise CorruptDataError(
             f"the journal {store.url} cannot say what the data directory is: {'; '.join(why)}"
         ) from error
@@ -176,9 +194,14 @@ def read_state(
     return JournalledState(replayed.tree, None, epoch)
 
 
-def _check_manifest(
-    manifest: Manifest, names: ShardNames, lengths: dict[str, int], service_id: str
-) -> None:
+def pack_lengths(store: ObjectStore, names: ShardNames) -> dict[str, int]:
+    """Return how long each pack in the store is, by name."""
+    entries = list_all(store, names.packs)
+    found = ((names.name_of_pack(entry.key), entry.size_bytes) for entry in entries)
+    return {name: size_bytes for name, size_bytes in found if name is not None}
+
+
+def check_manifest(manifest: Manifest, packs: Mapping[str, int], *, service_id: str) -> None:
     """Raise `CorruptDataError` for one of another service, or with a pack that is not there."""
     if manifest.service_id != service_id:
         raise CorruptDataError(
@@ -186,7 +209,7 @@ def _check_manifest(
             f" {service_id}"
         )
     for name, length in manifest.packs.items():
-        found = lengths.get(names.pack(name))
+        found = packs.get(name)
         if found != length:
             raise CorruptDataError(
                 f"checkpoint {manifest.place} names pack {name} of {length} bytes, but it is"
@@ -201,34 +224,21 @@ def _replay(
     *,
     epoch: int,
     service_id: str,
-) -> _Replayed:
-    """Return the tree of a checkpoint, or of nothing, with all operations after it."""
-    tree = manifest.tree.copy() if manifest else JournalTree()
-    start, skipped = (manifest.place, manifest.applied) if manifest else (_FIRST, 0)
-    reader = JournalReader(
-        store,
-        names,
-        start=start,
-        journal=journal_identity(service_id, names.shard),
-        ahead=_AHEAD,
-    )
-    last = start
+) -> Replay:
+    """Return the tree of a checkpoint, or of nothing, with all operations before `epoch`."""
+    replay = Replay(manifest)
+    journal = journal_identity(service_id, names.shard)
+    reader = JournalReader(store, names, start=replay.start, journal=journal, ahead=READ_AHEAD)
     try:
         for found in reader.read_to(epoch):
-            # A seal stands where the next operations would have been.
-            last = found.place if found.kind is ObjectKind.SEAL else found.place.following
-            if found.place == start and skipped > len(found.operations):
-                raise CorruptDataError(f"object {start} has not the operations of its checkpoint")
-            for index, operation in enumerate(found.operations):
-                if found.place != start or index >= skipped:
-                    tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
+            replay.apply(found)
     finally:
         reader.close()
-    tree.check_whole()
-    return _Replayed(tree, last)
+    replay.tree.check_whole()
+    return replay
 
 
-def _check_end(replayed: _Replayed, end_min: Place, store: ObjectStore) -> None:
+def _check_end(replayed: Replay, end_min: Place, store: ObjectStore) -> None:
     """Refuse a journal that has lost what it had: no older checkpoint brings that back."""
     if replayed.end < end_min:
         raise CorruptDataError(

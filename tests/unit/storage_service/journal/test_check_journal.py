@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy
+from streamhouse.storage_service.journal.checkpoints.manifest import encode_manifest
 from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.restore.journalled_state import (
@@ -64,6 +66,31 @@ def test_there_is_no_journal(tmp_path: Path) -> None:
     report = check_journal(FileObjectStore(tmp_path / "none"), ShardNames("other"))
 
     assert not report.is_sound
+
+
+@pytest.mark.parametrize("what", ["a longer pack", "another service", "operations that are gone"])
+def test_a_checkpoint_that_no_restore_takes_is_found(
+    store: FileObjectStore, tmp_path: Path, what: str
+) -> None:
+    place = list_checkpoints(store, NAMES)[-1]
+    manifest = load_manifest(store, NAMES, place)
+    if what == "a longer pack":
+        with (tmp_path / "store" / NAMES.pack(max(manifest.packs))).open("ab") as pack:
+            pack.write(b"x")
+    else:
+        other = (
+            replace(manifest, service_id="0" * 32)
+            if what == "another service"
+            else replace(manifest, applied=10**6)
+        )
+        store.replace(NAMES.checkpoint(place), encode_manifest(other))
+
+    report = check_journal(store, NAMES)
+
+    assert not report.is_sound
+    owner = Owner(tmp_path / "b", store, seed=9)
+    assert owner.begun.manifest is None or owner.begun.manifest.place != place
+    owner.die()
 
 
 def objects_of_each_kind(store: FileObjectStore) -> dict[str, str]:

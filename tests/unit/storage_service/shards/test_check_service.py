@@ -130,6 +130,17 @@ def test_what_a_crash_leaves_is_no_error(world: _World) -> None:
     ]
 
 
+def test_a_journal_whose_beginning_is_damaged_is_there(world: _World) -> None:
+    world.serve("e", {})
+    ShardDirectory(DirectoryObjects(world.store), shard="e").record(ShardRecord(shard="e"))
+    (world.path / "shards/e/journal/00000001/000000000000").write_bytes(b"no object")
+
+    report = world.check()
+
+    assert [shard.shard for shard in report.shards if not shard.is_sound] == ["e"]
+    assert report.findings == []
+
+
 def test_a_shard_that_the_directory_has_lost_is_checked(world: _World) -> None:
     world.serve("e", {})
     (world.path / "shards/e/journal/00000001/000000000000").write_bytes(b"no object")
