@@ -78,12 +78,9 @@ class JournalReport:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         plain = ("url", "shard", "epochs", "objects", "operations", "checkpoints", "packs_bytes")
-        findings = [
-            {"severity": f.severity, "where": f.where, "problem": f.problem} for f in self.findings
-        ]
         return {name: getattr(self, name) for name in plain} | {
             "is_sound": self.is_sound,
-            "findings": findings,
+            "findings": [finding.to_json() for finding in self.findings],
         }
 
 

@@ -55,10 +55,7 @@ class ServiceReport:
             "url": self.url,
             "is_sound": self.is_sound,
             "names": self.names,
-            "findings": [
-                {"severity": f.severity, "where": f.where, "problem": f.problem}
-                for f in self.findings
-            ],
+            "findings": [finding.to_json() for finding in self.findings],
             "shards": [shard.to_json() for shard in self.shards],
         }
 

@@ -28,6 +28,10 @@ class Finding:
     where: str
     problem: str
 
+    def to_json(self) -> dict[str, str]:
+        """Return the JSON form."""
+        return {"severity": str(self.severity), "where": self.where, "problem": self.problem}
+
 
 @dataclass(slots=True, kw_only=True)
 class BucketFacts:
@@ -113,8 +117,5 @@ class CheckReport:
                 }
                 for table in self.tables
             ],
-            "findings": [
-                {"severity": str(f.severity), "where": f.where, "problem": f.problem}
-                for f in self.findings
-            ],
+            "findings": [finding.to_json() for finding in self.findings],
         }
