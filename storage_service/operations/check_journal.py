@@ -63,8 +63,10 @@ class JournalReport:
     checkpoints: int = 0
     packs_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
+    end: Place | None = None
+    """Up to where it was read, once it was."""
     tree: JournalTree | None = None
-    """The files at its end, where that is known."""
+    """The files there, where that is known."""
 
     @property
     def is_sound(self) -> bool:
@@ -281,11 +283,15 @@ def _end_of(
     reader = JournalReader(store, names, start=replay.start, journal=journal, ahead=READ_AHEAD)
     report.objects = report.operations = 0
     try:
-        while (found := reader.next()) is not None:
+        # Who writes it goes on: both checkpoints lead to where the first of them was read to.
+        while report.end is None or reader.place < report.end:
+            if (found := reader.next()) is None:
+                break
             replay.apply(found)
             report.objects += 1
             report.operations += len(found.operations)
         replay.tree.check_whole()
+        report.end = reader.place
     except (CorruptDataError, TrimmedError) as error:
         report.error(names.object(reader.place), str(error))
         return None

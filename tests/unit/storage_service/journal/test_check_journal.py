@@ -62,6 +62,28 @@ def test_a_running_service_is_no_finding(store: FileObjectStore, tmp_path: Path)
     owner.die()
 
 
+def test_what_is_written_while_a_check_reads_is_no_finding(
+    store: FileObjectStore, tmp_path: Path
+) -> None:
+    owner = Owner(tmp_path / "b", store, 6)
+    newer = NAMES.checkpoint(list_checkpoints(store, NAMES)[-1])
+
+    class Busy(FileObjectStore):
+        """Its owner goes on when the newer of two checkpoints is asked for."""
+
+        def get(self, key: str, *, bytes_max: int) -> memoryview:
+            if key == newer:
+                for _ in range(20):
+                    owner.step()
+                owner.writer.wait_stored(owner.writer.recorded_position)
+            return super().get(key, bytes_max=bytes_max)
+
+    report = check_journal(Busy(tmp_path / "store"), NAMES)
+
+    assert report.is_sound, report.findings
+    owner.die()
+
+
 def test_there_is_no_journal(tmp_path: Path) -> None:
     report = check_journal(FileObjectStore(tmp_path / "none"), ShardNames("other"))
 
