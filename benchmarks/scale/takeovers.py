@@ -17,15 +17,15 @@ from benchmarks.scale.world import LOST, Program, Request, Sleep, StoreModel, Wo
 from streamhouse.storage_service.journal.epochs import TakenByOtherError, take
 from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
 from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.operations import Append
+from streamhouse.storage_service.journal.pipeline import Pipeline
+from streamhouse.storage_service.journal.steps import Create, Get, Steps, do, run
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectEntry,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreError,
 )
-from streamhouse.storage_service.journal.operations import Append
-from streamhouse.storage_service.journal.pipeline import Pipeline
-from streamhouse.storage_service.journal.steps import Create, Get, Steps, do, run
 from streamhouse.storage_service.log.filesystem import Buffer
 
 __all__ = ["PRODUCT", "LeaseSettings", "Outcome", "Scenario", "Watch", "simulate"]

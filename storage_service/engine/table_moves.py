@@ -34,7 +34,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.shards.move_set import MoveSet, clear_moves

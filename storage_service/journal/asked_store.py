@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.steps import keep_trying
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
     ObjectStore,
     ObjectStoreError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.journal.steps import keep_trying
 from streamhouse.storage_service.log.filesystem import Buffer
 
 __all__ = ["PatientStore", "StoppableStore"]

@@ -29,8 +29,8 @@ from streamhouse.storage_service.journal.object_format import (
     encode_facts,
     journal_identity,
 )
-from streamhouse.storage_service.journal.object_store import ObjectExistsError
 from streamhouse.storage_service.journal.steps import Create, List, Steps, get_or_none, stored
+from streamhouse.storage_service.journal.store.object_store import ObjectExistsError
 
 __all__ = [
     "IN_FLIGHT_MAX",

@@ -25,12 +25,12 @@ from typing import Final
 
 from streamhouse.storage_service.journal.epochs import newest_epoch, read_open
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.steps import run_on
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     ObjectStoreError,
 )
-from streamhouse.storage_service.journal.steps import run_on
 
 __all__ = [
     "LEASE_MS_MAX",

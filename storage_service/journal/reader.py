@@ -21,7 +21,7 @@ from streamhouse.storage_service.journal.object_format import (
     ObjectKind,
     decode_object,
 )
-from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectNotFoundError, ObjectStore
 
 __all__ = ["JournalReader", "TrimmedError"]
 

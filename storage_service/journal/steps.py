@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.journal.object_format import OBJECT_BYTES_MAX
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStore,

@@ -31,10 +31,10 @@ from streamhouse.storage_service.journal.epochs import (
 )
 from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_format import BODY_BYTES_MAX, encoded_bytes
-from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.operations import Operation, check_path
 from streamhouse.storage_service.journal.pipeline import Fenced, Pipeline, Sent
 from streamhouse.storage_service.journal.steps import Step, do, keep_trying, run, run_on
+from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
 
 __all__ = ["JournalWriter", "WriterOptions"]
 

@@ -24,7 +24,6 @@ from streamhouse.storage_service.journal.object_format import (
     decode_object,
     journal_identity,
 )
-from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Replace
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
 from streamhouse.storage_service.journal.restore.journalled_state import (
@@ -37,6 +36,7 @@ from streamhouse.storage_service.journal.restore.journalled_state import (
     pack_lengths,
 )
 from streamhouse.storage_service.journal.steps import run_on
+from streamhouse.storage_service.journal.store.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.tree import (
     Held,
     Journalled,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.journal.names import DIRECTORY
-from streamhouse.storage_service.journal.object_store import ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.operations.findings import Finding, Severity
 from streamhouse.storage_service.shards.chain import DirectoryObjects, DirectoryStore

@@ -16,7 +16,7 @@ from streamhouse.storage_service.engine.directory.service_state import ServiceSt
 from streamhouse.storage_service.engine.directory.state_file import StateIdentity, unseal
 from streamhouse.storage_service.errors import CorruptDataError, InvalidNameError
 from streamhouse.storage_service.journal.names import SHARDS, ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.operations.check_journal import (
     JournalReport,

@@ -34,7 +34,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
-from streamhouse.storage_service.journal.object_store import ObjectStoreError
+from streamhouse.storage_service.journal.store.object_store import ObjectStoreError
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure

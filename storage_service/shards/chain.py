@@ -24,7 +24,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.journal.names import DIRECTORY
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectExistsError,
     ObjectNotFoundError,

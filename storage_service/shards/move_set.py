@@ -21,7 +21,8 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.operations import is_journalled
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -29,7 +30,6 @@ from streamhouse.storage_service.journal.object_store import (
     ObjectStoreError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.journal.operations import is_journalled
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.shards.entries import check_shard_name, seal, unseal
 from streamhouse.storage_service.shards.tickets import MoveTicket

@@ -15,7 +15,7 @@ from typing import Final
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
 
 __all__ = ["LeaseOwners", "Owner"]
 

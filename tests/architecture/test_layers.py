@@ -32,7 +32,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "httptools": ("streamhouse.storage_service.client.connection",),
-    "obstore": ("streamhouse.storage_service.journal.s3_store",),
+    "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": ("streamhouse.storage_service.lake.*",),
     "pyiceberg_core": (

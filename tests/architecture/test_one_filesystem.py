@@ -22,7 +22,7 @@ BESIDE: Final[dict[str, str]] = {
     "storage_service/engine/keys/key_recovery.py": "moves directories of RocksDB",
     "storage_service/engine/transactions/transaction_decision.py": "asks how full the disk is",
     "storage_service/journal/checkpoints/checkpoint.py": "links rows by key aside",
-    "storage_service/journal/file_store.py": "keeps objects, not a data directory",
+    "storage_service/journal/store/file_store.py": "keeps objects, not a data directory",
     "storage_service/journal/followed_directory.py": "follows a journal that others write",
     "storage_service/journal/restore/local_tree.py": "reads, and changes nothing",
     "storage_service/journal/restore/restore.py": "makes what the journal has already",

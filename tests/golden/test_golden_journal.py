@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.object_format import (
     ObjectKind,
@@ -27,6 +26,7 @@ from streamhouse.storage_service.journal.operations import (
     Replace,
 )
 from streamhouse.storage_service.journal.reader import JournalReader
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 
 _GOLDEN = Path(__file__).parent / "journal_v1"
 _NAMES = ShardNames("0")

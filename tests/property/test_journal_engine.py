@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.in_process_service import (

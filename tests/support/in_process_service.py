@@ -33,7 +33,7 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimA
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
-from streamhouse.storage_service.journal.object_store import ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication

@@ -19,16 +19,16 @@ from streamhouse.storage_service.journal.epochs import (
     take,
 )
 from streamhouse.storage_service.journal.names import Place
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.operations import Append
+from streamhouse.storage_service.journal.pipeline import Fenced, Pipeline, Sent
+from streamhouse.storage_service.journal.reader import JournalReader
+from streamhouse.storage_service.journal.steps import Create, Get, List, Steps
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectEntry,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreError,
 )
-from streamhouse.storage_service.journal.operations import Append
-from streamhouse.storage_service.journal.pipeline import Fenced, Pipeline, Sent
-from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import Create, Get, List, Steps
 from tests.support.journal_world import NAMES, numbered, taken
 from tests.support.memory_store import MemoryStore
 

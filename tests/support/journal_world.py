@@ -5,10 +5,10 @@ from __future__ import annotations
 from streamhouse.storage_service.journal.asked_store import PatientStore
 from streamhouse.storage_service.journal.epochs import Tenure, newest_epoch, take
 from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Operation
 from streamhouse.storage_service.journal.reader import JournalReader
 from streamhouse.storage_service.journal.steps import Step, do, run
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
 
 __all__ = ["NAMES", "numbered", "numbers_in", "taken"]
 

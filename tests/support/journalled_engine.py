@@ -24,8 +24,11 @@ from streamhouse.storage_service.journal.checkpoints.key_files import KeyPacker
 from streamhouse.storage_service.journal.checkpoints.recorder import TreeRecorder
 from streamhouse.storage_service.journal.checkpoints.trim import Trimmer
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.object_store import ObjectStore, StoreUnavailableError
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
+from streamhouse.storage_service.journal.store.object_store import (
+    ObjectStore,
+    StoreUnavailableError,
+)
 from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet

@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
     ObjectExistsError,

@@ -23,7 +23,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.journal.object_store import ObjectEntry, ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectEntry, ObjectStore
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics

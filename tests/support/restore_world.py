@@ -18,10 +18,10 @@ from streamhouse.storage_service.journal.checkpoints.trim import Trimmer
 from streamhouse.storage_service.journal.epochs import Tenure, newest_epoch, take
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectStore
 from streamhouse.storage_service.journal.operations import is_journalled
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
 from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.log.filesystem import (
     LocalFilesystem,

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.journal.object_store import ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
 from streamhouse.storage_service.shards.chain import DirectoryObjects
 from streamhouse.storage_service.shards.directory import ShardDirectory

@@ -24,11 +24,11 @@ from streamhouse.storage_service.journal.epochs import (
 )
 from streamhouse.storage_service.journal.lease import LeaseKeeper, LeaseWatch
 from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.operations import Replace
 from streamhouse.storage_service.journal.reader import JournalReader
 from streamhouse.storage_service.journal.steps import Step, do, run
-from streamhouse.storage_service.journal.store_opening import open_store
+from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.journal.store.store_opening import open_store
 from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 
 __all__ = ["FENCED", "NAMES", "PATH", "texts_of"]

@@ -20,9 +20,9 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectStoreError
 from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
-from streamhouse.storage_service.journal.store_opening import open_store
+from streamhouse.storage_service.journal.store.object_store import ObjectStoreError
+from streamhouse.storage_service.journal.store.store_opening import open_store
 from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory

@@ -356,7 +356,7 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
     if config.journal_url is None:
         raise InvalidRequestError("--shards needs --journal: it has which shard has which table")
     # Not at the top: as below.
-    from streamhouse.storage_service.journal.store_opening import refuse_within
+    from streamhouse.storage_service.journal.store.store_opening import refuse_within
 
     refuse_within(config.journal_url, config.data_dir)
     arguments = _without(click.get_current_context().meta[_GIVEN], _OF_ONE_SHARD)

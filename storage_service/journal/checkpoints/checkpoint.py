@@ -42,7 +42,7 @@ from streamhouse.storage_service.journal.checkpoints.packs import (
 from streamhouse.storage_service.journal.checkpoints.stored_tree import StoredTree
 from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectExistsError, ObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectExistsError, ObjectStore
 from streamhouse.storage_service.journal.tree import (
     FileAtPlace,
     Held,

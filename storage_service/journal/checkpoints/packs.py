@@ -18,7 +18,7 @@ from crc32c import crc32c
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.file_checksum import READ_BYTES
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     ObjectStoreError,

@@ -21,9 +21,9 @@ from streamhouse.storage_service.journal.object_format import (
     decode_object,
     journal_identity,
 )
-from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Replace
 from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.store.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.tree import Held, Journalled, JournalTree, Packed, Piece
 from streamhouse.storage_service.log.filesystem import Buffer
 

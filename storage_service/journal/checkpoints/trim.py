@@ -19,12 +19,12 @@ from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.manifest import Manifest
 from streamhouse.storage_service.journal.epochs import read_open
 from streamhouse.storage_service.journal.names import SEQ_MAX, Place, ShardNames
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.steps import run_on
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
     ObjectStore,
 )
-from streamhouse.storage_service.journal.steps import run_on
 
 __all__ = ["Kept", "Trimmer", "list_all"]
 

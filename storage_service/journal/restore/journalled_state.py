@@ -25,13 +25,13 @@ from streamhouse.storage_service.journal.object_format import (
     decode_object,
     journal_identity,
 )
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.journal.steps import run_on
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     ObjectTooLargeError,
 )
-from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
-from streamhouse.storage_service.journal.steps import run_on
 from streamhouse.storage_service.journal.tree import JournalTree
 
 __all__ = [

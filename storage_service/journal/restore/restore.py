@@ -27,11 +27,11 @@ from streamhouse.storage_service.journal.object_format import (
     OBJECT_BYTES_MAX,
     decode_object,
 )
-from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.operations import Append, Replace
 from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.journalled_state import JournalledState
 from streamhouse.storage_service.journal.restore.local_copy import Cut, LocalCopy, compare
+from streamhouse.storage_service.journal.store.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.tree import Held, Journalled, Packed, Piece
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 

@@ -28,7 +28,6 @@ from streamhouse.storage_service.journal.object_format import (
     JournalObject,
     decode_object,
 )
-from streamhouse.storage_service.journal.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.operations import Append
 from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.journalled_state import (
@@ -40,6 +39,7 @@ from streamhouse.storage_service.journal.restore.journalled_state import (
 from streamhouse.storage_service.journal.restore.local_copy import local_files
 from streamhouse.storage_service.journal.restore.local_tree import read_local_tree
 from streamhouse.storage_service.journal.restore.restore import Restored, restore_directory
+from streamhouse.storage_service.journal.store.object_store import ObjectNotFoundError, ObjectStore
 from streamhouse.storage_service.journal.tree import JournalTree
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 

@@ -24,8 +24,8 @@ from streamhouse.storage_service.journal.checkpoints.trim import Trimmer
 from streamhouse.storage_service.journal.epochs import Tenure
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.journal.lease import LeaseKeeper
-from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.restore.start import Begun
+from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.replica import Replication

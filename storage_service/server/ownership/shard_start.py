@@ -23,10 +23,10 @@ from streamhouse.storage_service.journal.epochs import SealReason, find_seal, ta
 from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease, renewal_timeout_s
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.object_format import NONCE_BYTES
-from streamhouse.storage_service.journal.object_store import ObjectStore, ObjectStoreError
 from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
 from streamhouse.storage_service.journal.steps import Steps, run_on
-from streamhouse.storage_service.journal.store_opening import open_store, probe, refuse_within
+from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.journal.store.store_opening import open_store, probe, refuse_within
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Standing

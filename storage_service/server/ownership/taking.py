@@ -13,7 +13,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import StorageFailedError, UnavailableError
 from streamhouse.storage_service.journal.epochs import TakenByOtherError
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectStoreError,
     StoreRefusedError,
     StoreUnavailableError,

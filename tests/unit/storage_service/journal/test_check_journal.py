@@ -11,12 +11,12 @@ import pytest
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy
 from streamhouse.storage_service.journal.checkpoints.manifest import encode_manifest
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place, ShardNames
 from streamhouse.storage_service.journal.restore.journalled_state import (
     list_checkpoints,
     load_manifest,
 )
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.operations.check_journal import check_journal
 from tests.support.restore_world import NAMES, Owner, files
 

@@ -15,10 +15,10 @@ from streamhouse.storage_service.journal.checkpoints.checkpoint import Checkpoin
 from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy, KeyPacker
 from streamhouse.storage_service.journal.checkpoints.manifest import Manifest, decode_manifest
 from streamhouse.storage_service.journal.checkpoints.packs import read_packed
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_store import ObjectEntry
 from streamhouse.storage_service.journal.operations import Append, Operation, Remove, Replace
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.object_store import ObjectEntry
 from streamhouse.storage_service.journal.tree import FileAtPlace, JournalTree, Packed, TreeFile
 from streamhouse.storage_service.log.filesystem import Buffer
 

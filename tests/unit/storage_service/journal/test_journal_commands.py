@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from streamhouse.cli import backup, check, restore
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.file_store import FileObjectStore
-from streamhouse.storage_service.journal.object_store import StoreUnavailableError
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.object_store import StoreUnavailableError
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.in_process_service import event_rows, make_table, routed
 from tests.support.journalled_engine import journalled_engine, logged_ids

@@ -16,7 +16,7 @@ from streamhouse.storage_service.journal.lease import (
     read_lease,
 )
 from streamhouse.storage_service.journal.names import Place
-from streamhouse.storage_service.journal.object_store import StoreUnavailableError
+from streamhouse.storage_service.journal.store.object_store import StoreUnavailableError
 from streamhouse.storage_service.journal.writer import JournalWriter
 from streamhouse.storage_service.log.filesystem import Buffer
 from tests.support.journal_world import NAMES, taken

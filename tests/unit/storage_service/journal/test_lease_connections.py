@@ -9,7 +9,7 @@ from typing import Any
 
 from streamhouse.storage_service.journal.lease import LeaseKeeper, renewal_timeout_s
 from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.store_opening import open_store
+from streamhouse.storage_service.journal.store.store_opening import open_store
 
 
 def test_a_connection_that_hangs_costs_one_renewal_not_the_lease() -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStore,
@@ -20,7 +20,7 @@ from streamhouse.storage_service.journal.object_store import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.journal.store_opening import open_store, probe
+from streamhouse.storage_service.journal.store.store_opening import open_store, probe
 from tests.support import object_store as s3
 
 _S3 = pytest.param("s3", marks=pytest.mark.slow)
@@ -116,7 +116,7 @@ def test_a_good_store_passes_the_probe_and_nothing_is_left(store: ObjectStore) -
 
 
 def test_a_store_that_overwrites_fails_the_probe(tmp_path: Path) -> None:
-    from streamhouse.storage_service.journal.file_store import FileObjectStore
+    from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 
     class Overwriting(FileObjectStore):
         def create(self, key: str, buffers: object) -> None:

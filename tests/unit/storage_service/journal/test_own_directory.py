@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
 from streamhouse.storage_service.journal.restore.start import JournalStart
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from tests.support.restore_world import Owner, files, take_epoch
 
 _LOG = "tables/1/bucket-0/00000000000000000000.log"

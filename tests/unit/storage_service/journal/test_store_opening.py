@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.store_opening import refuse_within
+from streamhouse.storage_service.journal.store.store_opening import refuse_within
 
 
 def _refused(journal: Path, data: Path) -> bool:

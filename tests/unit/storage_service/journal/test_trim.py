@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_format import OBJECT_BYTES_MAX, decode_object
 from streamhouse.storage_service.journal.restore.journalled_state import (
     list_checkpoints,
     load_manifest,
 )
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from tests.support.restore_world import NAMES, Owner, files
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.shards.chain import DirectoryObjects
 from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord

@@ -12,10 +12,10 @@ from streamhouse.cli import cli
 from streamhouse.storage_service.engine.directory.service_state import KnownTable, ServiceState
 from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.journal.epochs import newest_epoch, take
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.operations import Replace
 from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.operations.check_service import ServiceReport, check_service

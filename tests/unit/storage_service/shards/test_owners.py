@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from streamhouse.storage_service.journal.epochs import take
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.names import ShardNames
 from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.shards.owners import LeaseOwners, Owner
 
 LEASE_MS = 10_000

@@ -10,7 +10,7 @@ import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.journal.object_store import StoreUnavailableError
+from streamhouse.storage_service.journal.store.object_store import StoreUnavailableError
 from streamhouse.storage_service.server.ownership.role import Standing
 from streamhouse.storage_service.server.ownership.shard_start import ShardStart
 from tests.support.memory_store import MemoryStore

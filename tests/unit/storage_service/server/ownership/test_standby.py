@@ -25,8 +25,8 @@ from streamhouse.storage_service.engine.open_table import LogTable
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.journal.epochs import TakenByOtherError, find_seal
-from streamhouse.storage_service.journal.object_store import StoreUnavailableError
 from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.store.object_store import StoreUnavailableError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.model.table import TablePath

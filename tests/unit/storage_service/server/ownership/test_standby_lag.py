@@ -8,7 +8,7 @@ from pathlib import Path
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.server.ownership.role import Lag, Role, Standing
 from streamhouse.storage_service.server.ownership.taking import ShardTaker
 from tests.support.journal_world import taken

@@ -10,8 +10,8 @@ import pytest
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.journal.epochs import SealReason, TakenByOtherError, seal_epoch
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.steps import do, run
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.server.ownership.role import Standing
 from streamhouse.storage_service.server.ownership.shard_start import ShardStart
 from streamhouse.storage_service.server.ownership.standby import Standby

@@ -10,15 +10,15 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.file_store import FileObjectStore
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStore,
     ObjectStoreError,
 )
-from streamhouse.storage_service.journal.s3_store import S3ObjectStore
+from streamhouse.storage_service.journal.store.s3_store import S3ObjectStore
 
 __all__ = ["open_store", "probe", "refuse_within"]
 

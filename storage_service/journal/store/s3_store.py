@@ -20,7 +20,7 @@ from obstore import exceptions
 from obstore.store import S3Store
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
     ObjectExistsError,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.journal.object_store import (
+from streamhouse.storage_service.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
     ObjectExistsError,
