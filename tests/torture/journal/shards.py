@@ -29,6 +29,9 @@ from tests.torture.writers import Writer, patient_client
 __all__ = ["ShardsEra"]
 
 _SHARDS: Final = ("0", "1")
+# Neither rounds nor transactions keep these where they are.
+_OFTEN_FREE: Final = tuple(f"default.{name}" for name in ("log", "keys", "sums", "registers"))
+_MOVE_WAIT_S: Final = 10.0
 _STARTS: Final = 5
 _GONE_TIMEOUT_S: Final = 60.0
 
@@ -50,6 +53,7 @@ class ShardsEra(JournalEra):
             "supervisor stopped": self._stop,
             "a shard dies in a tiering round": self._die_in_a_round,
             "a shard dies before a transaction's decision": self._die_before_a_decision,
+            "a shard dies in a move": self._die_in_a_move,
             "store away": self._store_away,
         }
 
@@ -182,6 +186,14 @@ class ShardsEra(JournalEra):
             self._report.worker_deaths[f"held at {step or 'none'} while its shard died"] += 1
             (self._kill_all if self._random.random() < 0.5 else self._kill_shard)()
 
+    def _die_in_a_move(self) -> None:
+        (mover,) = (writer for writer in self._writers if isinstance(writer, Mover))
+        mover.begins_to_move.clear()
+        if mover.begins_to_move.wait(_MOVE_WAIT_S):
+            # A move takes about so long, if it is not refused.
+            threading.Event().wait(self._random.choice((0.02, 0.1, 0.3, 1.0)))
+        (self._kill_all if self._random.random() < 0.3 else self._kill_shard)()
+
     def _die_before_a_decision(self) -> None:
         with self._transactions_under_way():
             (self._kill_all if self._random.random() < 0.5 else self._kill_shard)()
@@ -194,14 +206,18 @@ class Mover(Writer):
         super().__init__(*given, **common)  # type: ignore[arg-type]
         self._client = patient_client(self.endpoint)
         self.moved = 0
+        self.begins_to_move = threading.Event()
 
     def write(self) -> int:
         threading.Event().wait(self.random.uniform(0.0, 0.5))
         try:
             tables = self._client.status()["tables"]
+            if self.random.random() < 0.7:
+                tables = [table for table in tables if table["table"] in _OFTEN_FREE]
             if tables:
                 table = self.random.choice(tables)
                 other = next(shard for shard in _SHARDS if shard != table["shard"])
+                self.begins_to_move.set()
                 self._client.move_table(str(table["table"]), other)
                 self.moved += 1
         except StreamhouseError as error:
