@@ -151,6 +151,23 @@ class ShardDirectory:
                 return IdBlock(number * BLOCK_IDS, (number + 1) * BLOCK_IDS)
         raise OverloadedError("too many shards claim ids at the same time; try again later")
 
+    def last_id_elsewhere(self, path: TablePath, *, since: int) -> int:
+        """Return an id that no table of a name has exceeded in another shard, 0 if none may have.
+
+        Only ids from `since` on count, the end of this shard's own.
+        """
+        last = 0
+        for key in self._store.list(f"{_IDS}/"):
+            number = _block_number(key)
+            if number * BLOCK_IDS < since:
+                continue
+            content = self._chains.content(key) or {}
+            shard = str(content.get("shard"))
+            check_shard_name(shard)
+            if shard != self.shard and self._chains.content(f"{_HELD}/{shard}/{path}") is not None:
+                last = max(last, (number + 1) * BLOCK_IDS - 1)
+        return last
+
     # -- tables ----------------------------------------------------------------------------------
 
     def entry(self, path: TablePath) -> NameEntry:

@@ -218,7 +218,7 @@ class TableRegistry:
         self.check_new(descriptor)
         info = TableInfo(
             descriptor=descriptor,
-            table_id=self.reserve_table_id(),
+            table_id=self.reserve_table_id(above=self._last_id_elsewhere(descriptor.path)),
             created_at_us=created_at_us,
             nodes=dict.fromkeys(range(descriptor.bucket_count), ""),
         )
@@ -249,6 +249,12 @@ class TableRegistry:
         state.creating.add(table_id)
         self._save()
         return table_id
+
+    def _last_id_elsewhere(self, path: TablePath) -> int:
+        # Of two lake tables of a name the one with the smaller id is of the table that was dropped.
+        if self._names is None or self._state.ids_end is None:
+            return 0
+        return self._names.last_id_elsewhere(path, since=self._state.ids_end)
 
     def make_directory(self, info: TableInfo) -> None:
         """Make the directory of a table to come."""

@@ -106,6 +106,18 @@ def test_a_service_without_shards_keeps_its_tables_and_ids(opened: Open) -> None
         _create(b, "sales.orders")
 
 
+def test_a_table_has_a_greater_id_than_those_before_it_that_other_shards_had(opened: Open) -> None:
+    """By that its lake table is told from theirs."""
+
+    a, b = opened("a"), opened("b")
+    ids = []
+    for shard in (a, b, a, a, b, opened("c"), a):
+        ids.append(_create(shard).table_id)
+        shard.drop_table(_X)
+    assert ids == sorted(set(ids))
+    assert _create(a, "another").table_id == ids[-1] + 1, "no name but x has a reason to skip ids"
+
+
 def test_a_data_directory_of_another_service_is_refused(opened: Open) -> None:
     _create(opened("b", is_alone=True))
     opened("a")
