@@ -61,7 +61,7 @@ def _show(endpoint: str | None) -> None:
     overview.add_column("shard", overflow="fold")
     overview.add_column("answers at", no_wrap=True)
     overview.add_column("role")
-    for heading in ("epoch", "tables", "load", "lag", "lease", "saved"):
+    for heading in ("epoch", "tables", "cores", "lag", "lease", "saved"):
         overview.add_column(heading, justify="right")
     for shard in shards:
         overview.add_row(*_row(shard))
@@ -81,7 +81,7 @@ def _row(shard: dict[str, Any]) -> tuple[str | Text, ...]:
         role,
         str(shard["epoch"]),
         f"{shard['table_count']:,}",
-        f"{shard['load_millicores'] / 1000:.1f} cores",
+        f"{shard['load_millicores'] / 1000:.1f}",
         *_journal(shard.get("journal")),
     )
 
