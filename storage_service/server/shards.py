@@ -170,7 +170,7 @@ class Shards:
         best = least_loaded(
             live,
             records=records,
-            tables=table_counts(self._directory.entries().values()),
+            tables=table_counts(self._directory.readable_entries().values()),
             own=self.own,
         )
         shard = self._directory.assign(
@@ -195,7 +195,7 @@ class Shards:
     async def tables(self) -> dict[TablePath, str]:
         """Return every table and the shard that has it; this one's as they are here."""
         try:
-            entries = await self._run(self._directory.entries)
+            entries = await self._run(self._directory.readable_entries)
         except StreamhouseError as error:
             # A list is of a moment that is past in any case, and this shard's own are known.
             _logger.warning("event=directory_unreadable why=%r", error.message)
@@ -247,7 +247,8 @@ class Shards:
     def _states(self) -> list[ShardState]:
         # Right after its start it has not said anything of itself yet.
         records = {self.own: ShardRecord(shard=self.own), **self._directory.records()}
-        held = [e for e in self._directory.entries().values() if e.state is NameState.HELD]
+        found = self._directory.readable_entries().values()
+        held = [entry for entry in found if entry.state is NameState.HELD]
         counts = table_counts(held)
         owners = self._owners_of(records)
         return [

@@ -158,11 +158,16 @@ class Chains:
         return self._read(name, max(at_least, self._known(name).number, *numbers, 0))
 
     def heads(
-        self, prefix: str, *, is_wanted: Callable[[str], bool] = lambda _: True
+        self,
+        prefix: str,
+        *,
+        is_wanted: Callable[[str], bool] = lambda _: True,
+        passed_over: Callable[[CorruptDataError], object] | None = None,
     ) -> dict[str, Version]:
         """Return the newest version of every name that begins with `prefix`, by name.
 
-        Those that are not wanted are listed and not read.
+        Those that are not wanted are listed and not read. One that is damaged is an error, unless
+        `passed_over` is told of it.
         """
         numbers: dict[str, int] = {}
         for key in self._store.list(prefix):
@@ -172,9 +177,19 @@ class Chains:
             for name, version in self._newest.items():
                 if name.startswith(prefix):
                     numbers[name] = max(numbers.get(name, 0), version.number)
+
+        def read(version: tuple[str, int]) -> Version | None:
+            try:
+                return self._read(*version)
+            except CorruptDataError as error:
+                if passed_over is None:
+                    raise
+                passed_over(error)
+                return None
+
         wanted = [(name, number) for name, number in sorted(numbers.items()) if is_wanted(name)]
-        found = self._each(lambda version: self._read(*version), wanted)
-        return {name: version for (name, _), version in zip(wanted, found, strict=True)}
+        found = zip(wanted, self._each(read, wanted), strict=True)
+        return {name: version for (name, _), version in found if version is not None}
 
     def advance(self, name: str, seen: Version, content: Mapping[str, Any]) -> Version | None:
         """Make the version after `seen`; None if somebody else has made it.

@@ -180,6 +180,19 @@ class ShardDirectory:
         entries = self._entries_of(self._chains.heads(prefix, is_wanted=_is_of_table))
         return {path: entry for path, entry in entries.items() if entry.state is not NameState.FREE}
 
+    def readable_entries(self) -> dict[TablePath, NameEntry]:
+        """Return `entries` without the names that are damaged: to show, never to decide by."""
+        heads = self._chains.heads(
+            f"{_TABLES}/", is_wanted=_is_of_table, passed_over=_warn_of_damage
+        )
+        found = {}
+        for name, version in heads.items():
+            try:
+                found.update(self._entries_of({name: version}))
+            except CorruptDataError as error:
+                _warn_of_damage(error)
+        return {path: entry for path, entry in found.items() if entry.state is not NameState.FREE}
+
     def _entries_of(self, heads: Mapping[str, Version]) -> dict[TablePath, NameEntry]:
         paths = {name: path for name in heads if (path := _path_of(name)) is not None}
         return {path: self._entry(path, heads[name]) for name, path in paths.items()}
@@ -380,10 +393,12 @@ class ShardDirectory:
 
     def databases(self) -> set[str]:
         """Return the names of all databases; one with a table in it is one."""
-        heads = self._chains.heads(f"{_DATABASES}/")
+        heads = self._chains.heads(f"{_DATABASES}/", passed_over=_warn_of_damage)
         names = {name.rpartition("/")[2] for name, version in heads.items() if _is_there(version)}
         with_tables = {
-            path.database for path, entry in self.entries().items() if entry.state is NameState.HELD
+            path.database
+            for path, entry in self.readable_entries().items()
+            if entry.state is NameState.HELD
         }
         return {DEFAULT_DATABASE, *names, *with_tables}
 
@@ -463,6 +478,10 @@ class ShardDirectory:
 
 def _table(path: TablePath) -> str:
     return f"{_TABLES}/{path.database}/{path.table}"
+
+
+def _warn_of_damage(error: CorruptDataError) -> None:
+    _logger.warning("event=name_damaged why=%r advice='check --journal says more'", error.message)
 
 
 def _deciding(ticket: MoveTicket) -> str:

@@ -246,6 +246,28 @@ async def test_who_says_handed_on_is_judged_by_the_tables_shard_all_the_same(
             assert (await b.call("GET", tables)).json()["identifiers"] == []
 
 
+async def test_one_damaged_name_keeps_no_others_from_being_made(
+    world: ShardWorld, tmp_path: Path
+) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        name = next((tmp_path / "store" / "directory/tables/default/events").glob("*2"))
+        name.write_bytes(name.read_bytes()[:-9])
+        async with world.shard("b") as b:
+            assert (await _create(b, "orders")).status == 201
+            for path in ("/v1/shards", "/v1/status", "/v1/databases", "/v1/tables"):
+                assert (await b.call("GET", path)).status == 200
+            # It is not taken for a free one, and nobody guesses whose lake tables are its own.
+            for answer in (
+                await _create(b, "events"),
+                await b.call("GET", "/v1/tables/events"),
+                await b.call("DELETE", "/iceberg/v1/namespaces/default/tables/any"),
+            ):
+                assert answer.status == 500
+                assert "default/events/00000002" in str(answer.body)
+            assert (await a.call("GET", "/v1/tables/events")).status == 200
+
+
 async def test_no_token_is_sent_to_the_address_of_an_owner_that_is_gone(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")
