@@ -153,14 +153,15 @@ def test_a_restore_that_is_broken_off_anywhere_and_repeated_gives_the_same(
     owner = Owner(tmp_path / "a", store, seed=4)
     for number in range(40):
         owner.step()
+        # Or it is chance how many objects there are to read.
+        owner.wait_stored()
         if number == 20:
             owner.checkpoint()
-    owner.wait_stored()
     owner.die()
 
-    for reads in range(60):
+    for reads in range(120):
         try:
-            again = Owner(tmp_path / "b", Failing(store, reads * 8), seed=10 + reads)
+            again = Owner(tmp_path / "b", Failing(store, reads * 4), seed=10 + reads)
         except StoreUnavailableError:
             continue
         again.die()
