@@ -64,6 +64,9 @@ def _strangers(directory: DataDirectory, state: ServiceState) -> Iterator[str]:
             continue
         if path.name.endswith(GIVEN_UP_SUFFIX) or table_id in {*state.dropped, *state.arriving}:
             continue
+        if path.name == str(table_id) and table_id in state.creating and _is_cut_off_creation(path):
+            # A start clears it.
+            continue
         if path.name == str(table_id) and _is_of_this_service(directory, table_id):
             # One that has come from another shard has an id of that one.
             is_own = state.ids_end is None or table_id < state.ids_end

@@ -16,6 +16,8 @@ import pytest
 from crc32c import crc32c
 
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.directory.service_state import load_service_state
+from streamhouse.storage_service.engine.directory.table_folders import find_strangers
 from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
 from streamhouse.storage_service.errors import (
     CorruptDataError,
@@ -224,6 +226,8 @@ def test_what_a_crash_left_of_creating_is_deleted_at_the_next_start(
     registry = _open(directory)
     info = registry.prepare_table(table_descriptor(), created_at_us=5)
     (directory.table(info.table_id) / "bucket-0").mkdir()
+    state, _ = load_service_state(directory)
+    assert find_strangers(directory, state) == [], "`check` before that start finds no damage"
 
     again = _open(directory)
 
