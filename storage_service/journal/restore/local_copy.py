@@ -6,9 +6,10 @@ A decision per file and per bucket, from the tree and what lies on the disk; not
   written after it, and stays to be journalled. So does a durable mark, which is ahead in its place.
 - Another process came after it: logs are kept up to where their bytes are the journal's. Rows by
   key of a bucket that had others are given up.
-- With `is_trusted` (its own process came last, and no restore was broken off) logs are believed,
-  if all are long enough: one that is not was synced before, so this is an older copy of the
-  directory, such as a snapshot of its disk. Otherwise every byte is compared by its checksum.
+- With `is_trusted` (its own process came last, and no restore was broken off) the earlier logs of
+  a bucket are believed by their length, if all else is what the journal says. What is not may be of
+  an older copy of the directory, such as a snapshot of its disk: then all bytes are compared by
+  their checksums. Those of a bucket's newest log always are: whoever opens it reads it, too.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class LocalCopy:
     files_removed: tuple[str, ...] = ()
     kept: dict[str, int] = field(default_factory=dict)
     """Of the files that are not right as they are: how many of their first bytes are."""
+    longer: frozenset[str] = frozenset()
+    """Those of them that keep what they have beyond the journal."""
 
 
 def local_files(directory: Path) -> Iterator[str]:
@@ -63,37 +66,46 @@ def local_files(directory: Path) -> Iterator[str]:
 def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: bool) -> LocalCopy:
     """Say what has to change for the directory to be what the tree says."""
     found = set(local_files(directory))
-    kept: dict[str, int] = {}
-    cuts: list[Cut] = []
-    given_up: set[str] = set()
-    is_trusted = is_trusted and not any(_is_short(directory, file) for file in tree)
+    logs = [file for file in tree if file.path.endswith(_LOG)]
     # An older copy of the directory has segments that retention removed since, and a mark that
     # does not say so.
     with_expired = {
         _bucket(path) for path in found if path.endswith(_LOG) and tree.get(path) is None
     }
+    is_trusted = is_trusted and not any(_is_short(directory, file) for file in logs)
+    kept = dict.fromkeys((file.path for file in tree if file.path not in found), 0)
     for file in tree:
-        path = directory / file.path
-        if file.path not in found:
+        if file.path in kept or file.path.endswith(_LOG):
+            continue
+        is_kept_mark = (
+            is_own
+            and is_trusted
+            and file.path.endswith(f"/{MARK_NAME}")
+            and _bucket(file.path) not in with_expired
+        )
+        if not is_kept_mark and not _is_whole(directory / file.path, file):
             kept[file.path] = 0
-        elif not file.path.endswith(_LOG):
-            is_kept_mark = (
-                is_own
-                and is_trusted
-                and path.name == MARK_NAME
-                and _bucket(file.path) not in with_expired
-            )
-            if not is_kept_mark and not _is_whole(path, file):
-                kept[file.path] = 0
-        else:
-            length = path.stat().st_size
-            right = min(length, file.length) if is_trusted else _right_bytes(path, file)
-            if right < file.length:
-                kept[file.path] = right
-            if length > right and not (is_own and right == file.length):
+    is_trusted = is_trusted and not kept and not with_expired
+    newest = {_bucket(file.path): file for file in logs}
+    cuts: list[Cut] = []
+    longer: set[str] = set()
+    given_up: set[str] = set()
+    for file in logs:
+        if file.path in kept:
+            continue
+        path, bucket = directory / file.path, _bucket(file.path)
+        length = path.stat().st_size
+        is_believed = is_trusted and newest[bucket] is not file
+        right = min(length, file.length) if is_believed else _right_bytes(path, file)
+        if right == file.length and (is_own or length == right):
+            continue
+        kept[file.path] = right
+        if is_own and length > file.length:
+            longer.add(file.path)
+        elif length > right:
+            given_up.add(bucket)
+            if not is_own:
                 cuts.append(Cut(file.path, right))
-                kept[file.path] = right
-                given_up.add(_bucket(file.path))
     removed = sorted(
         path
         for path in found
@@ -110,13 +122,12 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
         trees_removed=tuple(_trees_removed(directory, tree)),
         files_removed=tuple(removed),
         kept=kept,
+        longer=frozenset(longer),
     )
 
 
 def _is_short(directory: Path, file: TreeFile) -> bool:
     """Whether a log lacks bytes that its own process had synced before they were journalled."""
-    if not file.path.endswith(_LOG):
-        return False
     try:
         return (directory / file.path).stat().st_size < file.length
     except FileNotFoundError:

@@ -101,7 +101,7 @@ def restore_directory(
     restorer.give_up_keys(local.keys_given_up)
     restorer.remove(local)
     restorer.make_directories(state.tree.directories)
-    restorer.make_files(state, local.kept)
+    restorer.make_files(state, local.kept, local.longer)
     key_rows = state.manifest.key_rows if state.manifest else ()
     keys = restorer.make_keys(key_rows, state, may_lack=may_lack_keys)
     restorer.sync(state.tree.directories)
@@ -142,14 +142,22 @@ class _Restorer:
         for path in sorted(directories):
             self._filesystem.make_directory(self._directory / path)
 
-    def make_files(self, state: JournalledState, kept: Mapping[str, int]) -> None:
-        """Give every file of `kept` the bytes it lacks after its first ones."""
+    def make_files(
+        self, state: JournalledState, kept: Mapping[str, int], longer: frozenset[str]
+    ) -> None:
+        """Give every file of `kept` the bytes it lacks after its first ones.
+
+        Those of `longer` have more than the journal, and keep it.
+        """
         packed: list[_Want] = []
         journalled: dict[tuple[int, int], list[tuple[Journalled, _Target]]] = defaultdict(list)
         for path, right in sorted(kept.items()):
             file, position, target = state.tree.get(path), 0, self._directory / path
             assert file is not None, "only files of the tree are made"
-            self._begin(target, right)
+            if path in longer:
+                self._written.add(target)
+            else:
+                self._begin(target, right)
             for piece in file.pieces:
                 if position >= right:
                     match piece:

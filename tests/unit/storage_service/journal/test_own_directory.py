@@ -13,6 +13,7 @@ from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from tests.support.restore_world import Owner, files, take_epoch
 
 _LOG = "tables/1/bucket-0/00000000000000000000.log"
+_LATER_LOG = "tables/1/bucket-0/00000000000000000067.log"
 
 
 def test_a_directory_stays_its_own_however_often_its_process_ends_before_it_serves(
@@ -99,3 +100,42 @@ def test_the_mark_of_an_older_copy_does_not_stay_where_retention_has_removed_seg
     Owner(tmp_path / "a", store, seed=1).die()
 
     assert files(tmp_path / "a") == expected
+
+
+def test_an_older_copy_is_not_believed_where_a_state_file_says_that_it_is_one(
+    tmp_path: Path,
+) -> None:
+    """No log has grown since the copy was made, and the disk that had it has flipped a bit."""
+    state = "tables/1/lake.json"
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store)
+    owner.filesystem.make_directory((tmp_path / "a" / _LOG).parent)
+    for path in (_LOG, _LATER_LOG, state):
+        owner.replace(path, b"as it was")
+    owner.replace(state, b"as it became")
+    owner.wait_stored()
+    owner.die()
+    expected = files(tmp_path / "a")
+    (tmp_path / "a" / state).write_bytes(b"as it was")
+    (tmp_path / "a" / _LOG).write_bytes(b"as it wbs")
+
+    Owner(tmp_path / "a", store, seed=1).die()
+
+    assert files(tmp_path / "a") == expected
+
+
+def test_the_end_of_a_log_stays_where_the_disk_damaged_what_is_before_it(tmp_path: Path) -> None:
+    """What the journal has is fetched again; what only the disk has was acknowledged by it."""
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store)
+    owner.filesystem.make_directory((tmp_path / "a" / _LOG).parent)
+    owner.replace(_LOG, b"header")
+    for data in (b", first", b", second"):
+        owner.append(_LOG, data)
+    owner.wait_stored()
+    owner.die()
+    (tmp_path / "a" / _LOG).write_bytes(b"header, fjrst, second, on the disk")
+
+    Owner(tmp_path / "a", store, seed=1).die()
+
+    assert files(tmp_path / "a")[_LOG] == b"header, first, second, on the disk"
