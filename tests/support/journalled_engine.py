@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -80,7 +81,13 @@ class JournalledEngine:
 
 @contextlib.asynccontextmanager
 async def journalled_engine(
-    data_dir: Path, store: ObjectStore, *, is_waited_for: bool = True, **config: Any
+    data_dir: Path,
+    store: ObjectStore,
+    *,
+    is_waited_for: bool = True,
+    recovery: KeyRecovery | None = None,
+    on_begun: Callable[[], None] = lambda: None,
+    **config: Any,
 ) -> AsyncIterator[JournalledEngine]:
     """Take the next epoch and open the tables; leaving ends as if killed."""
     directory = DataDirectory.open(data_dir)
@@ -91,6 +98,7 @@ async def journalled_engine(
         tenure = take_epoch(store, nonce)
         service_id = tenure.facts.service_id
         begun = start.begin(epoch=tenure.epoch, service_id=service_id)
+        on_begun()
     except BaseException:
         directory.close()
         raise
@@ -111,6 +119,7 @@ async def journalled_engine(
         manager = await TabletManager.open(
             ServiceConfig(data_dir=data_dir, **config),
             runtime=Runtime(executor=executor, observer=ServiceMetrics()),
+            recovery=recovery,
             directory=directory,
             replication=Replication(
                 replica=recorder, is_waited_for=is_waited_for, lag_ms_max=10**9
