@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.journal.file_store import FileObjectStore
-from streamhouse.storage_service.journal.restore.journal_file import (
-    JOURNAL_FILE,
-    JournalFile,
-    Phase,
-)
+from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.local_copy import local_files
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem, LocalWritableFile
 
@@ -150,7 +146,7 @@ def flip_bit(directory: Path, rng: random.Random) -> str:
     files = sorted(
         path
         for path in directory.rglob("*")
-        if path.is_file() and path.stat().st_size and path.name not in ("LOCK", "LOG", JOURNAL_FILE)
+        if path.is_file() and path.stat().st_size and path.name not in ("LOCK", "LOG")
     )
     if not files:
         return ""

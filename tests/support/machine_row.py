@@ -49,6 +49,14 @@ def _end_of(root: Path, life: Life) -> int:
     return code
 
 
+def _copies(root: Path) -> list[Path]:
+    """Return the older copies of disks, the newest last."""
+    found = [root / f"copy{number}" for number in range(COPIES)]
+    return sorted(
+        (path for path in found if path.exists()), key=lambda path: path.stat().st_ctime_ns
+    )
+
+
 def run_machines(root: Path, seed: int, *, count: int) -> Counter[str]:
     """Let machines live one after the other; return how often each end was met."""
     rng, ends = random.Random(seed), Counter[str]()
@@ -59,8 +67,9 @@ def run_machines(root: Path, seed: int, *, count: int) -> Counter[str]:
             lives=rng.randrange(rng.choice([10, 60, 200])),
             steps=rng.randrange(60),
         )
-        disk, copy = root / life.name, root / f"copy{rng.randrange(COPIES)}"
-        if copy.exists() and rng.random() < 0.5:
+        disk, copies = root / life.name, _copies(root)
+        if copies and rng.random() < 0.5:
+            copy = rng.choice([copies[-1], *copies])
             shutil.rmtree(disk, ignore_errors=True)
             shutil.copytree(copy, disk)
             ends["copied"] += 1

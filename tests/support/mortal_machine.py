@@ -135,7 +135,12 @@ async def _live_on(root: Path, life: Life, full: contextlib.ExitStack) -> None:
             os._exit(REFUSED)
         await machine.check()
         for _ in range(life.steps):
-            await machine.step()
+            await machine.step(rng.choice(_KINDS))
+        if life.steps and rng.random() < 0.5:
+            # Nothing is appended after the copy that says that it is old.
+            await machine.step("copy")
+            for _ in range(rng.randrange(5)):
+                await machine.step(rng.choice(_UPKEEP))
         # Ended at a quiet moment, as if killed: nothing is tidied up.
         os._exit(0)
 
@@ -214,9 +219,8 @@ class _Machine:
 
     # -- what it does ----------------------------------------------------------------------------
 
-    async def step(self) -> None:
+    async def step(self, kind: str) -> None:
         """Do something that a service may do."""
-        kind = self.rng.choice(_KINDS)
         change = getattr(self, f"plan_{kind}")()
         if change is None:
             return
@@ -487,3 +491,4 @@ _KINDS: Final = (
     *["create"] * 2,
     *["expire", "drop", "widen"],
 )
+_UPKEEP: Final = (*["retain"] * 3, "pin", "stage", "checkpoint", "expire")
