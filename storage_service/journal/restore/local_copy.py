@@ -15,6 +15,7 @@ A decision per file and per bucket, from the tree and what lies on the disk; not
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,18 @@ from typing import Final
 from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.operations import is_journalled, is_journalled_directory
 from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
-from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME
+from streamhouse.storage_service.log.durable_mark import (
+    LOSS_ACCEPTED_NAME,
+    MARK_NAME,
+    DurableMark,
+)
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.segment_format import LogIdentity, offsets_of
 
-__all__ = ["Cut", "LocalCopy", "compare", "local_files"]
+__all__ = ["Cut", "LocalCopy", "bucket_identity", "compare", "local_files"]
 
 _LOG: Final = ".log"
+_BUCKET: Final = re.compile(r"tables/([0-9]+)/bucket-([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +75,9 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
     """Say what has to change for the directory to be what the tree says."""
     found = set(local_files(directory))
     logs = [file for file in tree if file.path.endswith(_LOG)]
-    # An older copy of the directory has segments that retention removed since, and a mark that
-    # does not say so.
-    with_expired = {
-        _bucket(path) for path in found if path.endswith(_LOG) and tree.get(path) is None
-    }
+    oldest: dict[str, TreeFile] = {}
+    for file in logs:
+        oldest.setdefault(_bucket(file.path), file)
     is_trusted = is_trusted and not any(_is_short(directory, file) for file in logs)
     kept = dict.fromkeys((file.path for file in tree if file.path not in found), 0)
     for file in tree:
@@ -81,11 +87,12 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
             is_own
             and is_trusted
             and file.path.endswith(f"/{MARK_NAME}")
-            and _bucket(file.path) not in with_expired
+            and _is_mark_of(directory, oldest.get(_bucket(file.path)))
         )
         if not is_kept_mark and not _is_whole(directory / file.path, file):
             kept[file.path] = 0
-    is_trusted = is_trusted and not kept and not with_expired
+    has_expired = any(path.endswith(_LOG) and tree.get(path) is None for path in found)
+    is_trusted = is_trusted and not kept and not has_expired
     newest = {_bucket(file.path): file for file in logs}
     cuts: list[Cut] = []
     longer: set[str] = set()
@@ -124,6 +131,27 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
         kept=kept,
         longer=frozenset(longer),
     )
+
+
+def bucket_identity(bucket: str) -> LogIdentity | None:
+    """Return whose log is in a directory, if the directory is that of a table's bucket."""
+    found = _BUCKET.fullmatch(bucket)
+    return found and LogIdentity(int(found[1]), int(found[2]))
+
+
+def _is_mark_of(directory: Path, oldest: TreeFile | None) -> bool:
+    """Whether a bucket's mark can be read and says why its log begins with the file `oldest`.
+
+    That of an older copy does not if retention has removed segments since.
+    """
+    if oldest is None:
+        return False
+    bucket, _, name = oldest.path.rpartition("/")
+    identity = bucket_identity(bucket)
+    if identity is None:
+        return False
+    facts = DurableMark.read(directory / bucket, identity=identity, filesystem=LocalFilesystem())
+    return facts is not None and facts.start_offset >= offsets_of([name], _LOG)[0]
 
 
 def _is_short(directory: Path, file: TreeFile) -> bool:

@@ -7,21 +7,18 @@ is: then nobody serves it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Final
 
 from crc32c import crc32c
 
 from streamhouse.storage_service.journal.file_checksum import check_next
 from streamhouse.storage_service.journal.operations import is_journalled_directory
-from streamhouse.storage_service.journal.restore.local_copy import local_files
+from streamhouse.storage_service.journal.restore.local_copy import bucket_identity, local_files
 from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segment_format import (
     FILE_HEADER_BYTES,
-    LogIdentity,
     MalformedError,
     decode_segment_header,
     offsets_of,
@@ -30,8 +27,6 @@ from streamhouse.storage_service.log.segment_format import (
 from streamhouse.storage_service.log.segment_scan import durable_offset_after, scan_frames
 
 __all__ = ["read_local_tree"]
-
-_BUCKET: Final = re.compile(r"tables/([0-9]+)/bucket-([0-9]+)")
 
 
 def read_local_tree(directory: Path) -> JournalTree:
@@ -65,11 +60,10 @@ def _read(directory: Path, name: str, length: int | None) -> TreeFile:
 
 def _whole_end(directory: Path, folder: str, names: list[str]) -> dict[str, int]:
     """Return where the newest log of a bucket ends, by its path; nothing if it is not served."""
-    bucket = _BUCKET.fullmatch(folder)
+    identity = bucket_identity(folder)
     bases = offsets_of(names, ".log")
-    if bucket is None or not bases:
+    if identity is None or not bases:
         return {}
-    identity = LogIdentity(int(bucket[1]), int(bucket[2]))
     path = segment_path(directory / folder, bases[-1])
     filesystem = LocalFilesystem()
     view = filesystem.map(path, path.stat().st_size)

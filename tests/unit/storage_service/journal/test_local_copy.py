@@ -14,6 +14,7 @@ from streamhouse.storage_service.log.segment_format import (
     LogIdentity,
     MarkFacts,
     encode_durable_mark,
+    segment_path,
 )
 
 _PATH = "tables/1/bucket-0/durable.mark"
@@ -50,3 +51,43 @@ def test_a_mark_whose_bytes_are_in_a_pack_is_made_anew(tmp_path: Path) -> None:
     found = compare(tmp_path, tree, is_own=False, is_trusted=False)
 
     assert found.kept == {_PATH: 0}
+
+
+def test_the_mark_of_a_copy_that_was_taken_file_by_file_is_not_kept(tmp_path: Path) -> None:
+    """Retention removed a segment between two of them: no log says that the copy is old."""
+    tree = owned_log(tmp_path, first_offset=128)
+    (tmp_path / _PATH).write_bytes(mark(0))
+
+    found = compare(tmp_path, tree, is_own=True, is_trusted=True)
+
+    assert found.kept == {_PATH: 0}
+
+
+def test_a_mark_that_the_disk_damaged_is_fetched_again(tmp_path: Path) -> None:
+    tree = owned_log(tmp_path, first_offset=0)
+    (tmp_path / _PATH).write_bytes(bytes([*mark(0)[:20], mark(0)[20] ^ 1, *mark(0)[21:]]))
+
+    found = compare(tmp_path, tree, is_own=True, is_trusted=True)
+
+    assert found.kept == {_PATH: 0}
+
+
+def test_a_mark_that_is_ahead_in_its_place_is_kept(tmp_path: Path) -> None:
+    tree = owned_log(tmp_path, first_offset=0)
+    (tmp_path / _PATH).write_bytes(mark(0) + mark(128))
+
+    found = compare(tmp_path, tree, is_own=True, is_trusted=True)
+
+    assert not found.kept
+
+
+def owned_log(directory: Path, *, first_offset: int) -> JournalTree:
+    """Make a log that begins there; return the journal's tree with the mark that says why."""
+    log = segment_path(directory / _PATH, first_offset).name
+    path = f"{_PATH.rpartition('/')[0]}/{log}"
+    tree = JournalTree()
+    tree.apply(Replace(path, b"frames"), place=(1, 1, 0))
+    tree.apply(Replace(_PATH, mark(first_offset)), place=(1, 1, 1))
+    (directory / path).parent.mkdir(parents=True)
+    (directory / path).write_bytes(b"frames")
+    return tree
