@@ -19,7 +19,7 @@ from typing import Any, Final
 from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.local_copy import local_files
-from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem, LocalWritableFile
+from streamhouse.storage_service.log.filesystem import Buffer
 
 __all__ = [
     "DIED",
@@ -71,50 +71,53 @@ class MortalStore:
 
 
 @contextmanager
-def disk_full(after: int) -> Iterator[Callable[[], int]]:
-    """Let a local disk take `after` writes, and then none; yields how many were refused.
+def disk_full(directory: Path, after: int) -> Iterator[Callable[[], int]]:
+    """Let the disk of `directory` take `after` changes, then none; yields how many it refused.
 
-    A write that is refused may have happened in part.
+    Of a write that is refused half may be there. The store is on another disk.
     """
     left, refused, lock = after, 0, threading.Lock()
 
-    def full() -> bool:
+    def check(path: str | Path) -> None:
         nonlocal left, refused
-        with lock:
-            left -= 1
-            refused += left < 0
-            return left < 0
+        if Path(path).is_relative_to(directory):
+            with lock:
+                left -= 1
+                refused += left < 0
+            if left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def refuse() -> OSError:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def try_it(*arguments: Any) -> Any:
-            if full():
-                raise refuse()
-            return call(*arguments)
-
-        return try_it
-
-    def write(file: LocalWritableFile, buffers: Sequence[Buffer], *, position: int) -> None:
-        if full():
+    def write(file: int, buffers: Sequence[Buffer], position: int) -> int:
+        try:
+            check(Path(f"/proc/self/fd/{file}").readlink())
+        except OSError:
             data = b"".join(buffers)
-            whole(file, [data[: len(data) // 2]], position=position)
-            raise refuse()
-        whole(file, buffers, position=position)
+            former["pwritev"](file, [data[: len(data) // 2]], position)
+            raise
+        return int(former["pwritev"](file, buffers, position))
 
-    whole = LocalWritableFile.write
-    names = ("create", "rename", "make_directory", "move_directory")
-    former = {name: getattr(LocalFilesystem, name) for name in names}
-    LocalWritableFile.write = write  # type: ignore[method-assign]
-    for name, call in former.items():
-        setattr(LocalFilesystem, name, failing(call))
+    def make_file(path: str | Path, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            check(path)
+        return int(former["open"](path, flags, *rest, **named))
+
+    def make_name(name: str) -> Callable[..., None]:
+        def made(*paths: Any, **named: Any) -> None:
+            check(paths[-1] if name != "mkdir" else paths[0])
+            former[name](*paths, **named)
+
+        return made
+
+    names = ("mkdir", "rename", "replace")
+    former: dict[str, Any] = {name: getattr(os, name) for name in ("pwritev", "open", *names)}
+    failing = {"pwritev": write, "open": make_file, **{name: make_name(name) for name in names}}
+    for name, call in failing.items():
+        setattr(os, name, call)
     try:
         yield lambda: refused
     finally:
-        LocalWritableFile.write = whole  # type: ignore[method-assign]
         for name, call in former.items():
-            setattr(LocalFilesystem, name, call)
+            setattr(os, name, call)
 
 
 def journalled_bytes(directory: Path) -> dict[str, bytes]:

@@ -64,7 +64,7 @@ def run_machines(root: Path, seed: int, *, count: int) -> Counter[str]:
         life = Life(
             name=rng.choice(["a", "a", "a", "b", f"new{number}"]),
             seed=rng.randrange(1 << 30),
-            lives=rng.randrange(rng.choice([10, 60, 200])),
+            lives=rng.randrange(rng.choice([10, 60, 200, 1_000])),
             steps=rng.randrange(60),
         )
         disk, copies = root / life.name, _copies(root)

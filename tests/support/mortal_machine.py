@@ -106,7 +106,7 @@ async def _live(root: Path, life: Life) -> None:
     before = journalled_bytes(root / life.name)
     full = contextlib.ExitStack()
     if life.full_after is not None:
-        is_full = full.enter_context(disk_full(life.full_after))
+        is_full = full.enter_context(disk_full(root / life.name, life.full_after))
     try:
         await _live_on(root, life, full)
     except (StreamhouseError, OSError) as error:
@@ -137,9 +137,10 @@ async def _live_on(root: Path, life: Life, full: contextlib.ExitStack) -> None:
         for _ in range(life.steps):
             await machine.step(rng.choice(_KINDS))
         if life.steps and rng.random() < 0.5:
-            # Nothing is appended after the copy that says that it is old.
-            await machine.step("copy")
-            for _ in range(rng.randrange(5)):
+            # Nothing is appended after the copy, nor a segment begun, that says that it is old.
+            for kind in (*["retain"] * rng.randrange(4), "copy"):
+                await machine.step(kind)
+            for _ in range(rng.randrange(12)):
                 await machine.step(rng.choice(_UPKEEP))
         # Ended at a quiet moment, as if killed: nothing is tidied up.
         os._exit(0)
@@ -440,6 +441,8 @@ class _Machine:
     async def do_retain(self, name: str, given: None) -> None:
         async with self.manager.runtime.changing_files:
             await apply_retention(self.table(name), later(self.manager, _YEAR_US))
+        # Nobody waits for what is removed: what is not stored is got back from the journal.
+        await self.engine.wait_stored()
 
     def plan_expire(self) -> Change | None:
         self.world.ahead_us += 3 * HOUR_US
@@ -491,4 +494,4 @@ _KINDS: Final = (
     *["create"] * 2,
     *["expire", "drop", "widen"],
 )
-_UPKEEP: Final = (*["retain"] * 3, "pin", "stage", "checkpoint", "expire")
+_UPKEEP: Final = (*["retain"] * 4, *["tier"] * 4, "pin", "checkpoint")
