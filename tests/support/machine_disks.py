@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.journal.file_store import FileObjectStore
 from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.journal.restore.local_copy import local_files
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.log.filesystem import Buffer
 
 __all__ = [

@@ -24,7 +24,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.journal.file_store import FileObjectStore
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.schema import type_to_json
 from streamhouse.storage_service.model.table import TablePath
