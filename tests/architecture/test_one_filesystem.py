@@ -24,6 +24,7 @@ BESIDE: Final[dict[str, str]] = {
     "storage_service/journal/checkpoints/checkpoint.py": "links rows by key aside",
     "storage_service/journal/store/file_store.py": "keeps objects, not a data directory",
     "storage_service/journal/followed_directory.py": "follows a journal that others write",
+    "storage_service/journal/restore/local_copy.py": "reads, and changes nothing",
     "storage_service/journal/restore/local_tree.py": "reads, and changes nothing",
     "storage_service/journal/restore/restore.py": "makes what the journal has already",
     "storage_service/journal/restore/start.py": "writes journal.json, which is not journalled",
