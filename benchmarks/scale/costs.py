@@ -26,6 +26,7 @@ from benchmarks.scale.figures import (
 from streamhouse.storage_service.journal.writer import WriterOptions
 
 __all__ = [
+    "ASKED_TO_FOLLOW",
     "DEFAULTS",
     "PLANNED",
     "PLANNED_MB_S",
@@ -93,6 +94,8 @@ PLANNED: Final = dataclasses.replace(DEFAULTS, linger_ms=20)
 # What a shard is planned to take: two thirds of what the network of its machine guarantees, see
 # `ceilings_mb_s`.
 PLANNED_MB_S: Final = 40.0
+ASKED_TO_FOLLOW: Final = 2
+"""What a standby asks to know that there is nothing more: the next object, and the next epoch."""
 
 
 def puts_per_s(load: Load, settings: JournalSettings) -> float:
@@ -136,8 +139,9 @@ def checkpoint_every_s(load: Load, settings: JournalSettings) -> float:
 
 def idle_month(settings: JournalSettings) -> float:
     """Return the dollars a month of an idle shard's lease and looks, and its standby's."""
-    gets = 2 / settings.idle_look_s + 1 / settings.follow_s
-    puts = lease_puts_per_s(settings) + 2 / settings.idle_look_s
+    # Both look once: the owner at its next place, the standby at the lease, after listing epochs.
+    gets = 2 / settings.idle_look_s + ASKED_TO_FOLLOW / settings.follow_s
+    puts = lease_puts_per_s(settings) + 1 / settings.idle_look_s
     return month_of_puts(puts) + gets * PRICES.get * PRICES.seconds_a_month
 
 
@@ -215,9 +219,10 @@ def monthly_cost(shards: int, settings: JournalSettings, plan: ShardPlan) -> Mon
     puts = lease_puts_per_s(settings) + lake_puts + packs
     gets = 0.0
     if plan.standby:
-        # It reads every object, looks whether there is another, and at lease, epochs and lag.
-        gets = journal + 1 / settings.follow_s + 1 / settings.idle_look_s
-        puts += 2 / settings.idle_look_s
+        # It reads every object, looks whether there is another, and at lease and epochs. Who has
+        # found nothing more is not behind, and lists nothing to know that.
+        gets = journal + ASKED_TO_FOLLOW / settings.follow_s + 1 / settings.idle_look_s
+        puts += 1 / settings.idle_look_s
     hours = shards * PRICES.hours_a_month
     # Two checkpoints back, then the objects go.
     journal_bytes = 2 * every_s * plan.load.mb_per_s * 1e6 + plan.log_bytes

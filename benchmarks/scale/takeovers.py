@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from benchmarks.scale.costs import ASKED_TO_FOLLOW
 from benchmarks.scale.world import LOST, Program, Request, Sleep, StoreModel, World
 from streamhouse.storage_service.journal.epochs import TakenByOtherError, take
 from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease
@@ -281,8 +282,6 @@ class _Run:
                 lease = SeenLease("http://owner", counter, self._settings.lease_ms)
                 lease_ms = self._settings.lease_ms
                 watch.seen(epoch, lease, asked_s=asked_s, owner_ms=lease_ms)
-                # How far behind it is, for the metrics.
-                yield Request("journal LIST", _nothing)
             if watch.has_run_out:
                 if (yield from self._take_over(shard, zone, epoch)):
                     return
@@ -320,7 +319,8 @@ class _Run:
     def _sum_up(self) -> None:
         asked, scenario = self._world.store.asked, self._scenario
         # Every standby looks for the next object, whatever else happens: counted, not played.
-        follows = scenario.shards * scenario.standbys / self._settings.follow_s
+        looks = scenario.shards * scenario.standbys / self._settings.follow_s
+        follows = ASKED_TO_FOLLOW * looks
         rest = range(5, int(scenario.quiet_s))
         at_rest = sum(asked[second] for second in rest) / len(rest)
         later = range(int(scenario.quiet_s) + 1, int(scenario.seconds))
