@@ -192,6 +192,8 @@ class JournalTree:
     def __init__(self) -> None:
         self._files: dict[str, TreeFile] = {}
         self._directories: set[str] = set()
+        self._by_table: dict[str, set[str]] = {}
+        """Files and directories of each table: to drop one of many looks at no other."""
 
     @property
     def directories(self) -> frozenset[str]:
@@ -214,12 +216,14 @@ class JournalTree:
         tree = JournalTree()
         tree._files = {path: file.copy() for path, file in self._files.items()}
         tree._directories = set(self._directories)
+        tree._by_table = {table: set(paths) for table, paths in self._by_table.items()}
         return tree
 
     def add_directory(self, path: str) -> None:
         """Let there be a directory, and those it lies in."""
         while path and path not in self._directories:
             self._directories.add(path)
+            self._note(path)
             path = path.rpartition("/")[0]
 
     def check_and_add_directory(self, path: str) -> None:
@@ -238,6 +242,7 @@ class JournalTree:
         if all(isinstance(piece, Packed) for piece in file.pieces):
             file.packed_length, file.packed_crc32c = file.length, file.crc32c
         self._files[file.path] = file
+        self._note(file.path)
         self.add_directory(_parent(file.path))
 
     def apply(
@@ -297,6 +302,7 @@ class JournalTree:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = TreeFile(path)
+            self._note(path)
             self.add_directory(_parent(path))
         file.version += 1
         file.is_left_out = False
@@ -310,23 +316,49 @@ class JournalTree:
         if source not in self._directories:
             return
         self._remove_tree(target)
-        directories = [path for path in self._directories if _is_in(path, source)]
-        self._directories.difference_update(directories)
+        moved = [path for path in self._of_table(source) if _is_in(path, source)]
+        directories = [path for path in moved if path in self._directories]
+        files = [file for path in moved if (file := self._files.get(path)) is not None]
+        self._leave(moved)
         for path in directories:
             self.add_directory(target + path[len(source) :])
-        for path in [path for path in self._files if _is_below(path, source)]:
-            file = self._files.pop(path)
-            file.path = target + path[len(source) :]
+        for file in files:
+            file.path = target + file.path[len(source) :]
             self._files[file.path] = file
+            self._note(file.path)
 
     def _remove_tree(self, directory: str) -> None:
-        self._directories = {path for path in self._directories if not _is_in(path, directory)}
-        self._forget([path for path in self._files if _is_below(path, directory)])
+        gone = [path for path in self._of_table(directory) if _is_in(path, directory)]
+        files = [path for path in gone if _is_below(path, directory) and path in self._files]
+        self._forget(files)
+        self._leave(path for path in gone if path in self._directories)
+
+    def _note(self, path: str) -> None:
+        self._by_table.setdefault(_table_of(path), set()).add(path)
+
+    def _leave(self, paths: Iterable[str]) -> None:
+        """Let there be no file and no directory of these paths."""
+        for path in paths:
+            self._files.pop(path, None)
+            self._directories.discard(path)
+            table = _table_of(path)
+            of_table = self._by_table[table]
+            of_table.discard(path)
+            if not of_table:
+                del self._by_table[table]
+
+    def _of_table(self, directory: str) -> list[str]:
+        """Return the paths that may lie in a directory."""
+        table = _table_of(directory)
+        if table:
+            return list(self._by_table.get(table, ()))
+        return [*self._directories, *self._files]
 
     def _forget(self, paths: Iterable[str]) -> None:
         for path in paths:
-            file = self._files.pop(path, None)
+            file = self._files.get(path)
             if file is not None:
+                self._leave([path])
                 file.path = ""
 
 
@@ -338,6 +370,12 @@ def _piece(data: Buffer, place: tuple[int, int, int] | None) -> Piece:
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+def _table_of(path: str) -> str:
+    """Return the directory of a table that a path is or lies in; empty for others."""
+    table = "/".join(path.split("/", 2)[:2])
+    return table if table.startswith("tables/") else ""
 
 
 def _is_below(path: str, directory: str) -> bool:
