@@ -245,7 +245,8 @@ class TableMoves:
             async with manager.runtime.changing_files:
                 await self._run(self._registry.check_arrival, info)
                 table = await manager.open_arrived(info)
-            await self._run(moves.set_ready, table_id)
+                # Here, too: who creates or drops a table meanwhile writes service.json as well.
+                await self._run(moves.set_ready, table_id)
         except StreamhouseError:
             if table is not None:
                 await manager.give_up(table)
