@@ -337,8 +337,8 @@ class TableCalls:
     def move_table(self, path: str, shard: str) -> None:
         """Move a table to another shard; returns when that serves it.
 
-        Nobody reads or writes the table meanwhile: who tries is told to try again. Calling it again
-        goes on with what was broken off, and changes nothing once the table is there.
+        Others read and write it meanwhile; who writes at the end of it waits. Calling it again goes
+        on with what was broken off, and changes nothing once the table is there.
 
         Raises:
             UnavailableError: the table is in use by a transaction or a tiering round, or the shard

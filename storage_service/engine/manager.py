@@ -87,8 +87,7 @@ class TabletManager:
         recovery: KeyRecovery,
         replication: Replication,
     ) -> None:
-        self._config = config
-        self.directory = directory
+        self._config, self.directory = config, directory
         self.registry: Final = registry
         self.runtime = runtime
         self._loop, self.upkeep = asyncio.get_running_loop(), Upkeep()
@@ -98,6 +97,7 @@ class TabletManager:
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
         limits = CommitLimits(bytes_max=config.commit_queue_bytes_max)
         self._committer = GroupCommitter(self._publish_soon, limits=limits, replication=replication)
+        self._leaving: dict[TablePath, OpenTable] = {}  # of `away`: they are still read here
         # Logs of primary key tables and of transactions: their writers publish them.
         self._deferred: set[LogTablet] = set()
         self._key_threads = ThreadPoolExecutor(config.key_threads, thread_name_prefix="keys")
@@ -439,26 +439,32 @@ class TabletManager:
 
     # -- tables that move to another shard, or come from one; see `table_moves.py` ----------------
 
-    async def take_out(self, table: OpenTable, why: UnavailableError) -> None:
-        """Close a table that is to be moved, while no file changes; who asks for it gets `why`."""
-        async with self.tiering.round_of(table).lock, table.gate.alone():
-            await table.settle()
+    def readable(self, path: TablePath) -> OpenTable:
+        """Return a table for who only reads: it may be one whose files must not change."""
+        return self._leaving.get(path) or self.table(path)
+
+    def check_readable(self, table: OpenTable) -> None:
+        """Raise as `check_open` if `table` can no longer be read."""
+        if not self.is_readable(table):
             self.check_open(table)
-            if self.transactions.of(table).open_count:
-                raise _in_use(table, "transactions are open: commit or abort them")
-            if self.tiering.is_under_way(table):
-                raise _in_use(table, "it is being tiered: try again when the round has ended")
-            self.away[table.path] = why
-            self._remove(table)
-            table.gate.refuse(why)
-            table.gate.stop(why)
-        await table.lake_pins.end(why)
-        await self.mending.leave(table)
-        await self._close(table)
-        await self.runtime.run(close_tablets, table.tablets)
+
+    def is_readable(self, table: OpenTable) -> bool:
+        """Whether `table` can still be read."""
+        return not table.is_dropped or self._leaving.get(table.path) is table
+
+    def hide(self, table: OpenTable, why: UnavailableError) -> None:
+        """Let `table` be only read, until `end_reads`; who wants anything else gets `why`."""
+        self.away[table.path], self._leaving[table.path] = why, table
+        self._remove(table)
+
+    def end_reads(self, table: OpenTable) -> None:
+        """Let nobody read a table that is frozen; what was asked before is still answered."""
+        if self._leaving.get(table.path) is table:
+            del self._leaving[table.path]
+            table.wakeups.wake_all()
 
     async def put_back(self, info: TableInfo) -> None:
-        """Serve a table that was taken out."""
+        """Serve a table that was frozen and closed by `give_up`."""
         if self.away.pop(info.path, None) is not None:
             await self._open_known(info)
 
@@ -554,11 +560,11 @@ class TabletManager:
         self.mending.stop()
         await self.upkeep.stop()
         await self.transactions.stop()
-        await asyncio.gather(*(table.stop(flush=True) for table in self.open_tables()))
+        tables = (*self.open_tables(), *self._leaving.values())
+        await asyncio.gather(*(table.stop(flush=True) for table in tables))
         await self.runtime.run(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
         await asyncio.sleep(0)
-        tables = self.open_tables()
         await self.runtime.run(close_tablets, [t for table in tables for t in table.tablets])
         self._key_threads.shutdown()
         self.directory.close()
@@ -585,10 +591,6 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)
-
-
-def _in_use(table: OpenTable, why: str) -> UnavailableError:
-    return UnavailableError(f"table '{table.path}' cannot be moved while {why}")
 
 
 def _is_for_want_of_room(error: Exception) -> bool:

@@ -181,6 +181,13 @@ class LogTablet:
         """Bytes of all segment files."""
         return sum(segment.size_bytes for segment in self._chain.segments)
 
+    def durable_files(self) -> list[tuple[Path, int]]:
+        """Return the segments' files, and of each how many bytes are durable: these stay.
+
+        Retention may remove the oldest of them meanwhile.
+        """
+        return [(segment.path, segment.size_bytes) for segment in self._chain.segments]
+
     @property
     def segment_count(self) -> int:
         """How many segment files the log has; at least one."""

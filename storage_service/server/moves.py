@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.table_arrivals import Asked
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.errors import (
@@ -42,6 +43,11 @@ _FETCH_WAIT_S: Final = 5.0
 _PAUSE_S: Final = 0.2
 # A destination that is restarted comes back; one that is gone must not keep the table.
 _SILENCE_S_MAX: Final = 30.0
+# A table that is written to faster than it is copied is moved, too.
+_OPEN_ROUNDS_MAX: Final = 8
+_REST_BYTES: Final = 4 << 20
+# Longer than most rounds of tiering.
+_IN_USE_S_MAX: Final = 15.0
 
 
 class MoveDesk:
@@ -96,27 +102,53 @@ class MoveDesk:
         await self._shards.endpoint_of_shard(target)
         ticket = await self.moves.begin(path, target)
         try:
-            await self.moves.upload(ticket)
-            await self._until_ready(ticket, headers)
+            for _ in range(_OPEN_ROUNDS_MAX):
+                size_bytes = await self.moves.copy(ticket)
+                await self._until_done(ticket, headers)
+                if size_bytes <= _REST_BYTES:
+                    break
+            await self._freeze(ticket)
+            await self._until_done(ticket, headers, is_whole=True)
             is_moved = await self.moves.decide(ticket)
         except Exception as error:  # whatever it is, one of both is to serve the table
             is_moved = await self.moves.end(ticket)
             if not is_moved:
                 raise
             _logger.warning("event=move_went_on table=%s why=%r", path, str(error))
+            await self._tell(ticket, headers)
+            return
+        # The destination serves it from now on, and need not wait until nothing is left here.
+        told = self._tell(ticket, headers)
+        await asyncio.gather(self.moves.settle(ticket, is_moved=is_moved), told)
         if not is_moved:
             raise UnavailableError(f"the move of table '{path}' was given up; try again")
+
+    async def _tell(self, ticket: MoveTicket, headers: Headers) -> None:
         try:
-            await self._ask(ticket, headers)
+            # It is asked for nothing but to look.
+            await self._ask(ticket, headers, rounds=1, is_whole=True)
         except StreamhouseError as error:
             # It looks by itself, too.
-            _logger.info("event=move_not_told table=%s why=%r", path, error.message)
+            _logger.info("event=move_not_told table=%s why=%r", ticket.path, error.message)
 
-    async def _until_ready(self, ticket: MoveTicket, headers: Headers) -> None:
-        heard_s = time.monotonic()
+    async def _freeze(self, ticket: MoveTicket) -> None:
+        """Freeze the table between two rounds of tiering."""
+        begun_s = time.monotonic()
         while True:
             try:
-                if await self._ask(ticket, headers):
+                return await self.moves.freeze(ticket)
+            except UnavailableError:
+                if self.moves.is_frozen(ticket) or time.monotonic() - begun_s > _IN_USE_S_MAX:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _until_done(
+        self, ticket: MoveTicket, headers: Headers, *, is_whole: bool = False
+    ) -> None:
+        rounds, heard_s = self.moves.rounds(ticket), time.monotonic()
+        while True:
+            try:
+                if await self._ask(ticket, headers, rounds=rounds, is_whole=is_whole):
                     return
                 heard_s = time.monotonic()
             except StreamhouseError as error:
@@ -126,10 +158,18 @@ class MoveDesk:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
-    async def _ask(self, ticket: MoveTicket, headers: Headers) -> bool:
+    async def _ask(
+        self, ticket: MoveTicket, headers: Headers, *, rounds: int, is_whole: bool
+    ) -> bool:
         """Ask the destination to go on; return whether it has done what can be done now."""
         endpoint = await self._shards.endpoint_of_shard(ticket.target)
-        body = json.dumps({"ticket": ticket.to_json(), "catalog": self._catalog}).encode()
+        asked = {
+            "ticket": ticket.to_json(),
+            "catalog": self._catalog,
+            "rounds": rounds,
+            "is_whole": is_whole,
+        }
+        body = json.dumps(asked).encode()
         target = f"/v1/tables/{ticket.path}/arrival"
         passed = [header for header in headers if header[0] == b"authorization"]
         request = PeerRequest.of(
@@ -148,7 +188,15 @@ class MoveDesk:
 
     # -- the destination ---------------------------------------------------------------------------
 
-    async def receive(self, path: TablePath, ticket: dict[str, Any], catalog: str) -> bool:
+    async def receive(
+        self,
+        path: TablePath,
+        ticket: dict[str, Any],
+        *,
+        catalog: str,
+        rounds: int,
+        is_whole: bool,
+    ) -> bool:
         """Go on with a table that comes to this shard; return whether that is done for now."""
         read = MoveTicket.from_json(ticket)
         if read.path != path:
@@ -158,7 +206,8 @@ class MoveDesk:
                 f"shards '{read.source}' and '{read.target}' have different lake catalogs: give"
                 " both the same --catalog-property and --warehouse"
             )
-        return await self.moves.receive(read, wait_s=_FETCH_WAIT_S)
+        asked = Asked(ticket=read, rounds=rounds, is_whole=is_whole)
+        return await self.moves.arrivals.receive(asked, wait_s=_FETCH_WAIT_S)
 
 
 def _digest(config: ServiceConfig) -> str:

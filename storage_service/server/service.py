@@ -122,6 +122,15 @@ class Service:
             error.table = str(parsed)
             raise
 
+    def readable(self, path: str) -> OpenTable:
+        """Return the table a URL names, for who only reads; raises as the registry does."""
+        parsed = TablePath.parse(path)
+        try:
+            return self.manager.readable(parsed)
+        except NotFoundError as error:
+            error.table = str(parsed)
+            raise
+
     def jobs(self) -> list[Job]:
         """What is measured and given back by itself."""
         lag = LoopLag(self.metrics.loop_lag_seconds)

@@ -97,6 +97,50 @@ def test_tables_move_there_and_back_while_a_client_goes_on(tmp_path: Path) -> No
         assert client.count("keys") == 15
 
 
+def test_writers_and_readers_go_on_while_tables_move(tmp_path: Path) -> None:
+    """Nobody gets an error, no row is lost or double, and who has written reads it."""
+    with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
+        client.create_table("log", EVENTS)
+        client.create_table("keys", EVENTS, primary_key=["id"], bucket_count=2)
+        is_over = threading.Event()
+        done = {"log": 0, "keys": 0}
+        wrong: list[object] = []
+
+        def write(table: str) -> None:
+            try:
+                with StorageClient(service.endpoint) as writer:
+                    while not is_over.is_set():
+                        number = done[table]
+                        if table == "log":
+                            writer.append(table, _rows(number, number + 1))
+                            end = writer.positions(table)[0].high_watermark
+                            is_read = end == number + 1
+                        else:
+                            writer.upsert(table, _rows(number, number + 1))
+                            is_read = writer.count(table) == number + 1
+                        if not is_read:
+                            wrong.append((table, number, "is not read by who wrote it"))
+                        done[table] = number + 1
+            except StreamhouseError as error:
+                wrong.append((table, error))
+
+        writers = [threading.Thread(target=write, args=(table,)) for table in done]
+        for writer in writers:
+            writer.start()
+        for _ in range(2):
+            for table in done:
+                before = done[table]
+                client.move_table(table, _other(_shard_of(client, table)))
+                while done[table] == before and all(w.is_alive() for w in writers):
+                    client.positions(table)
+        is_over.set()
+        for writer in writers:
+            writer.join()
+        assert not wrong
+        assert _logged(client) == list(range(done["log"]))
+        assert client.count("keys") == done["keys"]
+
+
 def _move(service: ServiceProcess, table: str, shard: str) -> None:
     """Move a table, or be told that it is not known what became of that."""
     with contextlib.suppress(StreamhouseError), StorageClient(service.endpoint) as client:

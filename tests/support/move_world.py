@@ -12,7 +12,7 @@ import asyncio
 import shutil
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.engine.table_arrivals import Asked
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.journal.store.object_store import ObjectEntry, ObjectStore
@@ -29,6 +30,7 @@ from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.shards.chain import DirectoryObjects
 from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.tickets import MoveTicket
 
 __all__ = ["Died", "Machine", "MoveWorld"]
 
@@ -170,6 +172,10 @@ class _Store:
         self._store.delete(keys)
 
 
+async def _nothing() -> None:
+    """Nobody does anything."""
+
+
 class MoveWorld:
     """The shards `a` and `b`, and every machine that there was."""
 
@@ -192,21 +198,40 @@ class MoveWorld:
         if len(serving) > 1:
             self.bugs.append(f"served by {serving}")
 
-    async def move(self, source: Machine, target: Machine) -> bool:
-        """Do what a move does, as far as nobody dies."""
+    async def move(
+        self,
+        source: Machine,
+        target: Machine,
+        *,
+        during: Callable[[], Awaitable[None]] = _nothing,
+    ) -> bool:
+        """Do what a move does, as far as nobody dies; `during` it others go on."""
         ticket = await source.moves.begin(self.table, target.shard)
         try:
-            await source.moves.upload(ticket)
-            while not await target.moves.receive(ticket, wait_s=5):
-                continue
+            for _ in range(2):
+                await source.moves.copy(ticket)
+                await self._fetch(target, source, ticket)
+                await during()
+            await source.moves.freeze(ticket)
+            await during()
+            await self._fetch(target, source, ticket, is_whole=True)
             is_moved = await source.moves.decide(ticket)
+            await source.moves.settle(ticket, is_moved=is_moved)
         except (StreamhouseError, Died) as error:
             # Of the other one, unless it is this one's own.
             self.why = "".join(traceback.format_exception(error))
             is_moved = await source.moves.end(ticket)
         if is_moved:
-            await target.moves.receive(ticket, wait_s=5)
+            asked = Asked(ticket=ticket, rounds=1, is_whole=True)
+            await target.moves.arrivals.receive(asked, wait_s=5)
         return is_moved
+
+    async def _fetch(
+        self, target: Machine, source: Machine, ticket: MoveTicket, *, is_whole: bool = False
+    ) -> None:
+        asked = Asked(ticket=ticket, rounds=source.moves.rounds(ticket), is_whole=is_whole)
+        while not await target.moves.arrivals.receive(asked, wait_s=5):
+            continue
 
     async def settle(self, *, then: Callable[[], Any] = lambda: None) -> Machine:
         """Let both shards look, and return the one that serves the table."""

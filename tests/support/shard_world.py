@@ -22,8 +22,9 @@ __all__ = ["ShardWorld"]
 class ShardWorld:
     """Shards over one store. Every one answers at `http://<shard>:1`.
 
-    Those of `away` have no live owner. Requests between shards wait for `go_on`; who is not in
-    `services` does not answer them.
+    Those of `away` have no live owner. Requests between shards set `is_asked` and wait for `go_on`,
+    those for the last round of a move for `go_on_whole`, too; who is not in `services` does not
+    answer them.
     """
 
     def __init__(self, path: Path, store: ObjectStore) -> None:
@@ -33,6 +34,9 @@ class ShardWorld:
         self.services: dict[str, InProcessService] = {}
         self.go_on = asyncio.Event()
         self.go_on.set()
+        self.go_on_whole = asyncio.Event()
+        self.go_on_whole.set()
+        self.is_asked = asyncio.Event()
 
     def of(self, shard: str) -> Owner | None:
         """See `ShardOwners.of`."""
@@ -40,7 +44,10 @@ class ShardWorld:
 
     async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
         """See `Peers.ask`."""
+        self.is_asked.set()
         await self.go_on.wait()
+        if b'"is_whole": true' in request.body:
+            await self.go_on_whole.wait()
         service = self.services.get(endpoint)
         if service is None:
             raise UnavailableError(f"{endpoint} does not answer")

@@ -30,6 +30,8 @@ async def retain(
             continue
         try:
             async with runtime.changing_files:
+                if table.is_dropped:
+                    continue
                 deleted = await apply_retention(table, runtime, is_early=is_early)
         except StreamhouseError as error:
             # A table dropped meanwhile has closed logs.

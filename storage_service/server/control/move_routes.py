@@ -33,7 +33,14 @@ def move_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("Take a table from another shard, which asks until that is done.")
     async def receive_table(path: TableName, body: ReceiveTable) -> dict[str, bool]:
         desk, parsed = _desk(service), TablePath.parse(path)
-        return {"is_done": await desk.receive(parsed, body.ticket, body.catalog)}
+        is_done = await desk.receive(
+            parsed,
+            body.ticket,
+            catalog=body.catalog,
+            rounds=body.rounds,
+            is_whole=body.is_whole,
+        )
+        return {"is_done": is_done}
 
 
 def _desk(service: Service) -> MoveDesk:

@@ -116,10 +116,15 @@ class MoveTable(_RequestBody):
 
 
 class ReceiveTable(_RequestBody):
-    """What the shard that has the table says of its move, and of its lake catalog."""
+    """What the shard that has the table says of its move, and of its lake catalog.
+
+    The store has `rounds` rounds of files; with `is_whole` that is all of them.
+    """
 
     ticket: Annotated[dict[str, str | int], Field(max_length=10)]
     catalog: Annotated[str, Field(max_length=64)]
+    rounds: Annotated[int, Field(ge=1, le=1_000)]
+    is_whole: bool
 
 
 class AlterPartitioning(_RequestBody):

@@ -56,7 +56,7 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
 
     @routes.answers("Describe a table.")
     async def describe_table(path: TableName) -> dict[str, Any]:
-        return service.table(path).info.to_json()
+        return service.readable(path).info.to_json()
 
     @routes.answers("Drop a table and its log.", status_code=204)
     async def drop_table(
@@ -97,7 +97,7 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
         ] = None,
         max_wait_ms: Annotated[str, Query(description="How long to wait at most.")] = "0",
     ) -> Response:
-        table = service.table(path)
+        table = service.readable(path)
         wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
         if after is not None and wait_ms:
             known = offsets("after", after, table.info)
@@ -121,12 +121,12 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
         timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
     ) -> dict[str, dict[str, int]]:
         time_us = integer("timestamp_us", timestamp_us, least=0)
-        found = await service.manager.offsets_for_timestamp(service.table(path), time_us)
+        found = await service.manager.offsets_for_timestamp(service.readable(path), time_us)
         return {"offsets": buckets_to_json(found)}
 
     @routes.answers("How many bytes the service keeps of the table.")
     async def table_sizes(path: TableName) -> dict[str, Any]:
-        table = service.table(path)
+        table = service.readable(path)
         log_bytes = [tablet.size_bytes for tablet in table.tablets]
         positions = table.positions()
         key_bytes = [0] * len(log_bytes)
@@ -155,4 +155,4 @@ async def _wait_beyond(
     ):
         if not await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=deadline):
             return
-        service.manager.check_open(table)
+        service.manager.check_readable(table)

@@ -161,7 +161,7 @@ async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -
 
 
 def _key_table(service: Service, path: str) -> KeyTable:
-    table = service.table(path)
+    table = service.readable(path)
     if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so rows cannot be looked up in it; fetch"
@@ -200,7 +200,7 @@ async def _wait_until_visible(
             started = asyncio.get_running_loop().time()
             waiter = table.wakeups.waiter(number, timeout_s=_PUBLICATION_WAIT_S)
             await exchange.wait(waiter)
-            service.manager.check_open(table)
+            service.manager.check_readable(table)
             bucket.check_usable()
             if asyncio.get_running_loop().time() - started >= _PUBLICATION_WAIT_S:
                 raise UnavailableError(f"{bucket.where} is busy writing; try again later")

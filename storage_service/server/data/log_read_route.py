@@ -54,7 +54,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     """Answer rows from `offset` on; at the end of the log wait up to `max_wait_ms` for some."""
     config = service.config
     query = exchange.query(_FETCH_PARAMETERS)
-    table = service.table(path)
+    table = service.readable(path)
     number = integer("bucket", bucket, least=0)
     tablet = table.tablet(number)
     if "offset" not in query:
@@ -80,7 +80,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
             break
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
             break
-        service.manager.check_open(table)
+        service.manager.check_readable(table)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
     bytes_max = min(bytes_max, config.fetch_bytes_max)
     page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
@@ -120,7 +120,7 @@ async def _check_history(
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Stream batches of all wanted buckets from their start offsets on."""
     query = exchange.query(["start", "columns", "schema_id", "fingerprints"])
-    table = service.table(path)
+    table = service.readable(path)
     # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
@@ -160,7 +160,7 @@ async def _push(
     # A subscription may last for weeks: a token revoked meanwhile ends it.
     while (
         not service.is_draining
-        and not table.is_dropped
+        and service.manager.is_readable(table)
         and service.access.is_still_admitted(exchange)
     ):
         is_behind = False

@@ -73,7 +73,9 @@ async def test_a_log_table_moves_there_and_back_with_its_writers(world: ShardWor
             assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
 
 
-async def test_rows_by_key_are_made_again_at_the_destination(world: ShardWorld) -> None:
+async def test_rows_by_key_move_with_their_table(
+    world: ShardWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         await a.create_table(primary_key=("id",))
         for row in ({"id": 1, "name": "x"}, {"id": 2, "name": "y"}, {"id": 1, "name": "z"}):
@@ -83,6 +85,7 @@ async def test_rows_by_key_are_made_again_at_the_destination(world: ShardWorld) 
         assert (await _move(a, "b")).json() == {"is_done": True}
         table = b.service.manager.table(_EVENTS)
         assert ids_of(table) == [1, 2]
+        assert "event=restored" not in caplog.text, "rows that have come are made again"
         await _upsert(b.service.manager, table, {"id": 3, "name": "n"})
         assert ids_of(table) == [1, 2, 3]
 
@@ -132,23 +135,67 @@ async def test_what_cannot_be_is_said_and_the_table_stays(world: ShardWorld) -> 
         assert _left_of_moves(world) == []
 
 
-async def test_nobody_serves_a_table_on_its_way(world: ShardWorld) -> None:
+async def test_a_table_is_open_while_it_is_copied_and_read_until_it_is_decided(
+    world: ShardWorld,
+) -> None:
     async with world.shard("a") as a, world.shard("b") as b:
         await a.create_table()
+        await a.append([(0, 1, event_rows(0, 5))], writer_id="7")
         world.go_on.clear()
         moving = asyncio.ensure_future(_move(a, "b"))
+        await world.is_asked.wait()
+        # It is written and read as ever.
+        written = await a.append([(0, 2, event_rows(5, 10))], writer_id="7")
+        assert written.status == 200, written.body
+        assert (await b.append([(0, 0, event_rows(0, 5))])).status == 421
+        world.go_on_whole.clear()
+        world.go_on.set()
         while _EVENTS not in a.service.manager.away:
             await asyncio.sleep(0)
-        for shard in (a, b):
-            for answer in (
-                await shard.append([(0, 0, event_rows(0, 5))]),
-                await shard.call("GET", "/v1/tables/events/state"),
-                await shard.call("DELETE", "/v1/tables/events"),
-            ):
-                assert answer.status in (503, 421), answer.body
-                assert answer.json()["error"]["retriable"] is True
+        assert (await _positions(a))["positions"]["0"]["high_watermark"] == 10
+        read = await a.call("GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "0"})
+        assert read.status == 200, read.body
+        pin = {"snapshot_id": "1", "ttl_ms": 1000}
+        for answer in (
+            await a.append([(0, 0, event_rows(0, 5))]),
+            await a.call("DELETE", "/v1/tables/events"),
+            await a.call("PATCH", "/v1/tables/events/properties", json_body={"set": {"x": "1"}}),
+            await a.call("PUT", "/v1/tables/events/lake/pins/me", json_body=pin),
+            await a.call(
+                "POST", "/v1/tables/events/transactions", json_body={"operation": "append"}
+            ),
+            await b.append([(0, 0, event_rows(0, 5))]),
+            await b.call("GET", "/v1/tables/events/state"),
+        ):
+            assert answer.status in (503, 421), answer.body
+            assert answer.json()["error"]["retriable"] is True
+        while not a.service.manager.registry.moves.leaving:
+            await asyncio.sleep(0)
         backup = await a.call("POST", "/v1/admin/backup", json_body={"with_lake": False})
         assert backup.status == 503, backup.body
-        world.go_on.set()
+        world.go_on_whole.set()
         assert (await moving).json() == {"is_done": True}
-        assert (await b.append([(0, 0, event_rows(0, 5))])).status == 200
+        # Repeated, what was written before is not written again.
+        again = await b.append([(0, 2, event_rows(5, 10))], writer_id="7")
+        assert again.status == 200, again.body
+        assert (await _positions(b))["positions"]["0"]["high_watermark"] == 10
+        assert (await a.call("GET", "/v1/tables/events/state")).status == 421
+
+
+async def test_a_table_may_be_dropped_and_made_again_while_it_is_copied(world: ShardWorld) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table()
+        await a.append([(0, 0, event_rows(0, 5))])
+        world.go_on.clear()
+        moving = asyncio.ensure_future(_move(a, "b"))
+        await world.is_asked.wait()
+        assert (await a.call("DELETE", "/v1/tables/events")).status == 204
+        await a.create_table()
+        world.go_on.set()
+        assert (await moving).status in (400, 404)
+        assert (await _positions(a))["positions"]["0"]["high_watermark"] == 0
+        assert (await _move(a, "b")).json() == {"is_done": True}
+        assert (await _positions(b))["positions"]["0"]["high_watermark"] == 0
+        await b.service.manager.upkeep.stop()
+        assert not b.service.manager.registry.moves.arriving
+        assert _left_of_moves(world) == []

@@ -10,11 +10,11 @@ import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.operations import Append, Operation, Replace
+from streamhouse.storage_service.journal.operations import Append, Operation, Remove, Replace
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.shards.entries import seal, unseal
-from streamhouse.storage_service.shards.move_set import MoveSet, clear_moves
+from streamhouse.storage_service.shards.move_set import MoveSet, SentFiles, clear_moves
 from streamhouse.storage_service.shards.tickets import MoveTicket
 from tests.support.memory_store import FaultyMemoryStore, MemoryStore
 
@@ -34,7 +34,8 @@ _FILES = {
     "tables/7/table.json": b"{}",
     "tables/7/lake.json": b"",
 }
-_LIST = f"moves/a/{_TICKET.move_id}/files"
+_ROWS = "tables/7/bucket-0/kv"
+_LISTS = [f"moves/a/{_TICKET.move_id}/{number:04d}/parts" for number in range(2)]
 
 
 class _Journal:
@@ -50,6 +51,8 @@ class _Journal:
             case Append(path, position, data):
                 assert position == len(self.files[path])
                 self.files[path] += bytes(data)
+            case Remove(path):
+                del self.files[path]
             case _:
                 pass
         return 0
@@ -63,14 +66,32 @@ def _source(tmp_path: Path) -> Path:
         path = tmp_path / "a" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    left_out = tmp_path / "a" / "tables/7/bucket-0/kv"
-    left_out.mkdir()
-    (left_out / "000001.sst").write_bytes(b"rows by key are made again")
+    rows = tmp_path / "a" / _ROWS
+    rows.mkdir()
+    (rows / "000002.sst").write_bytes(b"rows by key since their copy was made")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "000001.sst").write_bytes(b"rows by key" * 100)
+    (copy / "CURRENT").write_bytes(b"")
     return tmp_path / "a"
 
 
 def _set(store: Any) -> MoveSet:
     return MoveSet(store, _TICKET, piece_bytes=100, sleep=lambda _: None)
+
+
+def _upload(store: Any, tmp_path: Path) -> None:
+    """Store what is stable of an open table, and then, frozen, the rest."""
+    root = _source(tmp_path)
+    sent = SentFiles(_set(store), root, _TICKET.table_id)
+    gone = root / "tables/7/bucket-1/00000000000000000007.log"
+    gone.write_bytes(b"retention removes it")
+    logs = [(root / _LOG, 300), (gone, 5), (root / "tables/7/bucket-1/nothing.log", 5)]
+    rows = {"tables/7/bucket-0": tmp_path / "copy"}
+    assert sent.send_stable(logs, rows) == 300 + 5 + 1_100
+    gone.unlink()
+    assert sent.send_rest() == sum(map(len, _FILES.values())) - 300
+    assert sent.rounds == 2
 
 
 def _download(store: Any, tmp_path: Path) -> dict[str, bytes]:
@@ -84,12 +105,16 @@ def _download(store: Any, tmp_path: Path) -> dict[str, bytes]:
     filesystem = JournaledFilesystem(
         LocalFilesystem(), root, journal, log_bytes={}, on_failure=fail
     )
-    _set(store).download(root, filesystem)
+    assert not _set(store).download(0, root, filesystem)
+    assert _set(store).download(1, root, filesystem)
     found = {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.rglob("*")
         if path.is_file()
     }
+    rows = {name: found.pop(name) for name in tuple(found) if name.startswith(_ROWS)}
+    assert rows == {f"{_ROWS}/000001.sst": b"rows by key" * 100, f"{_ROWS}/CURRENT": b""}
+    assert {name for name in journal.files if name not in found} == set()
     assert journal.files == found
     assert (root / "tables/7/transactions").is_dir()
     return found
@@ -97,7 +122,7 @@ def _download(store: Any, tmp_path: Path) -> dict[str, bytes]:
 
 def test_files_arrive_byte_by_byte_and_are_in_the_journal(tmp_path: Path) -> None:
     store = MemoryStore()
-    _set(store).upload(_source(tmp_path))
+    _upload(store, tmp_path)
     assert _download(store, tmp_path) == _FILES
     clear_moves(store, "b")
     assert store.objects
@@ -108,13 +133,13 @@ def test_files_arrive_byte_by_byte_and_are_in_the_journal(tmp_path: Path) -> Non
 @pytest.mark.parametrize("seed", range(5))
 def test_answers_may_be_lost(tmp_path: Path, seed: int) -> None:
     store = FaultyMemoryStore(seed, share=0.2)
-    _set(store).upload(_source(tmp_path))
+    _upload(store, tmp_path)
     assert _download(store, tmp_path) == _FILES
 
 
 def test_what_is_damaged_or_missing_does_not_arrive(tmp_path: Path) -> None:
     store = MemoryStore()
-    _set(store).upload(_source(tmp_path))
+    _upload(store, tmp_path)
     for number, key in enumerate(sorted(store.objects)):
         intact = store.objects[key]
         for wrong in (intact[:-1], bytes([intact[0] ^ 1]) + intact[1:]):
@@ -129,23 +154,61 @@ def test_what_is_damaged_or_missing_does_not_arrive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["service.json", "tables/8/table.json", "tables/7/../8/table.json", "tables/7/kv/x", "/etc/x"],
+    [
+        "service.json",
+        "tables/8/table.json",
+        "tables/7/../8/table.json",
+        "tables/7/kv/x",
+        "tables/7/bucket-0/kv/../x",
+        "tables/7/bucket-0/kv/..",
+        "tables/8/bucket-0/kv/CURRENT",
+        "/etc/x",
+    ],
 )
 def test_no_file_lies_outside_of_the_table(tmp_path: Path, path: str) -> None:
     store = MemoryStore()
-    _set(store).upload(_source(tmp_path))
-    content = unseal(_LIST, store.objects[_LIST])
-    content["files"][0]["path"] = path
-    store.objects[_LIST] = seal(_LIST, content, nonce="")
+    _upload(store, tmp_path)
+    key = _LISTS[0]
+    content = unseal(key, store.objects[key])
+    content["parts"][0]["path"] = path
+    store.objects[key] = seal(key, content, nonce="")
     with pytest.raises(CorruptDataError, match="cannot be of this move"):
         _download(store, tmp_path)
 
 
 def test_the_set_of_another_move_does_not_arrive(tmp_path: Path) -> None:
     store = MemoryStore()
-    _set(store).upload(_source(tmp_path))
-    content = unseal(_LIST, store.objects[_LIST])
+    _upload(store, tmp_path)
+    key = _LISTS[1]
+    content = unseal(key, store.objects[key])
     content["ticket"]["version"] = 2
-    store.objects[_LIST] = seal(_LIST, content, nonce="")
+    store.objects[key] = seal(key, content, nonce="")
     with pytest.raises(CorruptDataError, match="cannot be of this move"):
+        _download(store, tmp_path)
+
+
+@pytest.mark.parametrize("change", [("position", 7), ("position", 400), ("path", None)])
+def test_rounds_that_do_not_fit_each_other_do_not_arrive(
+    tmp_path: Path, change: tuple[str, Any]
+) -> None:
+    store = MemoryStore()
+    _upload(store, tmp_path)
+    key = _LISTS[1]
+    content = unseal(key, store.objects[key])
+    part = next(part for part in content["parts"] if part["position"])
+    name, value = change
+    part[name] = value if name == "position" else "tables/7/table.json"
+    store.objects[key] = seal(key, content, nonce="")
+    with pytest.raises(CorruptDataError):
+        _download(store, tmp_path)
+
+
+def test_files_that_are_not_all_there_do_not_arrive(tmp_path: Path) -> None:
+    store = MemoryStore()
+    _upload(store, tmp_path)
+    key = _LISTS[1]
+    content = unseal(key, store.objects[key])
+    content["whole"]["tables/7/pins.json"] = 5
+    store.objects[key] = seal(key, content, nonce="")
+    with pytest.raises(CorruptDataError, match="not whole"):
         _download(store, tmp_path)

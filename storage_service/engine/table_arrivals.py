@@ -1,0 +1,281 @@
+"""Tables that come to this shard from another, round by round; see `table_moves.py`.
+
+Until `is_ready` is durable this shard may give a table up by itself: the source decides only for
+who has said so. After that it waits for what the source has decided. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.engine.directory.service_state import KnownTable
+from streamhouse.storage_service.engine.directory.table_files import load_table
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.storage_service.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.shards.move_set import MoveSet
+from streamhouse.storage_service.shards.tickets import MoveTicket
+
+__all__ = ["Asked", "TableArrivals", "insist", "moving"]
+
+_logger = logging.getLogger(__name__)
+
+_BACKOFF: Final = Backoff(first_s=0.05, most_s=5.0)
+# The source asks several times a minute; one that was killed begins anew, with another ticket.
+_SILENCE_S_MAX: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the source asks for: all rounds so far, and with `is_whole` to be ready."""
+
+    ticket: MoveTicket
+    rounds: int
+    is_whole: bool
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A table that is being fetched; `table` once it is open and ready."""
+
+    ticket: MoveTicket
+    asked_s: float
+    rounds: int = 0
+    table: OpenTable | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done for it."""
+        return self.task is not None and not self.task.done()
+
+    def has(self, asked: Asked) -> bool:
+        """Whether all is done that was asked for."""
+        return self.rounds >= asked.rounds and (self.table is not None or not asked.is_whole)
+
+
+class TableArrivals:
+    """See the module."""
+
+    def __init__(self, manager: TabletManager, names: ShardDirectory, store: ObjectStore) -> None:
+        self._manager = manager
+        self._registry = manager.registry
+        self._names = names
+        self._store = store
+        self._run = manager.runtime.run
+        self._coming: dict[int, _Coming] = {}
+        for arrival in self._registry.moves.arriving.values():
+            self._set_away(arrival.ticket)
+
+    async def close(self) -> None:
+        """End what is under way; the next start goes on."""
+        for coming in tuple(self._coming.values()):
+            if coming.task is not None:
+                coming.task.cancel()
+                await asyncio.wait([coming.task])
+            if coming.table is not None:
+                await self._manager.give_up(coming.table)
+
+    async def receive(self, asked: Asked, *, wait_s: float) -> bool:
+        """Fetch a table, or serve it if that was decided; return whether that is done.
+
+        May be repeated, and is by the source until it is done. Raises if the table cannot come, and
+        then nothing of it is here.
+        """
+        ticket, moves = asked.ticket, self._registry.moves
+        if ticket.target != self._names.shard:
+            raise InvalidRequestError(
+                f"table '{ticket.path}' is to be moved to shard '{ticket.target}', and this is"
+                f" '{self._names.shard}'"
+            )
+        arrival = moves.arriving.get(ticket.table_id)
+        if arrival is not None and arrival.ticket != ticket:
+            # What was decided of it can be told now, or this one is late.
+            if not await self._look_at(arrival.ticket) and not await self._replace(arrival.ticket):
+                raise moving(arrival.ticket)
+            arrival = None
+        if not moves.has(ticket) and await self._run(self._names.decided, ticket) is not None:
+            await self._look_at(ticket)
+            if not moves.has(ticket):
+                raise InvalidRequestError(f"the move of table '{ticket.path}' was given up")
+        if moves.has(ticket):
+            return True
+        coming = self._coming.get(ticket.table_id)
+        if coming is None and arrival is not None and arrival.is_ready:
+            # Of a process before this one.
+            return True
+        return await self._fetched(asked, coming, wait_s)
+
+    async def _replace(self, ticket: MoveTicket) -> bool:
+        """Give up a table that is not ready, for another move of it; return whether it is."""
+        arrival = self._registry.moves.arriving[ticket.table_id]
+        coming = self._coming.get(ticket.table_id)
+        if arrival.is_ready or (coming is not None and coming.is_busy):
+            return False
+        async with self._manager.runtime.changing_files:
+            await self._refuse(ticket)
+        return True
+
+    async def _fetched(self, asked: Asked, coming: _Coming | None, wait_s: float) -> bool:
+        ticket, now_s = asked.ticket, self._manager.runtime.monotonic_s()
+        if coming is not None and coming.ticket != ticket:
+            raise moving(coming.ticket)
+        if coming is None:
+            coming = self._coming[ticket.table_id] = _Coming(ticket, now_s)
+        coming.asked_s = now_s
+        if not coming.is_busy:
+            if coming.has(asked):
+                return True
+            coming.task = asyncio.ensure_future(self._fetch(asked, coming))
+        assert coming.task is not None
+        await asyncio.wait([coming.task], timeout=wait_s)
+        if not coming.task.done():
+            return False
+        coming.task.result()
+        return coming.has(asked)
+
+    async def _fetch(self, asked: Asked, coming: _Coming) -> None:
+        ticket = asked.ticket
+        try:
+            if coming.rounds == 0:
+                await self._begin(ticket)
+            is_whole = False
+            while coming.rounds < asked.rounds:
+                is_whole = await self._download(ticket, coming.rounds)
+                coming.rounds += 1
+            if asked.is_whole and not is_whole:
+                raise InvalidRequestError(f"the move of table '{ticket.path}' has no last round")
+            if is_whole:
+                await self._open(ticket, coming)
+        except StreamhouseError:
+            async with self._manager.runtime.changing_files:
+                await self._refuse(ticket)
+            raise
+
+    async def _begin(self, ticket: MoveTicket) -> None:
+        manager, moves, table_id = self._manager, self._registry.moves, ticket.table_id
+        directory = manager.directory
+        async with manager.runtime.changing_files:
+            if moves.is_remains(table_id):
+                await self._run(self._registry.purge, table_id)
+            if moves.is_remains(table_id) or directory.table(table_id).exists():
+                raise StorageFailedError(
+                    f"table '{ticket.path}' cannot come: {directory.table(table_id)} is in the way"
+                )
+            await self._run(self._names.expect_move, ticket)
+            await self._run(moves.begin_arriving, ticket)
+            self._set_away(ticket)
+
+    async def _download(self, ticket: MoveTicket, number: int) -> bool:
+        directory, move_set = self._manager.directory, MoveSet(self._store, ticket)
+        try:
+            is_whole: bool = await self._run(
+                move_set.download, number, directory.path, directory.filesystem
+            )
+        except OSError as error:
+            raise StorageFailedError(
+                f"table '{ticket.path}' cannot come: {error.strerror}"
+            ) from error
+        return is_whole
+
+    async def _open(self, ticket: MoveTicket, coming: _Coming) -> None:
+        manager, info = self._manager, await self._info(ticket)
+        async with manager.runtime.changing_files:
+            await self._run(self._registry.check_arrival, info)
+            coming.table = await manager.open_arrived(info)
+            # Here, too: who creates or drops a table meanwhile writes service.json as well.
+            await self._run(self._registry.moves.set_ready, ticket.table_id)
+        _logger.info("event=move_ready table=%s source=%s", ticket.path, ticket.source)
+
+    async def look(self) -> None:
+        """Do what was decided and nobody has told this shard of; give up what nobody asks for."""
+        for arrival in self._registry.moves.arriving.values():
+            with contextlib.suppress(StreamhouseError):
+                if not await self._look_at(arrival.ticket) and self._is_forgotten(arrival.ticket):
+                    await self._replace(arrival.ticket)
+
+    def _is_forgotten(self, ticket: MoveTicket) -> bool:
+        coming = self._coming.get(ticket.table_id)
+        now_s = self._manager.runtime.monotonic_s()
+        return coming is not None and now_s - coming.asked_s > _SILENCE_S_MAX
+
+    async def _look_at(self, ticket: MoveTicket) -> bool:
+        """Do what was decided of a table that may come; return whether anything was."""
+        moves, table_id = self._registry.moves, ticket.table_id
+        shard = await self._run(self._names.decided, ticket)
+        if shard is None:
+            return False
+        coming = self._coming.get(table_id)
+        if coming is not None and coming.task is not None and coming.is_busy:
+            # It was given up while this shard was fetching: that ends by itself.
+            await asyncio.wait([coming.task])
+        async with self._manager.runtime.changing_files:
+            arrival = moves.arriving.get(table_id)
+            if arrival is None or arrival.ticket != ticket:
+                return True
+            if shard == ticket.target:
+                await self._arrive(ticket)
+            else:
+                await self._refuse(ticket)
+        return True
+
+    async def _arrive(self, ticket: MoveTicket) -> None:
+        coming = self._coming.pop(ticket.table_id, None)
+        table = None if coming is None else coming.table
+        info = table.info if table is not None else await self._info(ticket)
+        await insist(functools.partial(self._run, self._registry.moves.arrive, info))
+        await self._manager.show(table, info)
+        _logger.info("event=move_arrived table=%s source=%s", ticket.path, ticket.source)
+
+    async def _info(self, ticket: MoveTicket) -> TableInfo:
+        known, directory = KnownTable(ticket.path), self._manager.directory
+        info, _ = await self._run(load_table, directory, ticket.table_id, known)
+        return info
+
+    async def _refuse(self, ticket: MoveTicket) -> None:
+        moves, coming = self._registry.moves, self._coming.pop(ticket.table_id, None)
+        if coming is not None and coming.table is not None:
+            await self._manager.give_up(coming.table)
+        arrival = moves.arriving.get(ticket.table_id)
+        if arrival is not None and arrival.ticket == ticket:
+            await insist(functools.partial(self._run, moves.refuse, ticket.table_id))
+            self._manager.away.pop(ticket.path, None)
+            await self._run(self._registry.purge, ticket.table_id)
+
+    def _set_away(self, ticket: MoveTicket) -> None:
+        self._manager.away[ticket.path] = moving(ticket)
+
+
+async def insist(do: Callable[[], Awaitable[Any]]) -> Any:
+    """Do it until it is done: before that nobody may serve the table."""
+    for attempt in itertools.count(1):
+        try:
+            return await do()
+        except StreamhouseError as error:
+            _logger.warning("event=move_waits why=%r", error.message)
+            await asyncio.sleep(_BACKOFF.after(attempt))
+    raise AssertionError
+
+
+def moving(ticket: MoveTicket) -> UnavailableError:
+    """Return what is answered to who wants a table that is on its way."""
+    return UnavailableError(
+        f"table '{ticket.path}' is being moved from shard '{ticket.source}' to '{ticket.target}';"
+        " try again"
+    )
