@@ -1,9 +1,9 @@
 """The format `streamhouse`: which reader or writer Spark gets for a table and its options.
 
-`schema()` asks the service once and keeps the answer: Spark pickles this object forward to the
-reader, so a DataFrame is planned on the very cut its schema was taken from. There is no
-`pushFilters`: in PySpark 4.3 it returns wrong rows when a relation is used twice; predicates are
-an option.
+`schema()` asks the service for the table's columns at `load()`, and Spark pickles this object
+forward to the reader. `reader()` is called each time Spark plans a scan, and asks again: the cut of
+the table that is read is taken there. There is no `pushFilters`: in PySpark 4.3 it returns wrong
+rows when a relation is used twice; predicates are an option.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from streamhouse.connector.options.connection import LAKE, client_for, connectio
 from streamhouse.connector.options.options import (
     ALL_USES,
     BATCH,
+    PLANNED_COLUMN,
     STREAM,
     WRITE,
     ReadOptions,
@@ -42,7 +43,11 @@ from streamhouse.connector.plan.scan_schema import check_types
 from streamhouse.connector.scan.scan import RowsPiece, ScanColumn, Split
 from streamhouse.connector.scan.spark_reader import spark_errors
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.errors import (
+    StreamhouseError,
+    TableNotFoundError,
+    UnsupportedError,
+)
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table_state import TableState
 
@@ -63,25 +68,30 @@ class StreamhouseDataSource(DataSource):
 
     @spark_errors
     def schema(self) -> StructType:
-        """Return the columns of the result, and pin the cut of the table that will be read."""
+        """Return the columns of the result."""
         shape = shape_options(self._options(BATCH, STREAM))
         if shape.connection.name.is_metadata:
-            return from_arrow_schema(_metadata_schema(shape.connection.name.part, shape.columns))
-        output = shape_columns(self._pinned().table, shape)
-        return from_arrow_schema(pa.schema([column.to_arrow() for column in output]))
+            columns = _metadata_schema(shape.connection.name.part, shape.columns)
+        else:
+            output = shape_columns(self._loaded().table, shape)
+            columns = pa.schema([column.to_arrow() for column in output])
+        if shape.is_planned_afresh:
+            columns = columns.append(pa.field(PLANNED_COLUMN, pa.bool_()))
+        return from_arrow_schema(columns)
 
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Plan a batch read of the columns of `schema`."""
+        """Plan a batch read of the columns of `schema`, on the table as it is now."""
         from streamhouse.connector.plan.union_read import plan_batch_read
         from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
 
         options = read_options(self._options(BATCH), use=BATCH)
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
+        state = self._current()
         if options.connection.name.is_metadata:
-            return _metadata_reader(self._client(), self._pinned(), options, arrow_schema)
-        output = self._output(options, arrow_schema)
-        plan = plan_batch_read(self._client(), self._pinned(), options, output)
+            return _metadata_reader(self._client(), state, options, arrow_schema)
+        output = _output(state, options, arrow_schema)
+        plan = plan_batch_read(self._client(), state, options, output)
         return StreamhouseBatchReader(plan.context, plan.splits, arrow_schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -107,20 +117,20 @@ class StreamhouseDataSource(DataSource):
                 f"'{name}' cannot be read as a stream; use spark.read, or stream '{name.path}'"
             )
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
-        output = self._output(options, arrow_schema)
+        output = _output(self._loaded(), options, arrow_schema)
         # A wrong `where` should fail the start, not the first batch with rows.
-        context = read_context(self._pinned(), options, output)
-        check_columns(context, stream_form(self._pinned().table, options, output), name)
-        return StreamhouseStreamReader(options, self._pinned(), output, arrow_schema)
+        context = read_context(self._loaded(), options, output)
+        check_columns(context, stream_form(self._loaded().table, options, output), name)
+        return StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
         from streamhouse.connector.plan.iceberg_read import source_context
         from streamhouse.connector.stream.append_stream import AppendStreamReader
 
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
-        output = self._output(options, arrow_schema)
-        context = source_context(self._client(), self._pinned(), options, output)
-        return AppendStreamReader(options, self._pinned().table.schema, context, arrow_schema)
+        output = _output(self._loaded(), options, arrow_schema)
+        context = source_context(self._client(), self._loaded(), options, output)
+        return AppendStreamReader(options, self._loaded().table.schema, context, arrow_schema)
 
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -148,32 +158,51 @@ class StreamhouseDataSource(DataSource):
         connection = connection_options(self._options(*ALL_USES))
         return client_for(connection.endpoint, connection.token)
 
-    def _pinned(self) -> TableState:
+    def _loaded(self) -> TableState:
+        """Return the table as it was at `load()`."""
         if self._state is None:
-            name = connection_options(self._options(*ALL_USES)).name
-            if name.is_iceberg:
-                self._state = self._pinned_source()
-            else:
-                self._state = self._client().table_state(str(name.path))
+            self._state = self._asked()
         return self._state
 
-    def _pinned_source(self) -> TableState:
+    def _current(self) -> TableState:
+        """Return the table as it is now; raises if another has taken its name since `load()`."""
+        loaded, current = self._state, self._asked()
+        if loaded is not None and loaded.table.table_id != current.table.table_id:
+            raise TableNotFoundError(
+                f"table '{current.table.path}' was dropped and made again after this DataFrame was"
+                " loaded; load it again"
+            )
+        return current
+
+    def _asked(self) -> TableState:
+        name = connection_options(self._options(*ALL_USES)).name
+        if name.is_iceberg:
+            return self._asked_source()
+        return self._client().table_state(str(name.path))
+
+    def _asked_source(self) -> TableState:
         from streamhouse.connector.plan.iceberg_read import source_state
 
         shape = shape_options(self._options(BATCH, STREAM))
         return source_state(self._client(), shape.connection.name, columns=shape.columns)
 
-    def _output(self, options: ReadOptions, wanted: pa.Schema) -> tuple[ScanColumn, ...]:
-        """Return the table's columns for the schema that Spark, or `.schema(...)`, asks for."""
-        table = str(options.connection.name.path)
-        output = table_columns(
-            self._pinned().table,
-            columns=wanted.names,
-            include_metadata=False,
-            has_change_type=CHANGE_TYPE_COLUMN in wanted.names,
-        )
-        check_types(output, wanted, table=table)
-        return output
+
+def _output(state: TableState, options: ReadOptions, wanted: pa.Schema) -> tuple[ScanColumn, ...]:
+    """Return the table's columns for the schema that Spark, or `.schema(...)`, asks for."""
+    wanted = _of_table(wanted)
+    output = table_columns(
+        state.table,
+        columns=wanted.names,
+        include_metadata=False,
+        has_change_type=CHANGE_TYPE_COLUMN in wanted.names,
+    )
+    check_types(output, wanted, table=str(options.connection.name.path))
+    return output
+
+
+def _of_table(schema: pa.Schema) -> pa.Schema:
+    """Return the columns that are the table's."""
+    return pa.schema([field for field in schema if field.name != PLANNED_COLUMN])
 
 
 def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
@@ -190,7 +219,7 @@ def _metadata_reader(
     from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
 
     name = options.connection.name
-    rows = metadata_rows(client, state, name.part).select(schema.names)
+    rows = metadata_rows(client, state, name.part).select(_of_table(schema).names)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)

@@ -8,17 +8,16 @@ made by another language, or by the name of an attached table), the stream says 
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.connector.format.data_source import StreamhouseDataSource
+from streamhouse.connector.format.spark_readers import FORMAT, mark_streams, plan_reads_afresh
 from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import (
     BATCH,
     STREAM,
-    STREAM_MARK,
     WRITE,
     applicable,
     as_options,
@@ -34,50 +33,30 @@ from streamhouse.storage_service.errors import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
 
-__all__ = ["attach", "mark_streams", "register", "write_batch"]
+__all__ = ["attach", "register", "write_batch"]
 
-_FORMAT: Final = "streamhouse"
 _PROVIDER_PREFIX: Final = "streamhouse_"
-_MARKED: Final = "_marks_streamhouse_streams"
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `streamhouse` known to a session; doing it again changes nothing."""
+    """Make the format `streamhouse` known to a session; doing it again changes nothing.
+
+    It also switches `spark.sql.python.filterPushdown.enabled` on, with which each statement, and
+    each micro-batch that joins a DataFrame of the format, reads the newest rows.
+    """
     spark.dataSource.register(StreamhouseDataSource)
     mark_streams(type(spark.readStream))
-
-
-def mark_streams(reader_class: Any) -> None:
-    """Let `reader_class`, Spark's `DataStreamReader`, mark its loads; again changes nothing."""
-    if getattr(reader_class, _MARKED, False):
-        return
-    choose, load = reader_class.format, reader_class.load
-
-    @functools.wraps(choose)
-    def marked_format(self: Any, source: str) -> Any:
-        _mark(self, source)
-        return choose(self, source)
-
-    @functools.wraps(load)
-    def marked_load(self: Any, *arguments: Any, **options: Any) -> Any:
-        _mark(self, arguments[1] if len(arguments) > 1 else options.get("format"))
-        return load(self, *arguments, **options)
-
-    reader_class.format, reader_class.load = marked_format, marked_load
-    setattr(reader_class, _MARKED, True)
-
-
-def _mark(reader: Any, source: Any) -> None:
-    if isinstance(source, str) and source.lower() == _FORMAT:
-        reader.option(STREAM_MARK, "true")
+    plan_reads_afresh(spark)
 
 
 def attach(spark: SparkSession, table: str, name: str | None = None, **options: Any) -> str:
     """Make a table a SQL name that every statement plans afresh, for SELECT and INSERT.
 
-    A DataFrame of `load()` is pinned to the moment it was made; an attached table never is.
+    A stream that joins the name reads its newest rows in each micro-batch if the join compares
+    columns for equality; `spark.read...load()` does so in every join.
 
     Args:
         table: `database.table`, or a part of it as in `database.table$lake`.
@@ -134,6 +113,14 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
         def name(cls) -> str:
             return provider_name
 
+        def schema(self) -> StructType:
+            # Spark plans a scan afresh for a micro-batch only if it has a filter to offer. For a
+            # join it finds one by itself, "the column is not null", but for columns that may be.
+            fields = super().schema().fields
+            return StructType(
+                [StructField(f.name, f.dataType, metadata=f.metadata) for f in fields]
+            )
+
         def _options(self, *uses: str) -> Mapping[str, str]:
             # An option for reads must not fail an INSERT, nor the other way round.
             return applicable(baked, uses=uses) | dict(self.options)
@@ -165,7 +152,7 @@ def write_batch(
     column = parsed.sequence_column
     if column is not None and not _compares_versions(parsed):
         df = df.orderBy(df[column])
-    df.write.format(_FORMAT).options(**given).mode("append").save()
+    df.write.format(FORMAT).options(**given).mode("append").save()
 
 
 def _query_id(spark: SparkSession) -> str:

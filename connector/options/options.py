@@ -153,7 +153,13 @@ _SOURCE_OPTIONS: Final = (
 """Those of a read of any Iceberg table (`db.table$iceberg`)."""
 
 STREAM_MARK: Final = "__streamhouse_stream"
-"""What `readStream` adds, so that the source can give a stream its columns (registration.py)."""
+"""What `readStream` adds, so that the source can give a stream its columns (spark_readers.py)."""
+
+PLANNED_MARK: Final = "__streamhouse_planned"
+"""What `read` adds, so that each statement plans the read afresh (spark_readers.py)."""
+
+PLANNED_COLUMN: Final = "__streamhouse_planned"
+"""The column that such a read has beside the table's; it is true in every row."""
 
 # What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
 _SPARK_KEYS: Final = frozenset(
@@ -170,6 +176,7 @@ _SPARK_KEYS: Final = frozenset(
         "queryname",
         "__sourcename",
         STREAM_MARK,
+        PLANNED_MARK,
     }
 )
 _T = TypeVar("_T")
@@ -247,6 +254,7 @@ class ShapeOptions:
     include_metadata: bool
     read_change_feed: bool | None
     is_stream: bool = False
+    is_planned_afresh: bool = False
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
@@ -258,6 +266,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
         include_metadata=_value(given, "includeMetadata", parse_boolean),
         read_change_feed=optional(given, "readChangeFeed", parse_boolean),
         is_stream=STREAM_MARK in given,
+        is_planned_afresh=PLANNED_MARK in given,
     )
 
 

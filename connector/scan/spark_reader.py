@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from streamhouse.connector.options.options import PLANNED_COLUMN
 from streamhouse.connector.scan.scan import ScanContext, Split
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.errors import StreamhouseError
@@ -84,10 +85,14 @@ class StreamhousePartition(InputPartition):
 
 
 class StreamhouseBatchReader(DataSourceReader):
-    """Reads the splits of a finished plan; `schema` is what Spark expects of every batch."""
+    """Reads the splits of a finished plan; `schema` is what Spark expects of every batch.
+
+    A column `PLANNED_COLUMN` of it comes last; the splits do not have it.
+    """
 
     def __init__(self, context: ScanContext, splits: Sequence[Split], schema: pa.Schema) -> None:
         self._context = context
+        self._is_planned_afresh = schema.names[-1:] == [PLANNED_COLUMN]
         self._schema = schema
         self._splits = splits
 
@@ -106,6 +111,8 @@ class StreamhouseBatchReader(DataSourceReader):
         # Spark replaces an empty plan by one partition without a value.
         if isinstance(partition, StreamhousePartition):
             rows = read_split(partition.split, self._context, is_beginning=True)
+            if self._is_planned_afresh:
+                rows = _with_planned(rows)
             yield from in_schema(rows, self._schema)
 
 
@@ -127,6 +134,12 @@ class SplitStreamReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         """Nothing to do: the connection ends with the process."""
+
+
+def _with_planned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches with `PLANNED_COLUMN`, which is true in each row."""
+    for batch in batches:
+        yield batch.append_column(PLANNED_COLUMN, pa.repeat(True, batch.num_rows))
 
 
 def in_schema(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

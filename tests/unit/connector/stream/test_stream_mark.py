@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamhouse.connector.format.registration import mark_streams
+from streamhouse.connector.format.spark_readers import mark_streams
 from streamhouse.connector.options.options import STREAM_MARK, shape_options
 
 
