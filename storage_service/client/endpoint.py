@@ -90,6 +90,8 @@ class Endpoint:
             context = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise InvalidRequestError(f"CA file {ca_file} cannot be used: {error}") from error
+        # Python 3.11 before 3.11.4 leaves it to the machine's OpenSSL.
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         context.hostname_checks_common_name = False
         if self.fingerprint is not None:

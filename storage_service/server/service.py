@@ -115,18 +115,16 @@ class Service:
 
     def table(self, path: str) -> OpenTable:
         """Return the table a URL names; raises as the registry does."""
-        parsed = TablePath.parse(path)
-        try:
-            return self.manager.table(parsed)
-        except NotFoundError as error:
-            error.table = str(parsed)
-            raise
+        return self._found(path, self.manager.table)
 
     def readable(self, path: str) -> OpenTable:
         """Return the table a URL names, for who only reads; raises as the registry does."""
+        return self._found(path, self.manager.readable)
+
+    def _found(self, path: str, find: Callable[[TablePath], OpenTable]) -> OpenTable:
         parsed = TablePath.parse(path)
         try:
-            return self.manager.readable(parsed)
+            return find(parsed)
         except NotFoundError as error:
             error.table = str(parsed)
             raise

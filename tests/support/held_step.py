@@ -43,7 +43,7 @@ _SLOW: Final = "the real value takes a test too long to reach"
 
 STEPS: Final = {
     "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
-    "table-found": Place("storage_service.server.service", "Service.table", _BUG),
+    "table-found": Place("storage_service.server.service", "Service._found", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD
     ),
