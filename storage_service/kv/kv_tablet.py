@@ -56,10 +56,10 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_r
 from streamhouse.storage_service.kv.plan.write_input import MET_BYTES_MAX, too_much_met
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
-from streamhouse.storage_service.kv.rows.byte_runs import longest_of
-from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
+from streamhouse.storage_service.model.hashing.byte_runs import longest_of
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, HashedKeys
 
 __all__ = ["KvOptions", "KvTablet"]
 

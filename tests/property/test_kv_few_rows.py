@@ -24,7 +24,6 @@ from streamhouse.storage_service.kv.plan.few_rows import (
 )
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
-from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import (
@@ -33,6 +32,7 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_NONE,
     UPDATE_BEFORE,
 )
+from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
 from streamhouse.storage_service.model.lake.limits import LakeLimits, decimal_limits
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import check_rows
-from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
+from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import (
     Schema,

@@ -22,7 +22,6 @@ from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.lookup import FoundRows, check_key_names
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_input import check_keys
-from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import (
@@ -33,6 +32,7 @@ from streamhouse.storage_service.model.changelog import (
     UPDATE_AFTER,
 )
 from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,

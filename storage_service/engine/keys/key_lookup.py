@@ -30,7 +30,6 @@ from streamhouse.storage_service.kv.lookup import (
     too_many_bytes,
 )
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_keys
-from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.model.bucketing import (
@@ -40,6 +39,7 @@ from streamhouse.storage_service.model.bucketing import (
     encode_key,
 )
 from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo

@@ -27,7 +27,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
-from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, bytes_of, gather_at
+from streamhouse.storage_service.model.hashing.byte_runs import binary_parts, bytes_of, gather_at
 
 __all__ = ["Piece", "Run", "WriteBacklog", "WriteBehind", "nearly_sorted"]
 

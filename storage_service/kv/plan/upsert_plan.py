@@ -29,8 +29,6 @@ from streamhouse.storage_service.kv.plan.write_input import (
     WriteInput,
     too_much_met,
 )
-from streamhouse.storage_service.kv.rows.byte_runs import in_turn, validity_buffer
-from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.kv.table_rules import TableRules
@@ -42,6 +40,8 @@ from streamhouse.storage_service.model.changelog import (
     UPDATE_AFTER,
     UPDATE_BEFORE,
 )
+from streamhouse.storage_service.model.hashing.byte_runs import in_turn, validity_buffer
+from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
 from streamhouse.storage_service.model.merge_engine import ChangelogImage
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 

@@ -21,7 +21,6 @@ from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kv.rows.byte_runs import longest_of
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.changelog import (
@@ -30,6 +29,7 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_UPSERT,
 )
 from streamhouse.storage_service.model.conform import check_nulls, conform
+from streamhouse.storage_service.model.hashing.byte_runs import longest_of
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.schema import Schema
 

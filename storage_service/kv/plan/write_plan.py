@@ -26,11 +26,11 @@ from streamhouse.storage_service.kv.plan.upsert_plan import (
     plan_rows,
 )
 from streamhouse.storage_service.kv.plan.write_input import check_rows
-from streamhouse.storage_service.kv.rows.key_hash import HashedKeys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.stored_rows import only_written_in
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
 
 __all__ = ["KeyWrite", "PlannedPart", "delete_of", "halves", "plan_writes"]
 

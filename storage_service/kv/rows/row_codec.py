@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError
-from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at, write_at
 from streamhouse.storage_service.kv.rows.row_layout import RowLayout
+from streamhouse.storage_service.model.hashing.byte_runs import binary_parts, gather_at, write_at
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.schema_change import (
     KEY_TABLE_SCHEMA_ID_MAX,

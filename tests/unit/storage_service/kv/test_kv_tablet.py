@@ -22,10 +22,10 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.plan.write_plan import delete_of, plan_writes
-from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.held_step import around, lower

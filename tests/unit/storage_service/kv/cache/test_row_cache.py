@@ -13,7 +13,7 @@ import pytest
 
 from streamhouse.storage_service.kv.cache.row_arena import RowArena
 from streamhouse.storage_service.kv.cache.row_cache import RowCache
-from streamhouse.storage_service.kv.rows.key_hash import PROCESS_HASHER, KeyHasher
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, KeyHasher
 
 UNKNOWN = "unknown"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kv.rows.byte_runs import in_turn, joined, slice_runs
+from streamhouse.storage_service.model.hashing.byte_runs import in_turn, joined, slice_runs
 
 
 @pytest.mark.parametrize("count", [1, 2, 4_096, 4_097, 8_192, 8_193, 20_000])

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.rows.byte_runs import binary_parts, gather_at
+from streamhouse.storage_service.model.hashing.byte_runs import binary_parts, gather_at
 
 __all__ = ["PROCESS_HASHER", "HashedKeys", "Hashes", "KeyHasher"]
 

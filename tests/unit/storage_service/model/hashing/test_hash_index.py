@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.cache.hash_index import HashIndex
+from streamhouse.storage_service.model.hashing.hash_index import HashIndex
 
 Pair = tuple[int, int]
 
