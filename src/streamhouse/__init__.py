@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from streamhouse.client import StreamhouseClient
     from streamhouse.connector.format.registration import attach, register
+    from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
     from streamhouse.storage_service.client.producer import Producer
 
 __version__: Final = "0.1.0"
@@ -21,10 +22,20 @@ _HOMES: Final = {
     "Producer": "streamhouse.storage_service.client.producer",
     "StreamhouseClient": "streamhouse.client",
     "attach": "streamhouse.connector.format.registration",
+    "lookup_join": "streamhouse.connector.lookup.lookup_join",
+    "register_lookup": "streamhouse.connector.lookup.lookup_join",
     "register": "streamhouse.connector.format.registration",
 }
 
-__all__ = ["Producer", "StreamhouseClient", "__version__", "attach", "register"]
+__all__ = [
+    "Producer",
+    "StreamhouseClient",
+    "__version__",
+    "attach",
+    "lookup_join",
+    "register",
+    "register_lookup",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -19,7 +19,9 @@ def test_the_public_names() -> None:
         "StreamhouseClient",
         "__version__",
         "attach",
+        "lookup_join",
         "register",
+        "register_lookup",
     }
     for name in streamhouse.__all__:
         assert getattr(streamhouse, name) is not None

@@ -1,0 +1,256 @@
+"""What a program calls: `lookup_join` for a DataFrame, `register_lookup` for SQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from streamhouse.connector.lookup.joined_batches import joined, joined_structs, looked_up_by
+from streamhouse.connector.lookup.lookup_plan import (
+    INNER,
+    LEFT,
+    LookupPlan,
+    check_key_types,
+    key_order,
+    looked_up,
+    resolved,
+)
+from streamhouse.connector.options.connection import client_for, connection_options
+from streamhouse.connector.options.options import as_options
+from streamhouse.connector.scan.spark_reader import spark_iterator_errors
+from streamhouse.storage_service.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    UnknownOptionError,
+)
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.units import parse_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["lookup_join", "register_lookup"]
+
+CACHE_BYTES: Final = "128mb"
+_CACHE_BYTES_MAX: Final = 1 << 30
+_CACHE_MS_MAX: Final = 86_400_000
+_CONNECTION_OPTIONS: Final = ("endpoint", "token", "tls.ca")
+
+
+def lookup_join(
+    df: DataFrame,
+    table: str,
+    on: str | Sequence[str] | Mapping[str, str],
+    *,
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+    how: str = LEFT,
+    cache_ms: int = 0,
+    cache_bytes: int | str = CACHE_BYTES,
+    **options: Any,
+) -> DataFrame:
+    """Return `df` with columns of a primary key table: of the row that has the key of each row.
+
+    Works for a batch and for a stream. A row sees what was written before its task, so before its
+    micro-batch, began. A null in a key matches nothing.
+
+    Args:
+        table: `database.table`.
+        on: the DataFrame's column -> the table's, as in `{"user": "id"}`; names alone where both
+            are called the same. The table's columns are its primary key, or the first ones of it:
+            then a row is there once for each row of the table that it matches.
+        columns: the table's columns to add, or column -> its name in the result; default: all but
+            those of `on`.
+        how: `left` keeps rows that match nothing, with nulls; `inner` leaves them out.
+        cache_ms: a worker keeps what it has looked up for later tasks, for so long; 0: for its task
+            alone.
+        cache_bytes: how much it keeps, as in `128mb`.
+        options: `endpoint`, `token` and `tls.ca` of the service, as for a read.
+    """
+    if how not in (LEFT, INNER):
+        raise InvalidRequestError(f"lookup_join: how is '{LEFT}' or '{INNER}', not '{how}'")
+    is_case_sensitive = _is_case_sensitive(df.sparkSession)
+    info, connection = _table(table, options)
+    given = {
+        resolved(mine, df.columns, what="the DataFrame", is_case_sensitive=is_case_sensitive): (
+            resolved(
+                theirs, info.schema.names, what=f"table '{info.path}'",
+                is_case_sensitive=is_case_sensitive,
+            )
+        )
+        for mine, theirs in _pairs(on)
+    }  # fmt: skip
+    key = key_order(info, list(given.values()))
+    mine_of = {theirs: mine for mine, theirs in given.items()}
+    fields = to_arrow_schema(StructType([df.schema[name] for name in given]), timezone="UTC")
+    check_key_types(info, {given[field.name]: field for field in fields})
+    wanted = looked_up(info, columns, without=key, is_case_sensitive=is_case_sensitive)
+    _check_names(df, wanted, info, is_case_sensitive=is_case_sensitive)
+    plan = _plan(
+        info, connection, key, wanted,
+        given=tuple(mine_of[name] for name in key), how=how,
+        cache_ms=cache_ms, cache_bytes=cache_bytes,
+    )  # fmt: skip
+    added = from_arrow_schema(plan.row_schema).fields if plan.shows_columns else []
+    schema = StructType(
+        [
+            *df.schema.fields,
+            *(StructField(f.name, f.dataType, f.nullable or how == LEFT) for f in added),
+        ]
+    )
+
+    @spark_iterator_errors
+    def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return joined(batches, plan, looked_up_by(plan))
+
+    return df.mapInArrow(join, schema)
+
+
+def register_lookup(
+    spark: SparkSession,
+    table: str,
+    name: str,
+    *,
+    columns: Sequence[str] | None = None,
+    cache_ms: int = 0,
+    cache_bytes: int | str = CACHE_BYTES,
+    **options: Any,
+) -> str:
+    """Make a SQL function that returns the row of a key as a struct, or null; return its name.
+
+    `SELECT l.*, lookup_user(l.user).name FROM l` after `register_lookup(spark, "dim.users",
+    "lookup_user")`. It takes the columns of the primary key, in the key's order; everything else
+    is as for `lookup_join`. Columns that are added to the table later are not in the struct.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise InvalidNameError(
+            f"'{name}' is no name of a SQL function: use letters, digits and underscores"
+        )
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    info, connection = _table(table, options)
+    key = key_order(info, list(info.descriptor.primary_key if info.is_primary_key_table else ()))
+    wanted = looked_up(info, columns, without=(), is_case_sensitive=_is_case_sensitive(spark))
+    if not wanted:
+        raise InvalidRequestError(f"register_lookup of '{info.path}': name at least one column")
+    plan = _plan(
+        info, connection, key, wanted,
+        given=key, how=LEFT, cache_ms=cache_ms, cache_bytes=cache_bytes,
+    )  # fmt: skip
+    fields = from_arrow_schema(plan.row_schema).fields
+    returned = StructType([StructField(f.name, f.dataType) for f in fields])
+
+    # Spark goes by the types that the functions state.
+    @spark_iterator_errors
+    def look_up(keys: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        return joined_structs(_as_batches(plan, keys), plan, looked_up_by(plan))
+
+    @spark_iterator_errors
+    def look_up_parts(keys: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        return joined_structs(_as_batches(plan, keys), plan, looked_up_by(plan))
+
+    chosen: Any = look_up if len(key) == 1 else look_up_parts
+    made: Any = arrow_udf
+    spark.udf.register(name, made(chosen, returned))
+    return name
+
+
+def _as_batches(plan: LookupPlan, calls: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+    """Yield the arguments of calls as rows; Spark gives one array alone, several as a tuple."""
+    for call in calls:
+        arrays = list(call) if isinstance(call, tuple) else [call]
+        if len(arrays) != len(plan.given):
+            raise InvalidRequestError(
+                f"a lookup in '{plan.table}' takes its key ({', '.join(plan.given)}), so"
+                f" {len(plan.given)} arguments, not {len(arrays)}"
+            )
+        yield pa.RecordBatch.from_arrays(arrays, names=list(plan.given))
+
+
+def _pairs(on: str | Sequence[str] | Mapping[str, str]) -> list[tuple[str, str]]:
+    if isinstance(on, str):
+        return [(on, on)]
+    if isinstance(on, Mapping):
+        return [(str(mine), str(theirs)) for mine, theirs in on.items()]
+    return [(name, name) for name in on]
+
+
+def _table(table: str, options: Mapping[str, Any]) -> tuple[TableInfo, tuple[str, str | None]]:
+    """Return the table as it is, and the endpoint and token that it was asked at."""
+    given = as_options(options)
+    for key in given:
+        if key.lower() not in _CONNECTION_OPTIONS:
+            raise UnknownOptionError(
+                f"a lookup has no option '{key}' (options: {', '.join(_CONNECTION_OPTIONS)})"
+            )
+    connection = connection_options(given | {"table": table})
+    if connection.name.part:
+        raise InvalidRequestError(
+            f"rows are looked up in '{connection.name.path}', not in its part"
+            f" '${connection.name.part}'"
+        )
+    client = client_for(connection.endpoint, connection.token)
+    info = client.describe_table(str(connection.name.path))
+    return info, (connection.endpoint, connection.token)
+
+
+def _check_names(
+    df: DataFrame, wanted: Mapping[str, str], info: TableInfo, *, is_case_sensitive: bool
+) -> None:
+    """Raise if a column of the result would have the name of another."""
+
+    def folded(name: str) -> str:
+        return name if is_case_sensitive else name.lower()
+
+    seen = {folded(name) for name in df.columns}
+    for column, name in wanted.items():
+        if folded(name) in seen:
+            raise InvalidRequestError(
+                f"lookup_join with '{info.path}': the result would have two columns '{name}'; give"
+                f" the table's another name: columns={{'{column}': '{info.path.table}_{column}'}}"
+            )
+        seen.add(folded(name))
+
+
+def _plan(
+    info: TableInfo,
+    connection: tuple[str, str | None],
+    key: tuple[str, ...],
+    wanted: Mapping[str, str],
+    *,
+    given: tuple[str, ...],
+    how: str,
+    cache_ms: int,
+    cache_bytes: int | str,
+) -> LookupPlan:
+    table = str(info.path)
+    if not 0 <= cache_ms <= _CACHE_MS_MAX:
+        raise InvalidRequestError(f"cache_ms is 0 to {_CACHE_MS_MAX} milliseconds, not {cache_ms}")
+    size = parse_bytes(str(cache_bytes), name="cache_bytes")
+    if not 0 < size <= _CACHE_BYTES_MAX:
+        raise InvalidRequestError(f"cache_bytes is at most 1gb, not {cache_bytes}")
+    # Something has to come with a row to say that it is there.
+    named = wanted or {key[0]: key[0]}
+    columns = info.schema.select(list(named), table=table).to_arrow()
+    return LookupPlan(
+        table=table,
+        endpoint=connection[0],
+        token=connection[1],
+        given=given,
+        key_schema=info.schema.select(list(key), table=table).to_arrow(),
+        is_whole_key=len(key) == len(info.descriptor.primary_key),
+        columns=tuple(columns.names),
+        row_schema=pa.schema([field.with_name(named[field.name]) for field in columns]),
+        shows_columns=bool(wanted),
+        how=how,
+        cache_ms=cache_ms,
+        cache_bytes=size,
+    )
+
+
+def _is_case_sensitive(spark: SparkSession) -> bool:
+    return (spark.conf.get("spark.sql.caseSensitive", "false") or "false").lower() == "true"

@@ -1,0 +1,127 @@
+"""What a lookup asks for, checked against the table when the lookup is made; values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    SchemaMismatchError,
+    UnknownColumnError,
+    UnsupportedError,
+    listing,
+    suggestion,
+)
+from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["INNER", "LEFT", "LookupPlan", "check_key_types", "key_order", "looked_up", "resolved"]
+
+LEFT: Final = "left"
+INNER: Final = "inner"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupPlan:
+    """Which rows of which table are looked up; it travels to the executors.
+
+    `given` are the DataFrame's columns that hold the key, in the key's order. `key_schema` has the
+    table's columns that they are compared with: all of its primary key, or the leading ones.
+    `columns` are the table's columns that come with a row, at least one, and `row_schema` has them
+    as the result calls them, if it `shows_columns`.
+    """
+
+    table: str
+    endpoint: str
+    token: str | None
+    given: tuple[str, ...]
+    key_schema: pa.Schema
+    is_whole_key: bool
+    columns: tuple[str, ...]
+    row_schema: pa.Schema
+    shows_columns: bool = True
+    how: str = LEFT
+    cache_ms: int = 0
+    cache_bytes: int
+
+    def __repr__(self) -> str:
+        # A log may show this; the token never.
+        return f"LookupPlan(table='{self.table}', endpoint={self.endpoint!r})"
+
+
+def key_order(info: TableInfo, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the key columns that `names` are, in the key's order: all of them, or leading ones."""
+    table = str(info.path)
+    if not info.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{table}' has no primary key, so rows cannot be looked up in it; join with"
+            f" spark.read.format('streamhouse').load('{table}') instead"
+        )
+    key = info.descriptor.primary_key
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequestError(f"table '{table}': column '{name}' is compared twice; once")
+    leading = key[: len(names)]
+    if not names or set(leading) != set(names):
+        raise InvalidRequestError(
+            f"table '{table}': rows are looked up by the primary key ({', '.join(key)}) or by its"
+            f" first columns, not by ({', '.join(names)}); join with"
+            f" spark.read.format('streamhouse').load('{table}') instead"
+        )
+    return leading
+
+
+def check_key_types(info: TableInfo, given: Mapping[str, pa.Field]) -> None:
+    """Raise unless each key column can be compared with the field that is given for it."""
+    table = str(info.path)
+    for name, field in given.items():
+        try:
+            part = pa.schema([pa.field(name, field.type)])
+            check_schema(part, info.schema.select([name], table=table), table=table)
+        except SchemaMismatchError as error:
+            raise SchemaMismatchError(
+                f"{error.message}, in its column '{field.name}'; cast that"
+            ) from None
+
+
+def looked_up(
+    info: TableInfo,
+    columns: Sequence[str] | Mapping[str, str] | None,
+    *,
+    without: Sequence[str],
+    is_case_sensitive: bool,
+) -> dict[str, str]:
+    """Return table column -> its name in the result; by default all columns but `without`."""
+    table = str(info.path)
+    if columns is None:
+        return {name: name for name in info.schema.names if name not in without}
+    if isinstance(columns, str):
+        raise InvalidRequestError(f"columns is a list of names, as in columns=['{columns}']")
+    named = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+    known = info.schema.names
+    what = f"table '{table}'"
+    return {
+        resolved(name, known, what=what, is_case_sensitive=is_case_sensitive): str(result)
+        for name, result in named.items()
+    }
+
+
+def resolved(name: str, known: Sequence[str], *, what: str, is_case_sensitive: bool) -> str:
+    """Return the one of `known` that `name` means, as Spark matches names."""
+    found = [each for each in known if each == name]
+    if not found and not is_case_sensitive:
+        found = [each for each in known if each.lower() == name.lower()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidRequestError(
+            f"{what} has {len(found)} columns that '{name}' may mean; rename one"
+        )
+    raise UnknownColumnError(
+        f"{what} has no column '{name}'{suggestion(name, list(known))}"
+        f" ({listing('columns', list(known))})"
+    )

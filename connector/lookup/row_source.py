@@ -1,0 +1,229 @@
+"""Getting rows by key from the service: those of the keys that are asked for, or the whole table.
+
+A key costs the service about a microsecond, a row of a whole table a tenth of that. So once a task
+has asked for a good part of the table, the table is read as one cut instead, if it fits in memory.
+Where that fails the task goes on asking: reading the table is never needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from streamhouse.connector.lookup.key_rows import KeyRows, Keys, Numbers
+from streamhouse.connector.lookup.lookup_plan import LookupPlan
+from streamhouse.storage_service.errors import (
+    RequestTooLargeError,
+    SchemaMismatchError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
+
+__all__ = ["Found", "RowSource", "ServiceCalls"]
+
+_log = logging.getLogger(__name__)
+
+_ASKED_MIN: Final = 20_000
+"""Reading a table takes as long as asking for so many keys, however small it is."""
+_ASKED_SHARE: Final = 16
+"""The table is read once one key of so many rows was asked for."""
+_CHANGES_MAX: Final = 4
+"""A table with so many changes a row, which are not in the lake yet, is not read."""
+_KEY_BYTES: Final = 64
+# How many rows of a prefix are asked for, and how many prefixes at once: the service answers at
+# most 100,000 rows (`lookup_rows_max`). Prefixes that may have more rows go to the next step.
+_STEPS: Final = ((100, 1_000), (10_000, 10), (100_000, 1))
+
+
+class ServiceCalls(Protocol):
+    """What is asked of `StorageClient`."""
+
+    def lookup(self, path: str, keys: pa.Table, *, columns: list[str]) -> pa.Table:
+        """Return one row a key, and whether it is there."""
+        ...
+
+    def prefix_lookup(
+        self, path: str, keys: pa.Table, *, limit: int, columns: list[str]
+    ) -> pa.Table:
+        """Return the rows of each prefix, prefix after prefix."""
+        ...
+
+    def count(self, path: str) -> int:
+        """Return how many rows the table has."""
+        ...
+
+
+class WholeTable(Protocol):
+    """Reads some columns of the whole table as one cut."""
+
+    def changes(self) -> int:
+        """Return how many changes such a read goes through beside the lake."""
+        ...
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """Return all rows."""
+        ...
+
+
+class Found(NamedTuple):
+    """Keys, how many rows each has, and their rows, key after key."""
+
+    keys: Keys
+    counts: Numbers
+    rows: pa.RecordBatch
+
+
+class RowSource:
+    """Answers keys for one task, one call at a time."""
+
+    def __init__(
+        self,
+        plan: LookupPlan,
+        client: ServiceCalls,
+        table: WholeTable,
+        *,
+        asked_min: int = _ASKED_MIN,
+    ) -> None:
+        self._asked_min = asked_min
+        self._plan = plan
+        self._client = client
+        self._table = table
+        self._asked = 0
+        self._row_bytes = 0.0
+        self._may_read_all = True
+
+    def answer(self, keys: Keys) -> Found | KeyRows:
+        """Return the rows of keys, each given once, or all rows of the table."""
+        self._asked += len(keys)
+        if self._may_read_all and self._asked > self._asked_min and self._is_cheaper():
+            everything = self._read_all()
+            if everything is not None:
+                return everything
+        found = self._rows_of(keys) if self._plan.is_whole_key else self._rows_under(keys)
+        if found.rows.num_rows:
+            self._row_bytes = max(self._row_bytes, found.rows.nbytes / found.rows.num_rows)
+        return found
+
+    # -- by key --------------------------------------------------------------------------------
+
+    def _rows_of(self, keys: Keys) -> Found:
+        plan = self._plan
+        answer = self._client.lookup(plan.table, self._as_table(keys), columns=list(plan.columns))
+        is_found = answer.column(FOUND_COLUMN)
+        rows = self._shaped(answer.filter(is_found))
+        counts = np.asarray(is_found.to_numpy()).astype(np.int64)
+        return Found(keys, counts, rows)
+
+    def _rows_under(self, prefixes: Keys) -> Found:
+        parts: list[Found] = []
+        for limit, at_once in _STEPS:
+            larger = []
+            for start in range(0, len(prefixes), at_once):
+                part = prefixes.at(np.arange(start, min(start + at_once, len(prefixes))))
+                found, more = self._some_under(part, limit)
+                parts.append(found)
+                larger.append(start + more)
+            prefixes = prefixes.at(np.concatenate(larger) if larger else np.zeros(0, np.int64))
+            if not len(prefixes):
+                break
+        else:
+            values = ", ".join(
+                f"{name} = {array[0]}"
+                for name, array in zip(self._plan.key_schema.names, prefixes.arrays, strict=True)
+            )
+            raise RequestTooLargeError(
+                f"table '{self._plan.table}': at least {limit:,} rows have {values}, more than one"
+                " lookup answers; join with"
+                f" spark.read.format('streamhouse').load('{self._plan.table}') instead"
+            )
+        arrays = [
+            pa.concat_arrays([part.keys.arrays[i] for part in parts])
+            for i in range(len(self._plan.key_schema))
+        ]
+        rows = pa.concat_batches([part.rows for part in parts])
+        return Found(Keys(arrays), np.concatenate([part.counts for part in parts]), rows)
+
+    def _some_under(self, prefixes: Keys, limit: int) -> tuple[Found, Numbers]:
+        """Return the prefixes with less than `limit` rows, and the positions of the others."""
+        plan, names = self._plan, list(self._plan.key_schema.names)
+        columns = [*names, *(name for name in plan.columns if name not in names)]
+        answer = self._client.prefix_lookup(
+            plan.table, self._as_table(prefixes), limit=limit, columns=columns
+        ).combine_chunks()
+        asked = KeyRows(pa.schema([]), has_runs=False)
+        one = np.ones(len(prefixes), dtype=np.int64)
+        asked.add(prefixes, one, empty_batch(pa.schema([])))
+        numbers = asked.find(self._keys_in(answer)) - 1
+        counts = np.bincount(numbers, minlength=len(prefixes))
+        is_whole = counts < limit
+        rows = self._shaped(answer)
+        if not is_whole.all():
+            rows = rows.filter(pa.array(is_whole[numbers]))
+        chosen = prefixes.at(np.flatnonzero(is_whole))
+        return Found(chosen, counts[is_whole], rows), np.flatnonzero(~is_whole)
+
+    # -- the whole table -----------------------------------------------------------------------
+
+    def _is_cheaper(self) -> bool:
+        """Whether reading the whole table costs less than asking on, and fits."""
+        row_count = self._client.count(self._plan.table)
+        size = row_count * (self._row_bytes + _KEY_BYTES)
+        if self._asked * _ASKED_SHARE < row_count:
+            return False
+        if size > self._plan.cache_bytes:
+            self._may_read_all = False
+            return False
+        return self._table.changes() <= max(_CHANGES_MAX * row_count, self._asked_min)
+
+    def _read_all(self) -> KeyRows | None:
+        plan, names = self._plan, list(self._plan.key_schema.names)
+        columns = [*names, *(name for name in plan.columns if name not in names)]
+        try:
+            table = self._table.read(columns).combine_chunks()
+            return KeyRows.complete(
+                plan.row_schema,
+                self._keys_in(table),
+                self._shaped(table),
+                has_runs=not plan.is_whole_key,
+            )
+        except (StreamhouseError, OSError, ImportError, pa.ArrowException) as error:
+            self._may_read_all = False
+            _log.warning(
+                "table=%s is not read as a whole, its rows are looked up: %s", plan.table, error
+            )
+            return None
+
+    # -- forms ---------------------------------------------------------------------------------
+
+    def _as_table(self, keys: Keys) -> pa.Table:
+        return pa.table(list(keys.arrays), schema=self._plan.key_schema)
+
+    def _keys_in(self, rows: pa.Table) -> Keys:
+        schema = self._plan.key_schema
+        return Keys([_one_array(rows.column(f.name).cast(f.type)) for f in schema])
+
+    def _shaped(self, rows: pa.Table) -> pa.RecordBatch:
+        """Return the wanted columns as the plan has them."""
+        arrays = []
+        for name, field in zip(self._plan.columns, self._plan.row_schema, strict=True):
+            column = _one_array(rows.column(name))
+            if column.type != field.type:
+                try:
+                    column = column.cast(field.type)
+                except pa.ArrowException as error:
+                    raise SchemaMismatchError(
+                        f"table '{self._plan.table}': column '{name}' is {column.type} now, and was"
+                        f" {field.type} when the lookup was made; make it again"
+                    ) from error
+            arrays.append(column)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._plan.row_schema)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    joined = column.combine_chunks()
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
