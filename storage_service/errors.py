@@ -265,7 +265,7 @@ class HistoryDivergedError(StreamhouseError):
 
 
 class CommitConflictError(StreamhouseError):
-    """A lake table is not as a commit requires it; load it again and commit anew."""
+    """A table is not as a commit requires it; read it again and commit anew."""
 
     code = "commit_conflict"
     http_status = 409

@@ -24,6 +24,8 @@ from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
+    Isolation,
+    ReadPosition,
     TransactionStatus,
 )
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -100,8 +102,20 @@ class Transaction:
         parts = [self._stage(body) for body in self._bodies(data)]
         return _SEPARATOR.join(parts)
 
-    def commit(self, parts: Sequence[str], *, timeout_s: float = 600.0) -> CommitResult:
+    def commit(
+        self,
+        parts: Sequence[str],
+        *,
+        read_offsets: Mapping[int, int] | None = None,
+        isolation: str = "snapshot",
+        timeout_s: float = 600.0,
+    ) -> CommitResult:
         """Make the named rows visible at one instant, all or none, in this order.
+
+        With `read_offsets`, the high watermarks of all buckets before the rows were computed from
+        the table, it happens only if nobody has since changed the rows with their keys, or with
+        `isolation="serializable"` and in log tables any row. Else it raises `CommitConflictError`
+        and nothing is written: read again and begin anew.
 
         Repeating it is harmless and answered alike. Parts not named are dropped. Raises
         `UnavailableError` when it is not done in `timeout_s`; it goes on, and may be asked again.
@@ -111,6 +125,11 @@ class Transaction:
                 status=TransactionStatus.SKIPPED, ranges={}, row_count=0, timestamp_us=0
             )
         named = [part for joined in parts for part in joined.split(_SEPARATOR) if part]
+        read = (
+            None
+            if read_offsets is None
+            else ReadPosition(offsets=read_offsets, isolation=Isolation(isolation))
+        )
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
@@ -119,7 +138,7 @@ class Transaction:
                 "POST",
                 f"{self._url}/commit",
                 query={"max_wait_ms": str(round(wait_s * 1000))},
-                body={"parts": named},
+                body={"parts": named, **({} if read is None else read.to_json())},
                 is_repeatable=True,
                 wait_s=wait_s,
             )

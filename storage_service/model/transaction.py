@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["CommitResult", "TransactionOperation", "TransactionStatus"]
+__all__ = [
+    "CommitResult",
+    "Isolation",
+    "ReadPosition",
+    "TransactionOperation",
+    "TransactionStatus",
+]
 
 
 class TransactionOperation(StrEnum):
@@ -34,6 +40,36 @@ class TransactionStatus(StrEnum):
     COMMITTED = "committed"
     SKIPPED = "skipped"
     ABORTED = "aborted"
+
+
+class Isolation(StrEnum):
+    """What must not have changed since a transaction's rows were read.
+
+    `snapshot`: the rows with the keys that it writes. `serializable`: any row of the table.
+    """
+
+    SNAPSHOT = "snapshot"
+    SERIALIZABLE = "serializable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPosition:
+    """What the rows of a transaction were computed from: the table as it was at `offsets`.
+
+    They have the high watermark of every bucket, taken before the rows were read: a commit happens
+    only if nobody has changed since then what `isolation` protects. Of a log table, and by an
+    overwrite, every row is protected.
+    """
+
+    offsets: Mapping[int, int]
+    isolation: Isolation = Isolation.SNAPSHOT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "read_offsets": {str(b): offset for b, offset in sorted(self.offsets.items())},
+            "isolation": str(self.isolation),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

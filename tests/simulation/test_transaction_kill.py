@@ -32,6 +32,7 @@ from tests.support.transaction_crash_child import (
     key_rows,
     make_table,
     part_rows,
+    position,
 )
 
 _LIVES = 1
@@ -168,7 +169,9 @@ async def _check(directory: Path, name: str, step: str) -> int:
             assert again.status is TransactionStatus.COMMITTED
             assert again.row_count == PARTS * BUCKETS * 20
         if is_cut_short:
-            result = await transactions.commit(staged[last][0], staged[last][1:], wait_s=60)
+            result = await transactions.commit(
+                staged[last][0], staged[last][1:], wait_s=60, read=position(table)
+            )
             assert result is not None
             assert result.status is TransactionStatus.COMMITTED
             committed.add(last)

@@ -32,7 +32,12 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
+from streamhouse.storage_service.model.transaction import (
+    Isolation,
+    ReadPosition,
+    TransactionOperation,
+    TransactionStatus,
+)
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 BUCKETS = 3
@@ -114,10 +119,24 @@ async def write_between(manager: TabletManager, table: OpenTable, number: int) -
         await manager.append(table, [routed(number % BUCKETS, row)])
 
 
+def position(table: OpenTable) -> ReadPosition:
+    """Return where the table is: a commit that has read this allows nobody else's rows."""
+    offsets = {bucket: at.high_watermark for bucket, at in table.positions().items()}
+    return ReadPosition(offsets=offsets, isolation=Isolation.SERIALIZABLE)
+
+
 async def transact(
-    transactions: TableTransactions, name: str, number: int, tell: Callable[[str], None]
+    table: OpenTable,
+    transactions: TableTransactions,
+    number: int,
+    tell: Callable[[str], None],
 ) -> None:
-    """Commit transaction `number`, which is version `number` of an application."""
+    """Commit transaction `number`, which is version `number` of an application.
+
+    It depends on what the table has when it begins.
+    """
+    name = table.path.table
+    read = position(table)
     begun, status = await transactions.begin(
         OPERATIONS[name], columns=None, app_id="app", version=number, timeout_ms=None
     )
@@ -133,7 +152,7 @@ async def transact(
             )
         parts.append(part_id)
     tell(f"staged {number} {begun} {' '.join(parts)}")
-    result = await transactions.commit(begun, parts, wait_s=60)
+    result = await transactions.commit(begun, parts, wait_s=60, read=read)
     assert result is not None
     tell(f"committed {number}")
 
@@ -242,7 +261,7 @@ async def _live(data_dir: Path, name: str, first: int, fate: _Fate) -> None:
             transactions = manager.transactions.of(table)
             _watch(fate)
             for number in range(first, first + 50):
-                await transact(transactions, name, number, lambda line: told.write(line + "\n"))
+                await transact(table, transactions, number, lambda line: told.write(line + "\n"))
                 await write_between(manager, table, number)
                 told.write(f"wrote {number}\n")
 

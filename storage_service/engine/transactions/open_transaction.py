@@ -17,7 +17,11 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionSpec,
 )
 from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
-from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
+from streamhouse.storage_service.model.transaction import (
+    CommitResult,
+    ReadPosition,
+    TransactionStatus,
+)
 
 __all__ = [
     "OpenTransaction",
@@ -73,6 +77,8 @@ class OpenTransaction:
     beginning: asyncio.Future[None] | None = None
     """Until it is done, a crash may forget the transaction."""
     named: tuple[str, ...] = ()
+    read: ReadPosition | None = None
+    """What must not have changed when it is decided; its commit says so."""
     decision: Decision | None = None
     commit: asyncio.Task[CommitResult] | None = None
     progress: CommitProgress = field(default_factory=CommitProgress)

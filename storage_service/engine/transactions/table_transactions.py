@@ -33,6 +33,7 @@ from streamhouse.storage_service.engine.transactions.open_transaction import (
     find_joinable,
     spec_to_json,
 )
+from streamhouse.storage_service.engine.transactions.read_conflicts import check_read_offsets
 from streamhouse.storage_service.engine.transactions.state_agreement import disagreements
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
 from streamhouse.storage_service.engine.transactions.transaction_files import (
@@ -57,6 +58,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
+    ReadPosition,
     TransactionOperation,
     TransactionStatus,
 )
@@ -239,9 +241,17 @@ class TableTransactions:
     # -- commit --------------------------------------------------------------------------------
 
     async def commit(
-        self, transaction_id: str, parts: Sequence[str], *, wait_s: float
+        self,
+        transaction_id: str,
+        parts: Sequence[str],
+        *,
+        wait_s: float,
+        read: ReadPosition | None = None,
     ) -> CommitResult | None:
         """Commit the named parts in this order, all or none; None if that takes over `wait_s`.
+
+        With `read` only if what they were computed from is as it was; else it raises
+        `CommitConflictError`, and the transaction is aborted.
 
         Once begun it goes on, whatever becomes of the caller. After a retriable error the
         transaction is open as before, after any other but UnknownOutcomeError it is aborted.
@@ -254,7 +264,9 @@ class TableTransactions:
         transaction = self._find(transaction_id)
         if transaction.commit is None:
             self._check_parts(transaction, parts)
-            transaction.named = tuple(parts)
+            if read is not None:
+                check_read_offsets(self._table, read)
+            transaction.named, transaction.read = tuple(parts), read
             transaction.commit = asyncio.create_task(self._commit(transaction))
             # Nobody may be left to ask for it.
             transaction.commit.add_done_callback(lambda task: task.exception())

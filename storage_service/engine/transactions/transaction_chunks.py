@@ -17,7 +17,7 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN, StagedPart
 
-__all__ = ["StagedRows", "chunks_of", "key_writes"]
+__all__ = ["StagedRows", "chunks_of", "key_writes", "staged_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,14 @@ def _beyond(parts: Sequence[StagedPart], done: dict[int, int]) -> Iterator[Stage
                 )
 
 
+def staged_rows(parts: Sequence[StagedPart], bucket: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one bucket, as they were staged."""
+    for part in parts:
+        for batch in part.batches():
+            if batch.bucket == bucket:
+                yield _decoded(batch.payload, part.schema)
+
+
 def key_writes(chunk: Sequence[StagedRows], *, rows_max: int) -> Iterator[list[KeyWrite]]:
     """Yield the changes of a chunk of a primary key table, about `rows_max` rows at a time.
 
@@ -82,7 +90,7 @@ def key_writes(chunk: Sequence[StagedRows], *, rows_max: int) -> Iterator[list[K
     """
     by_bucket: dict[int, list[pa.RecordBatch]] = {}
     for staged in chunk:
-        rows = _decoded(staged).slice(staged.skipped)
+        rows = _decoded(staged.payload, staged.schema).slice(staged.skipped)
         by_bucket.setdefault(staged.bucket, []).append(rows)
     ends = {staged.bucket: staged.end for staged in chunk}
     joined = {
@@ -100,9 +108,9 @@ def key_writes(chunk: Sequence[StagedRows], *, rows_max: int) -> Iterator[list[K
         first += share
 
 
-def _decoded(staged: StagedRows) -> pa.RecordBatch:
+def _decoded(payload: Buffer, schema: pa.Schema) -> pa.RecordBatch:
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(staged.payload), staged.schema)
+        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
     except (pa.ArrowException, OSError) as error:
         raise CorruptDataError(f"a staged record batch is unreadable: {error}") from error
 

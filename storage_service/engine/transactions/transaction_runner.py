@@ -3,7 +3,8 @@
 Event loop only. The order of a commit, each step durable before the next:
 
 1. the table's write gate is held: nothing else is written to the table until the end
-2. everything that could refuse the transaction is looked at
+2. everything that could refuse the transaction is looked at, also what others have changed since
+   its rows were computed from the table (read_conflicts.py)
 3. `decision`: from here on the transaction happens, whatever breaks
 4. its rows are stored, piece by piece, in the logs (and applied to the rows by key), not visible
 5. `outcome`: the decision is replaced by where the rows are
@@ -25,6 +26,7 @@ from streamhouse.storage_service.engine.transactions.open_transaction import (
     OpenTransaction,
     digest_of,
 )
+from streamhouse.storage_service.engine.transactions.read_conflicts import ReadConflicts
 from streamhouse.storage_service.engine.transactions.transaction_commit import (
     CommitServices,
     TransactionCommit,
@@ -80,10 +82,14 @@ class TransactionRunner:
         UnknownOutcomeError says that only a restart goes on; any other error that nothing happened.
         """
         self._table.gate.check_open()
+        parts = await self._runtime.run(self._open_parts, transaction)
+        conflicts = self._conflicts(transaction, parts)
+        if conflicts is not None:
+            # Most of what others have changed is looked at while they go on.
+            await self._runtime.run(conflicts.check)
         async with self._table.gate.alone():
             self._table.gate.check_open()
-            parts = await self._runtime.run(self._open_parts, transaction)
-            decision = await self._decide(transaction, parts)
+            decision = await self._decide(transaction, parts, conflicts)
             try:
                 outcome = await self._carry_out(transaction, decision, parts)
             except StreamhouseError as error:
@@ -130,7 +136,21 @@ class TransactionRunner:
             self._files.open_part(transaction.transaction_id, part) for part in transaction.named
         ]
 
-    async def _decide(self, transaction: OpenTransaction, parts: Sequence[StagedPart]) -> Decision:
+    def _conflicts(
+        self, transaction: OpenTransaction, parts: Sequence[StagedPart]
+    ) -> ReadConflicts | None:
+        """Return what looks for them, if the rows of `parts` were computed from the table."""
+        spec = transaction.spec
+        if transaction.read is None or self._outcomes.is_stale(spec.app_id, spec.version):
+            return None
+        return ReadConflicts(self._table, spec.operation, transaction.read, parts)
+
+    async def _decide(
+        self,
+        transaction: OpenTransaction,
+        parts: Sequence[StagedPart],
+        conflicts: ReadConflicts | None,
+    ) -> Decision:
         """Check what can be checked, then make it durable that the transaction happens."""
         spec = transaction.spec
         decision = Decision(
@@ -146,6 +166,9 @@ class TransactionRunner:
             ),
         )
         if not self._outcomes.is_stale(spec.app_id, spec.version):
+            if conflicts is not None:
+                await self._table.settle()
+                await self._runtime.run(conflicts.check)
             starts = await check_and_start(
                 self._table, spec, parts, config=self._config, runtime=self._runtime
             )

@@ -9,7 +9,7 @@ from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.storage_service.model.transaction import Isolation, TransactionOperation
 
 __all__ = [
     "AdoptTable",
@@ -274,8 +274,14 @@ class BeginTransaction(_RequestBody):
 
 
 class CommitTransaction(_RequestBody):
-    """The parts to commit, in the order in which they apply."""
+    """The parts to commit, in the order in which they apply.
+
+    With `read_offsets` (bucket -> offset, of all buckets) only if what they were computed from has
+    not changed since.
+    """
 
     parts: Annotated[
         list[Annotated[str, Field(max_length=200)]], Field(max_length=PARTS_MAX, fail_fast=True)
     ]
+    read_offsets: _Offsets | None = None
+    isolation: Isolation = Isolation.SNAPSHOT

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.storage_service.model.transaction import ReadPosition, TransactionOperation
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     BeginTransaction,
@@ -63,7 +63,9 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
         wait_s = min(wait_ms, service.config.fetch_wait_ms_max) / 1000
         transactions = coordinator.of(table)
         try:
-            result = await transactions.commit(transaction_id, body.parts, wait_s=wait_s)
+            result = await transactions.commit(
+                transaction_id, body.parts, wait_s=wait_s, read=_read_position(body)
+            )
         except StreamhouseError:
             service.manager.check_open(table)
             raise
@@ -74,6 +76,12 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("Drop a transaction, unless it is decided.")
     async def abort_transaction(path: TableName, transaction_id: str) -> dict[str, str]:
         return {"status": str(coordinator.of(service.table(path)).abort(transaction_id))}
+
+
+def _read_position(body: CommitTransaction) -> ReadPosition | None:
+    if body.read_offsets is None:
+        return None
+    return ReadPosition(offsets=body.read_offsets, isolation=body.isolation)
 
 
 def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None:
