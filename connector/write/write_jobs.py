@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -23,7 +23,12 @@ from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.write_options import WriteMode
 from streamhouse.connector.scan.split_reader import coalesce
 from streamhouse.connector.write.write_target import WriteTarget
-from streamhouse.storage_service.client import AppendWriter, StorageClient, Transaction
+from streamhouse.storage_service.client import (
+    AppendWriter,
+    CommitResult,
+    StorageClient,
+    Transaction,
+)
 from streamhouse.storage_service.errors import (
     InternalError,
     InvalidRequestError,
@@ -186,6 +191,18 @@ class TransactionJob:
         client = _client(self.target)
         transaction = client.open_transaction(self.target.path, self.transaction_id)
         transaction.commit(_parts(self.target, messages))
+
+    def commit_if_unchanged(
+        self, messages: Messages, *, read_offsets: Mapping[int, int], isolation: str
+    ) -> CommitResult:
+        """Commit as `commit` if the rows were computed from what the table still has.
+
+        See `Transaction.commit`; raises `CommitConflictError`.
+        """
+        transaction = _client(self.target).open_transaction(self.target.path, self.transaction_id)
+        return transaction.commit(
+            _parts(self.target, messages), read_offsets=read_offsets, isolation=isolation
+        )
 
     def abort(self, messages: Messages) -> None:
         """Drop all that was staged; a transaction that is committed stays as it is."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from streamhouse.client import StreamhouseClient
+    from streamhouse.connector.changes.table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
     from streamhouse.storage_service.client.producer import Producer
@@ -21,6 +22,7 @@ __version__: Final = "0.1.0"
 _HOMES: Final = {
     "Producer": "streamhouse.storage_service.client.producer",
     "StreamhouseClient": "streamhouse.client",
+    "Table": "streamhouse.connector.changes.table",
     "attach": "streamhouse.connector.format.registration",
     "lookup_join": "streamhouse.connector.lookup.lookup_join",
     "register_lookup": "streamhouse.connector.lookup.lookup_join",
@@ -30,6 +32,7 @@ _HOMES: Final = {
 __all__ = [
     "Producer",
     "StreamhouseClient",
+    "Table",
     "__version__",
     "attach",
     "lookup_join",

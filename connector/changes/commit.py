@@ -1,0 +1,211 @@
+"""Rows that Spark computes from a table, written to it in one transaction, once.
+
+The table's positions are taken first, then the table is read, and the commit names the positions:
+the service refuses it if somebody has changed the rows with its keys since. Then everything is done
+anew, from a new read. So what was computed is what it would have been at the moment of the commit.
+
+A frame of changes has the columns to write, `__change_type` (`+I`, `+U`, `-D`, or `=` for a row
+that stays) and `PROBLEM_COLUMN`: a sentence where the row must not be written, else null.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from streamhouse.connector.options.connection import client_for
+from streamhouse.connector.options.write_options import WriteOptions
+from streamhouse.connector.scan.spark_reader import spark_iterator_errors
+from streamhouse.connector.write.write_jobs import StagedRows, TransactionJob
+from streamhouse.connector.write.write_target import resolve_target
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import (
+    CommitConflictError,
+    InvalidRequestError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["DELETED", "INSERTED", "KEPT", "PROBLEM_COLUMN", "UPDATED", "Changes", "commit_changes"]
+
+INSERTED: Final = "+I"
+UPDATED: Final = "+U"
+DELETED: Final = "-D"
+KEPT: Final = "="
+PROBLEM_COLUMN: Final = "__problem"
+
+_ATTEMPTS: Final = 10
+_STAGED: Final = (
+    "transaction_id string, parts array<string>, inserted long, updated long, deleted long,"
+    " refusal string"
+)
+_ARROW_STAGED: Final = pa.schema(
+    [
+        ("transaction_id", pa.string()),
+        ("parts", pa.list_(pa.string())),
+        ("inserted", pa.int64()),
+        ("updated", pa.int64()),
+        ("deleted", pa.int64()),
+        ("refusal", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a call changed. `is_skipped`: nothing, because its version was committed before."""
+
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    attempts: int = 1
+    is_skipped: bool = False
+
+
+def commit_changes(
+    options: WriteOptions,
+    compute: Callable[[TableInfo], DataFrame],
+    *,
+    isolation: str,
+    is_overwrite: bool = False,
+) -> Changes:
+    """Write what `compute` makes of the table, read anew; raises `CommitConflictError` at last.
+
+    With `is_overwrite` its rows replace all rows of the table.
+    """
+    conflict: CommitConflictError | None = None
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _attempt(options, compute, isolation, is_overwrite, attempt)
+        except CommitConflictError as error:
+            conflict = error
+    assert conflict is not None
+    raise CommitConflictError(
+        f"table '{options.connection.name.path}': others changed the rows of this change in each of"
+        f" its {_ATTEMPTS} attempts, and nothing was written; run it while fewer write, or for"
+        f" fewer rows at a time. The last time: {conflict.message}"
+    )
+
+
+def _attempt(
+    options: WriteOptions,
+    compute: Callable[[TableInfo], DataFrame],
+    isolation: str,
+    is_overwrite: bool,
+    attempt: int,
+) -> Changes:
+    client = client_for(options.connection.endpoint, options.connection.token)
+    # Before anything is read: what is read later and unchanged since is what this cut has.
+    state = client.table_state(str(options.connection.name.path))
+    frame = compute(state.table)
+    job = _begun(client, options, frame, is_overwrite=is_overwrite)
+    if job.is_skipped:
+        return Changes(attempts=attempt, is_skipped=True)
+    if job.target.table_id != state.table.table_id:
+        raise CommitConflictError("the table was dropped and made again meanwhile")
+    try:
+        messages, counts = _staged(frame, job)
+        result = job.commit_if_unchanged(
+            messages,
+            read_offsets={b: at.high_watermark for b, at in state.positions.items()},
+            isolation=isolation,
+        )
+    except CommitConflictError:
+        raise
+    except BaseException:
+        # What is committed stays; of anything else nothing is left.
+        job.abort([])
+        raise
+    if result.is_skipped:
+        return Changes(attempts=attempt, is_skipped=True)
+    return Changes(
+        rows_inserted=counts[INSERTED],
+        rows_updated=counts[UPDATED],
+        rows_deleted=counts[DELETED],
+        attempts=attempt,
+    )
+
+
+def _begun(
+    client: StorageClient, options: WriteOptions, frame: DataFrame, *, is_overwrite: bool
+) -> TransactionJob:
+    left_out = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    schema = pa.schema([field for field in schema if field.name not in left_out])
+    target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)
+    return TransactionJob.begun(
+        client,
+        target,
+        app_id=options.app_id,
+        version=options.app_version,
+        timeout_ms=options.timeout_ms,
+    )
+
+
+def _staged(frame: DataFrame, job: TransactionJob) -> tuple[list[StagedRows], Counter[str]]:
+    """Let the tasks of `frame` stage its rows; of a repeated task one attempt is named."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _stage_task(job, batches)
+
+    messages = []
+    counts: Counter[str] = Counter()
+    for row in frame.mapInArrow(stage, _STAGED).collect():
+        if row.refusal is not None:
+            raise InvalidRequestError(row.refusal)
+        counts.update({INSERTED: row.inserted, UPDATED: row.updated, DELETED: row.deleted})
+        messages.append(StagedRows(transaction_id=row.transaction_id, parts=tuple(row.parts)))
+    return messages, counts
+
+
+@spark_iterator_errors
+def _stage_task(job: TransactionJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    counts: Counter[str] = Counter()
+    refusal = None
+    staged = StagedRows()
+    try:
+        staged = job.run(_counted(batches, counts, is_overwrite=job.target.is_overwrite))
+    except StreamhouseError as error:
+        if error.retriable:
+            raise
+        # As an answer it reaches the caller as one sentence, and no task is tried again.
+        refusal = error.message
+        for _ in batches:
+            pass
+    values = [
+        staged.transaction_id,
+        list(staged.parts),
+        *(counts[kind] for kind in (INSERTED, UPDATED, DELETED)),
+        refusal,
+    ]
+    columns = [pa.array([v], f.type) for v, f in zip(values, _ARROW_STAGED, strict=True)]
+    yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_STAGED)
+
+
+def _counted(
+    batches: Iterator[pa.RecordBatch], counts: Counter[str], *, is_overwrite: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield what is to be staged, and count it; raises for the first row with a problem."""
+    for batch in batches:
+        problems = batch.column(PROBLEM_COLUMN).drop_null()
+        if len(problems):
+            raise InvalidRequestError(problems[0].as_py())
+        kinds = batch.column(CHANGE_TYPE_COLUMN)
+        counts.update(_count_of(kinds))
+        rows = batch.drop_columns([PROBLEM_COLUMN])
+        if is_overwrite:
+            rows = rows.filter(pc.not_equal(kinds, DELETED)).drop_columns([CHANGE_TYPE_COLUMN])
+        yield rows
+
+
+def _count_of(kinds: pa.Array) -> Mapping[str, int]:
+    found = pc.value_counts(kinds)
+    return dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True))

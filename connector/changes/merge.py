@@ -1,0 +1,376 @@
+"""A merge: clauses that say what becomes of rows that match, and of those that do not.
+
+Spark joins the source with the table and finds, for each pair, the first clause whose condition is
+true; rows without one stay as they are. Only rows that change are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from streamhouse.connector.changes.commit import (
+    DELETED,
+    INSERTED,
+    PROBLEM_COLUMN,
+    UPDATED,
+    Changes,
+)
+from streamhouse.connector.changes.expressions import (
+    all_of,
+    assignments,
+    column_of,
+    condition,
+    first_of,
+    key_equalities,
+    named,
+)
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    UnknownColumnError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
+
+__all__ = ["Merge", "changed_rows", "check_changeable"]
+
+_IN_TARGET: Final = "__in_target"
+_IN_SOURCE: Final = "__in_source"
+_CLAUSE: Final = "__clause"
+_EXISTS: Final = "__exists"
+
+On = Column | str | Sequence[str] | Mapping[str, str] | None
+
+
+class _Side(StrEnum):
+    MATCHED = "when_matched"
+    NOT_MATCHED = "when_not_matched"
+    NOT_MATCHED_BY_SOURCE = "when_not_matched_by_source"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clause:
+    """What becomes of some rows; `values` None means all columns, from the source's."""
+
+    side: _Side
+    kind: str
+    condition: Column | str | None
+    values: Mapping[str, Any] | None = None
+
+    @property
+    def what(self) -> str:
+        verb = {INSERTED: "insert", UPDATED: "update", DELETED: "delete"}[self.kind]
+        return f"{self.side}_{verb}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """A merge that is being put together: `Table.merge` begins one, `execute` runs it.
+
+    For each row the first clause counts whose condition is true. Conditions and values are SQL text
+    or Spark columns, and name columns as `target.balance` and `source.balance`, or by the aliases
+    that `Table.merge` was given.
+    """
+
+    source: DataFrame
+    on: On
+    source_alias: str
+    target_alias: str
+    run: Callable[..., Changes]
+    clauses: tuple[_Clause, ...] = ()
+
+    def when_matched_update(
+        self,
+        set: Mapping[str, Any],  # noqa: A002 - the word of SQL
+        condition: Column | str | None = None,
+    ) -> Merge:
+        """Change these columns of rows that match; the others stay."""
+        return self._with(_Side.MATCHED, UPDATED, condition, set)
+
+    def when_matched_update_all(self, condition: Column | str | None = None) -> Merge:
+        """Change all columns of rows that match to the source's of the same name."""
+        return self._with(_Side.MATCHED, UPDATED, condition, None)
+
+    def when_matched_delete(self, condition: Column | str | None = None) -> Merge:
+        """Delete rows that match."""
+        return self._with(_Side.MATCHED, DELETED, condition)
+
+    def when_not_matched_insert(
+        self, values: Mapping[str, Any], condition: Column | str | None = None
+    ) -> Merge:
+        """Add the source's rows that match none, with these values; other columns are null."""
+        return self._with(_Side.NOT_MATCHED, INSERTED, condition, values)
+
+    def when_not_matched_insert_all(self, condition: Column | str | None = None) -> Merge:
+        """Add the source's rows that match none, all columns by name."""
+        return self._with(_Side.NOT_MATCHED, INSERTED, condition, None)
+
+    def when_not_matched_by_source_update(
+        self,
+        set: Mapping[str, Any],  # noqa: A002 - the word of SQL
+        condition: Column | str | None = None,
+    ) -> Merge:
+        """Change rows of the table that no row of the source matches."""
+        return self._with(_Side.NOT_MATCHED_BY_SOURCE, UPDATED, condition, set)
+
+    def when_not_matched_by_source_delete(self, condition: Column | str | None = None) -> Merge:
+        """Delete rows of the table that no row of the source matches."""
+        return self._with(_Side.NOT_MATCHED_BY_SOURCE, DELETED, condition)
+
+    def execute(
+        self,
+        *,
+        app_id: str | None = None,
+        app_version: int | None = None,
+        isolation: str = "snapshot",
+    ) -> Changes:
+        """Run the merge as one transaction; return what it changed.
+
+        Args:
+            app_id: with `app_version`, makes the merge happen once, also if the job is started
+                again: the table skips a version that is not above the last one of `app_id`.
+            isolation: `snapshot` does the merge anew if others changed rows that it writes;
+                `serializable` if they changed any row of the table.
+        """
+        if not self.clauses:
+            raise InvalidRequestError(
+                "this merge has no clause, so it would change nothing; add one, as in"
+                " .when_matched_update_all().when_not_matched_insert_all()"
+            )
+        return self.run(self, app_id=app_id, app_version=app_version, isolation=isolation)
+
+    def _with(
+        self,
+        side: _Side,
+        kind: str,
+        condition: Column | str | None,
+        values: Mapping[str, Any] | None = None,
+    ) -> Merge:
+        clause = _Clause(side=side, kind=kind, condition=condition, values=values)
+        return replace(self, clauses=(*self.clauses, clause))
+
+
+def check_changeable(info: TableInfo, *, what: str, deletes: bool) -> None:
+    """Raise `UnsupportedError` unless rows of the table become what is written by their key."""
+    table = str(info.path)
+    if not info.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{table}' has no primary key, so {what} has no key to find rows by; append to"
+            " it, or create a table with option 'primary.key'"
+        )
+    rules = info.descriptor.merge_rules()
+    if rules.engine is not MergeEngine.LAST_ROW:
+        raise UnsupportedError(
+            f"table '{table}' has table.merge-engine = {rules.engine}, which decides itself what"
+            f" becomes of a row that is written again, so {what} would not do what it says; write"
+            " the rows with mode('append') instead"
+        )
+    if deletes and rules.delete_behavior is not DeleteBehavior.ALLOW:
+        raise UnsupportedError(
+            f"table '{table}' has table.delete.behavior = {rules.delete_behavior}, so {what} would"
+            " delete nothing"
+        )
+
+
+def changed_rows(merge: Merge, target: DataFrame, info: TableInfo) -> DataFrame:
+    """Return the rows that a merge changes, as `commit.py` takes them."""
+    deletes = any(clause.kind == DELETED for clause in merge.clauses)
+    check_changeable(info, what="a merge", deletes=deletes)
+    key = list(info.descriptor.primary_key)
+    equalities = _equalities(merge, key, str(info.path))
+    joined = _joined(merge, target, equalities)
+    values = [_values(merge, clause, target.schema, info, equalities) for clause in merge.clauses]
+    only_deletes = all(clause.kind == DELETED for clause in merge.clauses)
+    columns = key if only_deletes else target.columns
+    clause = F.col(_CLAUSE)
+    rows = joined.select(
+        *(
+            first_of(
+                [
+                    (clause == F.lit(number), own[name].cast(target.schema[name].dataType))
+                    for number, own in enumerate(values)
+                ],
+                F.lit(None),
+            ).alias(name)
+            for name in columns
+        ),
+        first_of(
+            [
+                (clause == F.lit(number), F.lit(one.kind))
+                for number, one in enumerate(merge.clauses)
+            ],
+            F.lit(None),
+        ).alias(CHANGE_TYPE_COLUMN),
+    )
+    is_by_key = equalities is not None and set(equalities) == set(key)
+    inserts = any(one.kind == INSERTED for one in merge.clauses)
+    if inserts and not is_by_key:
+        return _checked(rows, key, str(info.path), existing=target.select(*map(_quoted, key)))
+    return _checked(rows, key, str(info.path))
+
+
+def _equalities(merge: Merge, key: Sequence[str], table: str) -> dict[str, str] | None:
+    """Return target column -> source column if rows match by equal columns alone."""
+    on = merge.on
+    if on is None:
+        return {name: name for name in key}
+    if isinstance(on, Column):
+        return None
+    if isinstance(on, str):
+        found = key_equalities(on, target_alias=merge.target_alias, source_alias=merge.source_alias)
+        return found if found is not None and set(found) == set(key) else None
+    given = dict(on) if isinstance(on, Mapping) else {name: name for name in on}
+    if not given:
+        raise InvalidRequestError(f"table '{table}': 'on' of a merge names no column")
+    return given
+
+
+def _joined(merge: Merge, target: DataFrame, equalities: dict[str, str] | None) -> DataFrame:
+    """Return the pairs that some clause changes, with the number of that clause."""
+    left = merge.source.withColumn(_IN_SOURCE, F.lit(True)).alias(merge.source_alias)
+    right = target.withColumn(_IN_TARGET, F.lit(True)).alias(merge.target_alias)
+    if equalities is not None:
+        on = _all_equal(merge, target, equalities)
+    else:
+        assert merge.on is None or isinstance(merge.on, Column | str)
+        on = condition(merge.on)
+    sides = {clause.side for clause in merge.clauses}
+    keeps_source, keeps_target = (
+        _Side.NOT_MATCHED in sides,
+        _Side.NOT_MATCHED_BY_SOURCE in sides,
+    )
+    how = {
+        (False, False): "inner",
+        (True, False): "left",
+        (False, True): "right",
+        (True, True): "full",
+    }[keeps_source, keeps_target]
+    in_source, in_target = F.col(_IN_SOURCE).isNotNull(), F.col(_IN_TARGET).isNotNull()
+    is_on_side = {
+        _Side.MATCHED: in_source & in_target,
+        _Side.NOT_MATCHED: in_source & ~in_target,
+        _Side.NOT_MATCHED_BY_SOURCE: ~in_source & in_target,
+    }
+    number = first_of(
+        [
+            (is_on_side[clause.side] & condition(clause.condition), F.lit(number))
+            for number, clause in enumerate(merge.clauses)
+        ],
+        F.lit(None),
+    )
+    joined = left.join(right, on, how)
+    return joined.withColumn(_CLAUSE, number).filter(F.col(_CLAUSE).isNotNull())
+
+
+def _all_equal(merge: Merge, target: DataFrame, equalities: Mapping[str, str]) -> Column:
+    sides = []
+    for own, other in equalities.items():
+        column = column_of(target.schema, own)
+        given = column_of(merge.source.schema, other)
+        if column is None or given is None:
+            side, schema = ("source", merge.source) if column else ("table", target)
+            raise UnknownColumnError(
+                f"a merge matches rows by column '{other if column else own}', which the {side} has"
+                f" not (columns: {', '.join(schema.columns)})"
+            )
+        sides.append(named(merge.target_alias, column) == named(merge.source_alias, given))
+    return all_of(sides)
+
+
+def _values(
+    merge: Merge,
+    clause: _Clause,
+    schema: StructType,
+    info: TableInfo,
+    equalities: Mapping[str, str] | None,
+) -> dict[str, Column]:
+    """Return what each column of the table becomes by a clause."""
+    key, table = info.descriptor.primary_key, str(info.path)
+    names = [field.name for field in schema]
+    own = {name: named(merge.target_alias, name) for name in names}
+    if clause.kind == DELETED:
+        return {name: own[name] if name in key else F.lit(None) for name in names}
+    given = _given(merge, clause, names, info, equalities)
+    if clause.kind == INSERTED:
+        return {name: given.get(name, F.lit(None)) for name in names}
+    changed = [name for name in given if name in key]
+    if changed:
+        raise UnsupportedError(
+            f"table '{table}': {clause.what} sets column '{changed[0]}' of the primary key, which a"
+            " row keeps for life; delete the row and insert one with the new key"
+        )
+    return own | given
+
+
+def _given(
+    merge: Merge,
+    clause: _Clause,
+    names: Sequence[str],
+    info: TableInfo,
+    equalities: Mapping[str, str] | None,
+) -> dict[str, Column]:
+    """Return the values that a clause names, or those of all columns."""
+    key, table = info.descriptor.primary_key, str(info.path)
+    if clause.values is not None:
+        return assignments(clause.values, columns=names, table=table, what=clause.what)
+    renamed = equalities or {}
+    found = {}
+    for name in names:
+        if clause.kind == UPDATED and name in key:
+            continue
+        other = column_of(merge.source.schema, renamed.get(name, name))
+        if other is None:
+            raise UnknownColumnError(
+                f"table '{table}': {clause.what}_all needs a column '{name}' in the source (it has:"
+                f" {', '.join(merge.source.columns)}); name the values, as in {clause.what}("
+                f'{{"{name}": ...}})'
+            )
+        found[name] = named(merge.source_alias, other)
+    return found
+
+
+def _checked(
+    rows: DataFrame, key: Sequence[str], table: str, existing: DataFrame | None = None
+) -> DataFrame:
+    """Add what is wrong with a row: another has its key, or an inserted one is there already."""
+    keys = [F.col(_quoted(name)) for name in key]
+    shown = F.concat_ws(
+        ", ",
+        *(F.concat(F.lit(f"{n} = "), k.cast("string")) for n, k in zip(key, keys, strict=True)),
+    )
+    is_twice = F.count(F.lit(1)).over(Window.partitionBy(*keys)) > 1
+    cases = [
+        (
+            is_twice,
+            F.concat(
+                F.lit(f"table '{table}': several rows of the source would change the row with "),
+                shown,
+                F.lit("; make the source have one row a key, or narrow the conditions"),
+            ),
+        )
+    ]
+    if existing is not None:
+        # Rows match by something else than the key, so a new row may have the key of another.
+        there = existing.withColumn(_EXISTS, F.lit(True))
+        rows = rows.join(there, list(key), "left")
+        is_there = F.col(_EXISTS).isNotNull() & (F.col(CHANGE_TYPE_COLUMN) == INSERTED)
+        message = F.concat(
+            F.lit(f"table '{table}': a row to insert has the key of a row that is there: "),
+            shown,
+            F.lit("; match rows by the primary key"),
+        )
+        cases.append((is_there, message))
+    columns = [F.col(_quoted(name)) for name in rows.columns if name != _EXISTS]
+    return rows.select(*columns, first_of(cases, F.lit(None)).alias(PROBLEM_COLUMN))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

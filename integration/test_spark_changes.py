@@ -1,0 +1,319 @@
+"""`streamhouse.Table` in real Spark: merge, update, delete, truncate and streams that upsert."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+import streamhouse
+from integration.spark_world import SparkWorld, world
+from streamhouse.storage_service.errors import (
+    CommitConflictError,
+    InvalidRequestError,
+    UnknownColumnError,
+    UnsupportedError,
+)
+
+__all__ = ["world"]
+
+pytestmark = pytest.mark.spark
+
+ACCOUNTS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("balance", pa.int32()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+_tables = iter(range(1000))
+
+
+def _table(
+    world: SparkWorld, rows: int = 0, *, key: bool = True, **options: Any
+) -> streamhouse.Table:
+    path = f"default.accounts_{next(_tables)}"
+    world.client.create_table(
+        path, ACCOUNTS, primary_key=("id",) if key else (), bucket_count=2, **options
+    )
+    if rows:
+        data = pa.table(
+            {
+                "id": range(rows),
+                "name": [f"n{i}" for i in range(rows)],
+                "balance": pa.array([10 * i for i in range(rows)], pa.int32()),
+                "at": pa.array([i * 1_000_000 for i in range(rows)], pa.timestamp("us", tz="UTC")),
+            },
+            schema=ACCOUNTS,
+        )
+        (world.client.upsert if key else world.client.append)(path, data)
+    return streamhouse.Table(world.spark, path, endpoint=world.endpoint)
+
+
+def _rows(table: streamhouse.Table) -> dict[int, tuple[str | None, int | None]]:
+    found = table.to_df().select("id", "name", "balance").collect()
+    assert len({row.id for row in found}) == len(found)
+    return {row.id: (row.name, row.balance) for row in found}
+
+
+def _source(world: SparkWorld, rows: list[tuple[int, str, int]]) -> DataFrame:
+    return world.spark.createDataFrame(rows, "user bigint, name string, amount int")
+
+
+def test_a_merge_updates_deletes_and_inserts(world: SparkWorld) -> None:
+    table = _table(world, 5)
+    world.tier(table.path)
+    source = _source(world, [(1, "one", 5), (2, "gone", -1), (3, "same", 0), (9, "new", 7)])
+    changes = (
+        table.merge(source, "target.id = source.user")
+        .when_matched_delete("source.amount < 0")
+        .when_matched_update(
+            {"balance": "target.balance + source.amount", "NAME": F.col("source.name")},
+            condition=F.col("source.amount") > 0,
+        )
+        .when_not_matched_insert({"id": "source.user", "name": "source.name", "balance": 70})
+        .when_not_matched_by_source_update({"balance": F.lit(-4)}, "target.id = 4")
+        .execute()
+    )
+    assert (changes.rows_inserted, changes.rows_updated, changes.rows_deleted) == (1, 2, 1)
+    assert _rows(table) == {
+        0: ("n0", 0),
+        1: ("one", 15),
+        3: ("n3", 30),
+        4: ("n4", -4),
+        9: ("new", 70),
+    }
+    kept = table.to_df().where("id IN (1, 4)").select(F.unix_micros("at")).collect()
+    assert sorted(row[0] for row in kept) == [1_000_000, 4_000_000]
+
+
+def test_all_columns_by_name_and_a_delete_of_what_the_source_lacks(world: SparkWorld) -> None:
+    table = _table(world, 4)
+    source = table.to_df().where("id < 2").withColumn("name", F.upper("name"))
+    source = source.unionByName(source.withColumn("id", F.col("id") + 10))
+    changes = (
+        table.merge(source)
+        .when_matched_update_all()
+        .when_not_matched_insert_all()
+        .when_not_matched_by_source_delete()
+        .execute()
+    )
+    assert (changes.rows_inserted, changes.rows_updated, changes.rows_deleted) == (2, 2, 2)
+    assert _rows(table) == {0: ("N0", 0), 1: ("N1", 10), 10: ("N0", 0), 11: ("N1", 10)}
+
+
+def test_several_source_rows_for_one_key_are_refused_with_an_example(world: SparkWorld) -> None:
+    table = _table(world, 3)
+    source = _source(world, [(1, "a", 1), (1, "b", 2), (7, "c", 3), (7, "d", 4)])
+    merge = table.merge(source.where("user = 1"), {"id": "user"})
+    with pytest.raises(InvalidRequestError, match=r"several rows of the source .* with id = 1;"):
+        merge.when_matched_update({"balance": "source.amount"}).execute()
+    with pytest.raises(InvalidRequestError, match=r"several rows of the source .* with id = 7;"):
+        table.merge(source.where("user = 7"), {"id": "user"}).when_not_matched_insert(
+            {"id": "source.user"}
+        ).execute()
+    # Rows that no clause takes are nobody's second.
+    merge.when_matched_update({"balance": "source.amount"}, "source.amount = 2").execute()
+    assert _rows(table)[1] == ("n1", 2)
+
+
+def test_a_merge_on_other_columns_finds_rows_but_inserts_no_second_row_of_a_key(
+    world: SparkWorld,
+) -> None:
+    table = _table(world, 3)
+    source = _source(world, [(50, "n1", 5)])
+    changes = (
+        table.merge(source, ["name"]).when_matched_update({"balance": "source.amount"}).execute()
+    )
+    assert changes.rows_updated == 1
+    clashing = _source(world, [(2, "unknown", 5)])
+    merge = table.merge(clashing, F.col("target.name") == F.col("source.name"))
+    with pytest.raises(InvalidRequestError, match=r"has the key of a row that is there: id = 2"):
+        merge.when_not_matched_insert({"id": "source.user"}).execute()
+    assert _rows(table) == {0: ("n0", 0), 1: ("n1", 5), 2: ("n2", 20)}
+
+
+def test_update_delete_and_truncate(world: SparkWorld) -> None:
+    table = _table(world, 6)
+    assert table.update({"balance": "balance + 1", "name": F.lit("x")}, "id >= 4").rows_updated == 2
+    assert table.delete(F.col("balance") == 10).rows_deleted == 1
+    assert table.delete("balance > 1000").rows_deleted == 0
+    assert _rows(table) == {
+        0: ("n0", 0),
+        2: ("n2", 20),
+        3: ("n3", 30),
+        4: ("x", 41),
+        5: ("x", 51),
+    }
+    assert table.update({"balance": None}).rows_updated == 5
+    assert {balance for _, balance in _rows(table).values()} == {None}
+    table.truncate()
+    assert _rows(table) == {}
+
+
+def test_a_version_changes_the_table_once(world: SparkWorld) -> None:
+    table = _table(world, 2)
+    job: dict[str, Any] = {"app_id": "nightly", "app_version": 7}
+    assert not table.update({"balance": "balance + 1"}, **job).is_skipped
+    assert table.update({"balance": "balance + 1"}, **job).is_skipped
+    assert table.truncate(**job).is_skipped
+    source = _source(world, [(0, "again", 1)])
+    merge = table.merge(source, {"id": "user"}).when_matched_delete()
+    assert merge.execute(**job).is_skipped
+    assert _rows(table) == {0: ("n0", 1), 1: ("n1", 11)}
+    assert merge.execute(app_id="nightly", app_version=8).rows_deleted == 1
+    with pytest.raises(InvalidRequestError, match="app_id needs app_version"):
+        table.delete("id = 1", app_id="nightly")
+
+
+def test_a_log_table_is_changed_only_as_a_whole(world: SparkWorld) -> None:
+    table = _table(world, 4, key=False)
+    with pytest.raises(UnsupportedError, match=r"rewrite=True\) writes the whole table anew"):
+        table.delete("id = 1")
+    with pytest.raises(UnsupportedError, match="has no primary key, so a merge"):
+        table.merge(_source(world, []), {"id": "user"}).when_matched_delete().execute()
+    assert table.delete("id = 1", rewrite=True).rows_deleted == 1
+    assert table.update({"balance": -1}, "id = 2", rewrite=True).rows_updated == 1
+    assert _rows(table) == {0: ("n0", 0), 2: ("n2", -1), 3: ("n3", 30)}
+    table.truncate()
+    assert _rows(table) == {}
+
+
+def test_what_cannot_be_is_refused_by_one_sentence(world: SparkWorld) -> None:
+    table = _table(world, 2)
+    source = _source(world, [(1, "a", 1)])
+    merge = table.merge(source, {"id": "user"})
+    with pytest.raises(InvalidRequestError, match="has no clause"):
+        merge.execute()
+    with pytest.raises(UnknownColumnError, match=r"names column 'blance'.*did you mean 'balance'"):
+        merge.when_matched_update({"blance": "1"}).execute()
+    with pytest.raises(UnsupportedError, match="sets column 'id' of the primary key"):
+        merge.when_matched_update({"id": "source.user + 1"}).execute()
+    with pytest.raises(UnsupportedError, match="sets column 'id' of the primary key"):
+        table.update({"id": "id + 1"})
+    with pytest.raises(UnknownColumnError, match="needs a column 'balance' in the source"):
+        merge.when_matched_update_all().execute()
+    with pytest.raises(UnknownColumnError, match="matches rows by column 'nobody'"):
+        table.merge(source, ["nobody"]).when_matched_delete().execute()
+    with pytest.raises(InvalidRequestError, match=r"truncate\(\) deletes all rows"):
+        table.delete()
+    first = _table(world, 0, properties={"table.merge-engine": "first_row"})
+    with pytest.raises(UnsupportedError, match=r"table\.merge-engine = first_row"):
+        first.update({"balance": 1})
+    null_key = world.spark.sql("SELECT CAST(NULL AS bigint) AS user, 'x' AS name, 1 AS amount")
+    with pytest.raises(InvalidRequestError, match="column 'id'"):
+        table.merge(null_key, {"id": "user"}).when_not_matched_insert({"name": "'x'"}).execute()
+    assert _rows(table) == {0: ("n0", 0), 1: ("n1", 10)}
+
+
+def test_merges_at_once_lose_no_update(world: SparkWorld) -> None:
+    """Each of them adds to some balances, and others write in between."""
+    table = _table(world, 6)
+    added = dict.fromkeys(range(6), 0)
+    attempts, failures = [], []
+
+    def add(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(2):
+            keys = random.sample(range(6), 3)
+            source = _source(world, [(key, "", 1) for key in keys])
+            merge = table.merge(source, {"id": "user"})
+            try:
+                changes = merge.when_matched_update(
+                    {"balance": "target.balance + source.amount"}
+                ).execute()
+            except CommitConflictError as error:
+                failures.append(error)
+                continue
+            attempts.append(changes.attempts)
+            for key in keys:
+                added[key] += 1
+
+    threads = [threading.Thread(target=add, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {key: balance - 10 * key for key, (_, balance) in _rows(table).items()} == added
+    assert len(attempts) + len(failures) == 6
+    assert attempts
+
+
+def test_a_write_between_read_and_commit_is_seen_by_the_next_attempt(
+    world: SparkWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from streamhouse.connector.write.write_jobs import TransactionJob
+
+    table = _table(world, 2)
+    commit, seen = TransactionJob.commit_if_unchanged, []
+
+    def interrupted(self: TransactionJob, *arguments: Any, **options: Any) -> Any:
+        if not seen:
+            row = pa.table({"id": [1], "balance": pa.array([500], pa.int32())})
+            world.client.upsert(table.path, row, columns=["id", "balance"])
+        seen.append(1)
+        return commit(self, *arguments, **options)
+
+    monkeypatch.setattr(TransactionJob, "commit_if_unchanged", interrupted)
+    changes = table.update({"balance": "balance + 1"}, "id = 1")
+    assert (changes.attempts, changes.rows_updated) == (2, 1)
+    assert _rows(table)[1] == ("n1", 501)
+
+
+def test_a_stream_of_windowed_counts_upserts_exactly_once(
+    world: SparkWorld, tmp_path: Path
+) -> None:
+    events = world.table(rows=60)
+    counted = (
+        world.stream(events)
+        .withWatermark("at", "1 minute")
+        .groupBy(F.window("at", "20 seconds"), "region")
+        .count()
+    )
+    counted = counted.withColumn("region", F.coalesce("region", F.lit("none")))
+    table = streamhouse.Table(world.spark, "default.windowed", endpoint=world.endpoint)
+    with pytest.raises(InvalidRequestError, match="name its primary key"):
+        table.upsert_stream(counted)
+    checkpoint = str(tmp_path / "checkpoint")
+
+    def run() -> None:
+        writer = table.upsert_stream(counted, keys=["window", "region"], **{"bucket.num": 2})
+        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    def expected() -> list[Any]:
+        plain = world.load(events).withColumn("region", F.coalesce("region", F.lit("none")))
+        plain = plain.groupBy(F.window("at", "20 seconds"), "region").count()
+        plain = plain.select("window.start", "window.end", "region", "count")
+        return sorted(tuple(row) for row in plain.collect())
+
+    columns = ["window_start", "window_end", "region", "count"]
+    run()
+    assert sorted(tuple(r) for r in table.to_df().select(columns).collect()) == expected()
+    world.append(events, 60, 100)
+    run()
+    assert sorted(tuple(r) for r in table.to_df().select(columns).collect()) == expected()
+    # Spark forgets that it ran the last micro-batch: it runs again, and changes nothing.
+    before = world.client.positions("default.windowed")
+    last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda f: int(f.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    run()
+    assert world.client.positions("default.windowed") == before
+    with pytest.raises(InvalidRequestError, match="has the primary key"):
+        table.upsert_stream(counted, keys=["region"])
+
+
+def test_spark_refuses_what_upsert_stream_is_for(world: SparkWorld, tmp_path: Path) -> None:
+    """When Spark learns output mode `update` for Python sinks, this fails: then use that."""
+    path = world.table(primary_key=("id",))
+    writer = world.stream(path).writeStream.format("streamhouse").outputMode("update")
+    with pytest.raises(Exception, match=r"[Uu]pdate"):
+        writer.option("checkpointLocation", str(tmp_path)).start(path)
