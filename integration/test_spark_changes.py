@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import streamhouse
 from integration.spark_world import SparkWorld, world
+from streamhouse.connector.changes.merge import Merge
 from streamhouse.storage_service.errors import (
     CommitConflictError,
     InvalidRequestError,
@@ -247,24 +251,47 @@ def test_merges_at_once_lose_no_update(world: SparkWorld) -> None:
 
 
 def test_a_write_between_read_and_commit_is_seen_by_the_next_attempt(
-    world: SparkWorld, monkeypatch: pytest.MonkeyPatch
+    world: SparkWorld, tmp_path: Path
 ) -> None:
-    from streamhouse.connector.write.write_jobs import TransactionJob
-
+    """A source that writes to the table while it is computed, the first time only."""
     table = _table(world, 2)
-    commit, seen = TransactionJob.commit_if_unchanged, []
+    endpoint, path, mark = world.endpoint, table.path, str(tmp_path / "written")
 
-    def interrupted(self: TransactionJob, *arguments: Any, **options: Any) -> Any:
-        if not seen:
-            row = pa.table({"id": [1], "balance": pa.array([500], pa.int32())})
-            world.client.upsert(table.path, row, columns=["id", "balance"])
-        seen.append(1)
-        return commit(self, *arguments, **options)
+    def interrupting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not Path(mark).exists():
+                Path(mark).touch()
+                row = pa.table({"id": [1], "balance": pa.array([500], pa.int32())})
+                with streamhouse.StreamhouseClient(endpoint) as client:
+                    client.upsert(path, row, columns=["id", "balance"])
+            yield batch
 
-    monkeypatch.setattr(TransactionJob, "commit_if_unchanged", interrupted)
-    changes = table.update({"balance": "balance + 1"}, "id = 1")
+    source = _source(world, [(1, "one", 1)]).coalesce(1)
+    source = source.mapInArrow(interrupting, source.schema)
+    merge = table.merge(source, {"id": "user"})
+    changes = merge.when_matched_update({"balance": "target.balance + source.amount"}).execute()
     assert (changes.attempts, changes.rows_updated) == (2, 1)
     assert _rows(table)[1] == ("n1", 501)
+    Path(mark).unlink()
+    with pytest.raises(CommitConflictError, match="in each of its 10 attempts"):
+        _unlucky(world, table).execute()
+    assert _rows(table)[1][0] == "n1"
+
+
+def _unlucky(world: SparkWorld, table: streamhouse.Table) -> Merge:
+    """Return a merge whose source changes the row that it merges, each time."""
+    endpoint, path = world.endpoint, table.path
+
+    def interrupting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            row = pa.table({"id": [1], "balance": pa.array([time.time_ns() % 10**9], pa.int32())})
+            with streamhouse.StreamhouseClient(endpoint) as client:
+                client.upsert(path, row, columns=["id", "balance"])
+            yield batch
+
+    source = _source(world, [(1, "one", 1)]).coalesce(1)
+    source = source.mapInArrow(interrupting, source.schema)
+    return table.merge(source, {"id": "user"}).when_matched_update({"name": "source.name"})
 
 
 def test_a_stream_of_windowed_counts_upserts_exactly_once(
@@ -315,5 +342,5 @@ def test_spark_refuses_what_upsert_stream_is_for(world: SparkWorld, tmp_path: Pa
     """When Spark learns output mode `update` for Python sinks, this fails: then use that."""
     path = world.table(primary_key=("id",))
     writer = world.stream(path).writeStream.format("streamhouse").outputMode("update")
-    with pytest.raises(Exception, match=r"[Uu]pdate"):
-        writer.option("checkpointLocation", str(tmp_path)).start(path)
+    with pytest.raises(StreamingQueryException, match="does not support Update mode"):
+        writer.option("checkpointLocation", str(tmp_path)).start(path).awaitTermination()

@@ -17,6 +17,7 @@ def test_the_public_names() -> None:
     assert set(streamhouse.__all__) == {
         "Producer",
         "StreamhouseClient",
+        "Table",
         "__version__",
         "attach",
         "lookup_join",
